@@ -10,26 +10,26 @@ def positive_int(name: str, value: Any, none: bool = False) -> Any:
         return value
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         rule = "a positive integer or None" if none else "a positive integer"
-        raise ValueError(f"`{name}` must be {rule}. Received: {name}={value!r}")
+        raise ValueError(f"The argument `{name}` must be {rule}. Received: {name}={value!r}")
     return value
 
 
 def rate(name: str, value: Any) -> float:
     """Returns `value` if it is a probability that dropout can take: 0 <= value < 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise ValueError(f"`{name}` must be a number in [0, 1). Received: {name}={value!r}")
+        raise ValueError(f"The argument `{name}` must be a number in [0, 1). Received: {name}={value!r}")
     return value
 
 
 def positive_float(name: str, value: Any) -> float:
     """Returns `value` if it is a finite positive number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise ValueError(f"`{name}` must be a positive finite number. Received: {name}={value!r}")
+        raise ValueError(f"The argument `{name}` must be a positive finite number. Received: {name}={value!r}")
     return value
 
 
 def one_of(name: str, value: Any, allowed: Collection) -> Any:
     """Returns `value` if it is one of `allowed`."""
     if value not in allowed:
-        raise ValueError(f"`{name}` must be one of {list(allowed)}. Received: {name}={value!r}")
+        raise ValueError(f"The argument `{name}` must be one of {list(allowed)}. Received: {name}={value!r}")
     return value

@@ -1,1 +1,21 @@
-__all__: list[str] = []
+"""ids -> vectors -> vectors. One alphabet of axes:
+
+B batch, T queries or tokens, S keys, N query heads, K key heads, G = N/K, H head, D hidden (model), F intermediate
+(feed-forward), V vocabulary, L layers.
+"""
+
+from keras_tx.layers.attention import MultiHeadAttention
+from keras_tx.layers.embeddings import TokenEmbedding
+from keras_tx.layers.encoder import Encoder, EncoderLayer
+from keras_tx.layers.feed_forward import FeedForward
+from keras_tx.layers.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
+
+__all__ = [
+    "Encoder",
+    "EncoderLayer",
+    "FeedForward",
+    "LearnedPositionalEncoding",
+    "MultiHeadAttention",
+    "SinusoidalPositionalEncoding",
+    "TokenEmbedding",
+]

@@ -1,0 +1,285 @@
+"""Multi-head attention, the layer: (B, T, D), (B, S, D) -> (B, T, D).
+
+B batch, T queries, S keys, N query heads, K key heads, H head, D model.
+Vaswani et al. 2017, arXiv:1706.03762; grouped heads: Ainslie et al. 2023, arXiv:2305.13245; gate: Qiu et al. 2025,
+arXiv:2505.06708; normalized queries and keys: Henry et al. 2020, arXiv:2010.04245.
+"""
+
+import string
+
+import keras
+from keras import constraints, initializers, regularizers
+
+from keras_tx import checks
+from keras_tx.layers import folding, masks
+from keras_tx.layers.attend import attend, attend_fused
+
+
+@keras.saving.register_keras_serializable(package="keras_tx")
+class MultiHeadAttention(keras.layers.Layer):
+    """`keras.layers.MultiHeadAttention` with grouped heads, biases and scores under every mask.
+
+    Takes the arguments of Keras' layer, by the same names and in the same order, and holds its weights in the same
+    order and shapes, so it can replace that layer in any model, with `set_weights` or `load_weights`. It differs in
+    this: a query that may look at nothing gets zeros before the output projection, in Keras the mean of all values.
+
+    Args:
+        num_heads: N, the number of query heads.
+        key_dim: H, the size of a head of queries and keys.
+        value_dim: the size of a head of values; `key_dim` if None.
+        dropout: rate in [0, 1) of dropout on the scores.
+        use_bias: whether the projections have biases.
+        output_shape: int or tuple, the feature axes of the output; as the query if None.
+        attention_axes: the axes to attend over, batch counted; all but batch and features if None.
+        sliding_window: a query looks only at keys less than this many positions away, on both sides.
+        flash_attention: True takes Keras' fused kernel (JAX and PyTorch; no dropout, no scores).
+        kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer, activity_regularizer,
+            kernel_constraint, bias_constraint: for each projection.
+        use_gate: multiply the heads' outputs by the sigmoid of a projection of the query.
+        seed: of the dropout.
+        num_key_value_heads: K, a divisor of `num_heads`; `num_heads` if None. 1 is multi-query attention.
+        scale: factor of the products of queries and keys; 1 / sqrt(key_dim) if None.
+        qk_norm: RMS-normalize each head of queries and keys, with a learned scale (H,), before the products.
+        hard_attention: at inference each query takes the value of its best key alone; training stays soft.
+
+    Call arguments:
+        query: (B, T, D), or more axes in place of T.
+        value: (B, S, Dv).
+        key: (B, S, Dk); `value` if None.
+        query_mask, value_mask, key_mask: (B, T), (B, S), (B, S), True at real tokens. Filled from the Keras masks.
+        attention_mask: (B, T, S), or whatever broadcasts to (B, N, T, S) with the head axis left out or in.
+        return_attention_scores: also return the scores.
+        training: whether dropout is on.
+        use_causal_mask: a query looks at no later key.
+        attention_bias: added to the scaled products, shaped as `attention_mask`.
+
+    Returns:
+        (B, T, D), and if asked for the scores (B, N, T, S) in float32, as they were before dropout.
+
+    Raises:
+        ValueError: for a size, rate, shape or combination that cannot work; the message has the value.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        key_dim,
+        value_dim=None,
+        dropout=0.0,
+        use_bias=True,
+        output_shape=None,
+        attention_axes=None,
+        sliding_window=None,
+        flash_attention=None,
+        kernel_initializer="glorot_uniform",
+        bias_initializer="zeros",
+        kernel_regularizer=None,
+        bias_regularizer=None,
+        activity_regularizer=None,
+        kernel_constraint=None,
+        bias_constraint=None,
+        use_gate=False,
+        seed=None,
+        *,
+        num_key_value_heads=None,
+        scale=None,
+        qk_norm=False,
+        hard_attention=False,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.num_heads = checks.positive_int("num_heads", num_heads)
+        self.key_dim = checks.positive_int("key_dim", key_dim)
+        self.value_dim = checks.positive_int("value_dim", value_dim, none=True) or key_dim
+        self.dropout = checks.rate("dropout", dropout)
+        self.use_bias = use_bias
+        self.output_features = _sizes(output_shape)  # Keras models read `output_shape` as something else
+        self.attention_axes = _axes(attention_axes)
+        self.sliding_window = checks.positive_int("sliding_window", sliding_window, none=True)
+        self.flash_attention = flash_attention
+        self.kernel_initializer = initializers.get(kernel_initializer)
+        self.bias_initializer = initializers.get(bias_initializer)
+        self.kernel_regularizer = regularizers.get(kernel_regularizer)
+        self.bias_regularizer = regularizers.get(bias_regularizer)
+        self._activity_regularizer = regularizers.get(activity_regularizer)  # of the projections, not of this layer
+        self.kernel_constraint = constraints.get(kernel_constraint)
+        self.bias_constraint = constraints.get(bias_constraint)
+        self.use_gate = use_gate
+        self.seed = seed
+        self.num_key_value_heads = (
+            checks.positive_int("num_key_value_heads", num_key_value_heads, none=True) or num_heads
+        )
+        self.scale = scale if scale is None else checks.positive_float("scale", scale)
+        self.qk_norm = qk_norm
+        self.hard_attention = hard_attention
+        if num_heads % self.num_key_value_heads:
+            raise ValueError(
+                "`num_heads` must be divisible by `num_key_value_heads`. Received: "
+                f"num_heads={num_heads}, num_key_value_heads={num_key_value_heads}"
+            )
+        if flash_attention and (dropout or hard_attention):
+            raise ValueError(
+                "Dropout is not supported when flash attention is enabled. Nor is hard attention. Received: "
+                f"flash_attention={flash_attention}, dropout={dropout}, hard_attention={hard_attention}"
+            )
+
+    def build(self, query_shape, value_shape, key_shape=None):
+        key_shape = value_shape if key_shape is None else key_shape
+        _check_aligned(value_shape, key_shape)
+        self.query_dense = self._projection("query", query_shape, (self.num_heads, self.key_dim))
+        self.key_dense = self._projection("key", key_shape, (self.num_key_value_heads, self.key_dim))
+        if self.use_gate:
+            self._gate_dense = self._projection("gate", query_shape, (self.num_heads, self.value_dim), "sigmoid")
+        self.value_dense = self._projection("value", value_shape, (self.num_key_value_heads, self.value_dim))
+        heads_shape = (*query_shape[:-1], self.num_heads, self.value_dim)
+        features = self.output_features or (query_shape[-1],)
+        self.output_dense = self._projection("attention_output", heads_shape, features, bound=2)
+        if self.qk_norm:
+            self.query_norm = keras.layers.RMSNormalization(dtype=self.dtype_policy, name="query_norm")
+            self.key_norm = keras.layers.RMSNormalization(dtype=self.dtype_policy, name="key_norm")
+            self.query_norm.build((None, self.key_dim))
+            self.key_norm.build((None, self.key_dim))
+        self._dropout_layer = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy, seed=self.seed)
+
+    def _projection(self, name, input_shape, features, activation=None, bound=1):
+        """A dense layer from the last `bound` axes of its input to `features`."""
+        free, summed, made = _letters(len(input_shape) - bound, bound, len(features))
+        layer = keras.layers.EinsumDense(
+            f"{free}{summed},{summed}{made}->{free}{made}",
+            output_shape=(*[None] * (len(free) - 1), *features),
+            activation=activation,
+            bias_axes=made if self.use_bias else None,
+            kernel_initializer=self.kernel_initializer.clone(),  # a shared one would fill all kernels alike
+            bias_initializer=self.bias_initializer.clone(),
+            kernel_regularizer=self.kernel_regularizer,
+            bias_regularizer=self.bias_regularizer,
+            activity_regularizer=self._activity_regularizer,
+            kernel_constraint=self.kernel_constraint,
+            bias_constraint=self.bias_constraint,
+            dtype=self.dtype_policy,
+            name=name,
+        )
+        layer.supports_masking = True  # else it warns about the mask that it is not responsible for
+        layer.build(input_shape)
+        return layer
+
+    def __call__(self, query, value, key=None, *args, **kwargs):
+        if not args:
+            for name, tensor in (("query_mask", query), ("value_mask", value), ("key_mask", key)):
+                mask = masks.lost_mask(tensor) if kwargs.get(name) is None else None
+                if mask is not None:
+                    kwargs[name] = mask
+        return super().__call__(query, value, key, *args, **kwargs)
+
+    def call(
+        self,
+        query,
+        value,
+        key=None,
+        query_mask=None,
+        value_mask=None,
+        key_mask=None,
+        attention_mask=None,
+        return_attention_scores=False,
+        training=None,
+        use_causal_mask=False,
+        *,
+        attention_bias=None,
+    ):
+        key = value if key is None else key
+        gate = self._gate_dense(query) if self.use_gate else None
+        query, key, value = self.query_dense(query), self.key_dense(key), self.value_dense(value)
+        if self.qk_norm:
+            query, key = self.query_norm(query), self.key_norm(key)
+        axes = folding.attention_axes(self.attention_axes, len(query.shape) - 1)
+        mask = masks.for_attention(
+            query, key, axes, query_mask, value_mask, key_mask, attention_mask, use_causal_mask, self.sliding_window
+        )
+        bias = (
+            None if attention_bias is None else folding.fold_pairs("attention_bias", attention_bias, query, key, axes)
+        )
+        heads = [folding.fold(x, axes) for x in (query, key, value)]
+        if self.flash_attention and return_attention_scores:
+            raise ValueError(
+                "Returning attention scores is not supported when flash attention is enabled. Please disable flash "
+                f"attention to access attention scores. Received: flash_attention={self.flash_attention}"
+            )
+        if self.flash_attention:
+            output = attend_fused(*heads, mask=mask, bias=bias, scale=self.scale)
+        else:
+            dropout = (lambda x: self._dropout_layer(x, training=training)) if self.dropout else None
+            hard = self.hard_attention and not training
+            output, scores = attend(*heads, mask=mask, bias=bias, scale=self.scale, dropout=dropout, hard=hard)
+        output = folding.unfold(output, query, axes)
+        output = self.output_dense(output if gate is None else output * gate)
+        return (output, folding.unfold_scores(scores, query, key, axes)) if return_attention_scores else output
+
+    def compute_output_shape(self, query_shape, value_shape, key_shape=None):
+        _check_aligned(value_shape, value_shape if key_shape is None else key_shape)
+        return (*query_shape[:-1], *(self.output_features or query_shape[-1:]))
+
+    def compute_output_spec(self, query, value, key=None, *args, return_attention_scores=False, **kwargs):
+        shape = self.compute_output_shape(query.shape, value.shape, None if key is None else key.shape)
+        output = keras.KerasTensor(shape, dtype=self.compute_dtype)
+        if not return_attention_scores:
+            return output
+        axes = folding.attention_axes(self.attention_axes, len(query.shape))
+        free = [size for axis, size in enumerate(query.shape[:-1]) if axis not in axes]
+        sides = [side.shape[axis] for side in (query, value) for axis in axes]
+        return output, keras.KerasTensor((*free, self.num_heads, *sides), dtype="float32")
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "key_dim": self.key_dim,
+            "value_dim": self.value_dim,
+            "dropout": self.dropout,
+            "use_bias": self.use_bias,
+            "output_shape": self.output_features,
+            "attention_axes": self.attention_axes,
+            "sliding_window": self.sliding_window,
+            "flash_attention": self.flash_attention,
+            "kernel_initializer": initializers.serialize(self.kernel_initializer),
+            "bias_initializer": initializers.serialize(self.bias_initializer),
+            "kernel_regularizer": regularizers.serialize(self.kernel_regularizer),
+            "bias_regularizer": regularizers.serialize(self.bias_regularizer),
+            "activity_regularizer": regularizers.serialize(self._activity_regularizer),
+            "kernel_constraint": constraints.serialize(self.kernel_constraint),
+            "bias_constraint": constraints.serialize(self.bias_constraint),
+            "use_gate": self.use_gate,
+            "seed": self.seed,
+            "num_key_value_heads": self.num_key_value_heads,
+            "scale": self.scale,
+            "qk_norm": self.qk_norm,
+            "hard_attention": self.hard_attention,
+        }
+
+
+def _letters(*counts):
+    """Runs of different einsum letters, of the given lengths."""
+    letters = iter(string.ascii_letters)
+    return ["".join(next(letters) for _ in range(count)) for count in counts]
+
+
+def _sizes(output_shape):
+    sizes = (output_shape,) if isinstance(output_shape, int) else output_shape
+    if sizes is None or (isinstance(sizes, (tuple, list)) and all(isinstance(n, int) and n > 0 for n in sizes)):
+        return sizes and tuple(sizes)
+    raise ValueError(f"Invalid `output_shape`: must be a positive int, or a tuple of them. Received: {output_shape!r}")
+
+
+def _axes(attention_axes):
+    axes = (attention_axes,) if isinstance(attention_axes, int) else attention_axes
+    if axes is None or (isinstance(axes, (tuple, list)) and all(isinstance(axis, int) for axis in axes)):
+        return axes and tuple(axes)
+    raise ValueError(f"`attention_axes` must be an int, list, or tuple. Received: attention_axes={attention_axes!r}")
+
+
+def _check_aligned(value_shape, key_shape):
+    if tuple(value_shape[1:-1]) != tuple(key_shape[1:-1]):
+        raise ValueError(
+            "All dimensions of `value` and `key`, except the last one, must be equal. Received: "
+            f"value_shape={value_shape} and key_shape={key_shape}"
+        )

@@ -1,0 +1,178 @@
+"""Token embedding: ids (B, T) -> vectors (B, T, D), with all that is added to them; and back to logits (B, T, V).
+
+B batch, T tokens, D hidden, V vocabulary. Scale: Vaswani et al. 2017, arXiv:1706.03762, section 3.4; segments and norm:
+Devlin et al. 2018, arXiv:1810.04805; tied logits: Press and Wolf 2017, arXiv:1608.05859.
+"""
+
+import math
+
+import keras
+from keras import initializers, ops
+
+from keras_tx import checks
+from keras_tx.layers.ids import check_ids, look_up
+from keras_tx.layers.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
+from keras_tx.layers.residual import NORMALIZATIONS, make_norm
+
+POSITIONS = (None, "sinusoidal", "learned")
+
+
+@keras.saving.register_keras_serializable(package="keras_tx")
+class TokenEmbedding(keras.layers.Layer):
+    """Everything between ids and the first encoder layer: tokens, scale, positions, segments, norm, dropout, mask.
+
+    Because one layer owns them all, the padding mask cannot get lost between them.
+
+    Args:
+        vocabulary_size: V; ids are in [0, V).
+        hidden_dim: D.
+        padding_id: the id that stands for no token, from which the mask is made; None for no mask.
+        scale: multiply the token vectors by sqrt(D).
+        position_encoding: None, "sinusoidal", "learned" (needs `max_length`), or a layer that adds positions to its
+            input, such as `SinusoidalPositionalEncoding(layout="concatenated")`.
+        max_length: the number of learned positions.
+        num_segments: the number of segments with a learned vector each; 0 for none.
+        normalization: None, "layer_norm" or "rms_norm", after the sum.
+        layer_norm_epsilon: of the norm.
+        dropout: rate in [0, 1), after the norm.
+        embeddings_initializer: of the tables.
+
+    Call arguments:
+        inputs: (B, T) integer ids; with `reverse`, vectors (B, T, D).
+        segment_ids: (B, T) integers in [0, num_segments); zeros if None.
+        mask: (B, T), True at real tokens, instead of the one made from `padding_id`.
+        positions: (B, T) or (T,) integers, instead of counting the real tokens.
+        reverse: return logits (B, T, V), the products with the token table. Scale and the rest play no part.
+        training: whether dropout is on.
+
+    Raises:
+        ValueError: for sizes that are not positive, ids that are not integers, and, in eager calls, ids outside the
+            table. In a TensorFlow graph the look-up refuses them. XLA and JAX cannot.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size,
+        hidden_dim,
+        *,
+        padding_id=0,
+        scale=False,
+        position_encoding=None,
+        max_length=None,
+        num_segments=0,
+        normalization=None,
+        layer_norm_epsilon=1e-5,
+        dropout=0.0,
+        embeddings_initializer="uniform",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.vocabulary_size = checks.positive_int("vocabulary_size", vocabulary_size)
+        self.hidden_dim = checks.positive_int("hidden_dim", hidden_dim)
+        self.padding_id = padding_id
+        self.scale = scale
+        self.position_encoding = position_encoding
+        self.max_length = checks.positive_int("max_length", max_length, none=True)
+        self.num_segments = num_segments if num_segments == 0 else checks.positive_int("num_segments", num_segments)
+        self.normalization = checks.one_of("normalization", normalization, (None, *NORMALIZATIONS))
+        self.layer_norm_epsilon = checks.positive_float("layer_norm_epsilon", layer_norm_epsilon)
+        self.dropout = checks.rate("dropout", dropout)
+        self.embeddings_initializer = initializers.get(embeddings_initializer)
+        if padding_id is not None and not 0 <= padding_id < vocabulary_size:
+            raise ValueError(
+                "`padding_id` must be None or in [0, vocabulary_size). Received: "
+                f"padding_id={padding_id}, vocabulary_size={vocabulary_size}"
+            )
+        self.positions = self._position_layer()
+
+    def _position_layer(self):
+        if isinstance(self.position_encoding, keras.layers.Layer):
+            return self.position_encoding
+        checks.one_of("position_encoding", self.position_encoding, POSITIONS)
+        if self.position_encoding == "sinusoidal":
+            return SinusoidalPositionalEncoding(dtype=self.dtype_policy, name="positions")
+        if self.position_encoding == "learned":
+            if self.max_length is None:
+                raise ValueError("`max_length` must be given with learned positions. Received: max_length=None")
+            return LearnedPositionalEncoding(
+                self.max_length,
+                embeddings_initializer=self.embeddings_initializer.clone(),
+                dtype=self.dtype_policy,
+                name="positions",
+            )
+        return None
+
+    def build(self, inputs_shape):
+        shape = (*inputs_shape[:2], self.hidden_dim)
+        self.tokens = keras.layers.ReversibleEmbedding(
+            self.vocabulary_size,
+            self.hidden_dim,
+            embeddings_initializer=self.embeddings_initializer.clone(),
+            dtype=self.dtype_policy,
+            name="tokens",
+        )
+        self.tokens.build(inputs_shape)
+        if self.positions is not None and not self.positions.built:
+            self.positions.build(shape)
+        if self.num_segments:
+            self.segments = self.add_weight(
+                shape=(self.num_segments, self.hidden_dim),
+                initializer=self.embeddings_initializer.clone(),
+                name="segments",
+            )
+        if self.normalization:
+            self.norm = make_norm(self.normalization, self.layer_norm_epsilon, dtype=self.dtype_policy, name="norm")
+            self.norm.build(shape)
+        self._dropout_layer = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy)
+
+    def call(self, inputs, segment_ids=None, mask=None, positions=None, reverse=False, training=None):
+        if reverse:
+            return self.tokens(inputs, reverse=True)
+        outputs = self.tokens(check_ids("inputs", inputs, self.vocabulary_size))  # (B, T, D)
+        if self.scale:
+            outputs = outputs * ops.cast(math.sqrt(self.hidden_dim), outputs.dtype)
+        if self.positions is not None:
+            outputs = self.positions(outputs, mask=self.compute_mask(inputs, mask), positions=positions)
+        if self.num_segments:
+            segment_ids = ops.zeros((1, 1), "int32") if segment_ids is None else segment_ids
+            outputs = outputs + look_up("segment_ids", self.segments, segment_ids, dtype=outputs.dtype)
+        if self.normalization:
+            outputs = self.norm(outputs)
+        return self._dropout_layer(outputs, training=training)
+
+    def compute_mask(self, inputs, mask=None):
+        is_ids = "int" in keras.backend.standardize_dtype(inputs.dtype)
+        if mask is not None or self.padding_id is None or not is_ids:
+            return mask
+        return ops.not_equal(inputs, self.padding_id)
+
+    def compute_output_spec(self, inputs, *args, reverse=False, **kwargs):
+        shape = (*inputs.shape[:-1], self.vocabulary_size) if reverse else (*inputs.shape, self.hidden_dim)
+        return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def get_config(self):
+        position_encoding = self.position_encoding
+        if isinstance(position_encoding, keras.layers.Layer):
+            position_encoding = keras.saving.serialize_keras_object(position_encoding)
+        return {
+            **super().get_config(),
+            "vocabulary_size": self.vocabulary_size,
+            "hidden_dim": self.hidden_dim,
+            "padding_id": self.padding_id,
+            "scale": self.scale,
+            "position_encoding": position_encoding,
+            "max_length": self.max_length,
+            "num_segments": self.num_segments,
+            "normalization": self.normalization,
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+            "dropout": self.dropout,
+            "embeddings_initializer": initializers.serialize(self.embeddings_initializer),
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        if isinstance(config["position_encoding"], dict):
+            layer = keras.saving.deserialize_keras_object(config["position_encoding"])
+            config = {**config, "position_encoding": layer}
+        return super().from_config(config)

@@ -1,0 +1,32 @@
+"""The residual connection and its norm: (B, T, D) -> (B, T, D). Pre-norm and post-norm live here alone.
+
+Post-norm: Vaswani et al. 2017, arXiv:1706.03762; pre-norm: Xiong et al. 2020, arXiv:2002.04745; RMSNorm: Zhang and
+Sennrich 2019, arXiv:1910.07467.
+"""
+
+import keras
+
+NORMALIZATIONS = {"layer_norm": keras.layers.LayerNormalization, "rms_norm": keras.layers.RMSNormalization}
+
+
+def residual(inputs, sublayer, *, norm, dropout, normalize_first, training=None):
+    """`x + dropout(f(norm(x)))`, or `norm(x + dropout(f(x)))`.
+
+    Args:
+        inputs: x, (B, T, D).
+        sublayer: f, a function of one tensor that returns (B, T, D) and, beside it, anything: `(output, extra)`.
+        norm, dropout: layers.
+        normalize_first: whether the norm comes before f (pre-norm) or after the sum (post-norm).
+        training: whether dropout is on.
+
+    Returns:
+        The sum (B, T, D), and what f returned beside its output.
+    """
+    outputs, extra = sublayer(norm(inputs) if normalize_first else inputs)
+    outputs = inputs + dropout(outputs, training=training)
+    return (outputs if normalize_first else norm(outputs)), extra
+
+
+def make_norm(normalization, epsilon, **kwargs):
+    """A norm layer over the last axis: "layer_norm" or "rms_norm". Its statistics are float32 under any policy."""
+    return NORMALIZATIONS[normalization](epsilon=epsilon, **kwargs)
