@@ -13,6 +13,7 @@ from keras import constraints, initializers, regularizers
 from keras_tx import checks
 from keras_tx.layers import folding, masks
 from keras_tx.layers.attend import attend, attend_fused
+from keras_tx.layers.residual import make_norm
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -136,8 +137,8 @@ class MultiHeadAttention(keras.layers.Layer):
         features = self.output_features or (query_shape[-1],)
         self.output_dense = self._projection("attention_output", heads_shape, features, bound=2)
         if self.qk_norm:
-            self.query_norm = keras.layers.RMSNormalization(dtype=self.dtype_policy, name="query_norm")
-            self.key_norm = keras.layers.RMSNormalization(dtype=self.dtype_policy, name="key_norm")
+            self.query_norm = make_norm("rms_norm", 1e-6, dtype=self.dtype_policy, name="query_norm")
+            self.key_norm = make_norm("rms_norm", 1e-6, dtype=self.dtype_policy, name="key_norm")
             self.query_norm.build((None, self.key_dim))
             self.key_norm.build((None, self.key_dim))
         self._dropout_layer = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy, seed=self.seed)

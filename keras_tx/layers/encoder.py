@@ -150,6 +150,12 @@ class EncoderLayer(MaskedLayer):
         outputs, _ = residual(outputs, feed_forward, norm=self.feed_forward_norm, **options)
         return (outputs, scores) if return_attention_scores else outputs
 
+    def compute_output_spec(self, inputs, *args, return_attention_scores=False, **kwargs):
+        outputs = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
+        batch, length = inputs.shape[:2]
+        scores = keras.KerasTensor((batch, self.num_heads, length, length), dtype="float32")
+        return (outputs, scores) if return_attention_scores else outputs
+
     def get_config(self):
         return {
             **super().get_config(),
@@ -267,6 +273,12 @@ class Encoder(MaskedLayer):
         if self.final_norm is not None:
             outputs = self.final_norm(outputs)
         return (outputs, ops.stack(scores, axis=1)) if return_attention_scores else outputs
+
+    def compute_output_spec(self, inputs, *args, return_attention_scores=False, **kwargs):
+        outputs = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
+        batch, length = inputs.shape[:2]
+        shape = (batch, self.num_layers, self.layers[0].num_heads, length, length)
+        return (outputs, keras.KerasTensor(shape, dtype="float32")) if return_attention_scores else outputs
 
     def get_config(self):
         base = super().get_config()

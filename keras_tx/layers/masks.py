@@ -94,9 +94,6 @@ class MaskedLayer(keras.layers.Layer):
                 kwargs["mask"] = mask
         return super().__call__(inputs, *args, **kwargs)
 
-    def compute_output_spec(self, *args, **kwargs):
-        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # by tracing `call`: its arity varies
-
 
 def lost_mask(x):
     """The mask (B, T) that an operator between `x` and its sources dropped; None if `x` has its own, or there is none.

@@ -105,14 +105,13 @@ class LearnedPositionalEncoding(masks.MaskedLayer):
         )
 
     def call(self, inputs, mask=None, positions=None):
-        length = inputs.shape[1]
-        if length is not None and length > self.max_length and positions is None:
+        if positions is not None:
+            positions = ids.check_positions(positions, inputs)
+        elif (inputs.shape[1] or 0) > self.max_length:
             raise ValueError(
                 "`inputs` must not be longer than `max_length`. Received: "
                 f"inputs.shape={tuple(inputs.shape)}, max_length={self.max_length}"
             )
-        if positions is not None:
-            positions = ids.check_positions(positions, inputs)
         elif mask is not None:
             positions = masks.positions(mask)
         else:

@@ -29,4 +29,6 @@ def residual(inputs, sublayer, *, norm, dropout, normalize_first, training=None)
 
 def make_norm(normalization, epsilon, **kwargs):
     """A norm layer over the last axis: "layer_norm" or "rms_norm". Its statistics are float32 under any policy."""
-    return NORMALIZATIONS[normalization](epsilon=epsilon, **kwargs)
+    layer = NORMALIZATIONS[normalization](epsilon=epsilon, **kwargs)
+    layer.supports_masking = True  # Keras' RMSNormalization forgets to say so, and warns
+    return layer

@@ -1,1 +1,3 @@
-__all__: list[str] = []
+from keras_tx.models.text_classifier import TextClassifier
+
+__all__ = ["TextClassifier"]
