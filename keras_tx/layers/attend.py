@@ -37,7 +37,7 @@ def attend(query, key, value, *, mask=None, bias=None, scale=None, dropout=None,
         logits = logits + ops.cast(bias, "float32")
     if mask is not None:
         logits = ops.where(mask, logits, MASKED)
-    scores = _one_hot_of_best(logits) if hard else ops.softmax(logits, axis=-1)
+    scores = _one_hot_of_best(logits) if hard else _softmax(logits)
     weights = ops.cast(scores if dropout is None else dropout(scores), value.dtype)
     weights = ops.reshape(weights, (batch, key_heads, heads // key_heads, queries, keys))
     output = ops.einsum("BKGTS,BSKV->BTKGV", weights, value)
@@ -58,6 +58,12 @@ def _sees(mask):
     """(B, N, T, 1), N or B or T may be 1: whether a query may look at anything."""
     mask = ops.any(mask, axis=-1, keepdims=True)
     return ops.reshape(mask, (1,) * (4 - len(mask.shape)) + tuple(ops.shape(mask)))
+
+
+def _softmax(logits):
+    return (
+        ops.ones_like(logits) if logits.shape[-1] == 1 else ops.softmax(logits, axis=-1)
+    )  # Keras warns of a size of 1
 
 
 def _one_hot_of_best(logits):

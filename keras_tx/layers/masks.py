@@ -92,6 +92,8 @@ class MaskedLayer(keras.layers.Layer):
             mask = lost_mask(inputs) if isinstance(inputs, keras.KerasTensor) else get_keras_mask(inputs)
             if mask is not None:
                 kwargs["mask"] = mask
+        if kwargs.get("mask") is not None:
+            folding.check_shape("mask", kwargs["mask"], inputs.shape[:2], exact=True)
         return super().__call__(inputs, *args, **kwargs)
 
 

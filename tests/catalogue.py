@@ -1,0 +1,95 @@
+"""One row for each public layer: how to make it, and inputs for it. The contract tests run over all rows."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keras_tx import layers
+from tests.tools import normal
+
+B, T, D = 2, 5, 12
+
+
+def _vectors(batch=B, length=T):
+    return {"inputs": normal(batch, length, D)}
+
+
+def _ids(batch=B, length=T):
+    return {"inputs": np.random.default_rng(length).integers(1, 23, size=(batch, length)).astype("int32")}
+
+
+def _query_and_value(batch=B, length=T):
+    return {"query": normal(batch, length, D), "value": normal(batch, 7, 11, seed=1)}
+
+
+@dataclass(frozen=True)
+class Row:
+    layer: type
+    arguments: dict
+    inputs: callable = _vectors
+    scores: bool = False
+
+    def make(self, **kwargs):
+        return self.layer(**{**self.arguments, **kwargs})
+
+
+ROWS = [
+    Row(
+        layers.MultiHeadAttention,
+        {"num_heads": 6, "key_dim": 3, "num_key_value_heads": 2},
+        _query_and_value,
+        scores=True,
+    ),
+    Row(
+        layers.MultiHeadAttention,
+        {
+            "num_heads": 3,
+            "key_dim": 5,
+            "value_dim": 7,
+            "use_gate": True,
+            "qk_norm": True,
+            "sliding_window": 3,
+            "scale": 0.3,
+        },
+        _query_and_value,
+        scores=True,
+    ),
+    Row(layers.SinusoidalPositionalEncoding, {"max_wavelength": 100, "layout": "concatenated"}),
+    Row(layers.LearnedPositionalEncoding, {"max_length": 13}),
+    Row(
+        layers.TokenEmbedding,
+        {
+            "vocabulary_size": 23,
+            "hidden_dim": 10,
+            "scale": True,
+            "position_encoding": "learned",
+            "max_length": 13,
+            "num_segments": 3,
+            "normalization": "layer_norm",
+        },
+        _ids,
+    ),
+    Row(layers.FeedForward, {"intermediate_dim": 17, "activation": "gelu", "gated": True}),
+    Row(layers.EncoderLayer, {"intermediate_dim": 17, "num_heads": 3}, scores=True),
+    Row(
+        layers.EncoderLayer,
+        {
+            "intermediate_dim": 17,
+            "num_heads": 3,
+            "normalize_first": True,
+            "normalization": "rms_norm",
+            "gated": True,
+            "activation": "silu",
+            "use_bias": False,
+            "attention_options": {"num_key_value_heads": 1, "key_dim": 5},
+        },
+        scores=True,
+    ),
+    Row(
+        layers.Encoder, {"num_layers": 2, "num_heads": 3, "intermediate_dim": 17, "normalize_first": True}, scores=True
+    ),
+]
+
+
+def name(row):
+    return f"{row.layer.__name__}-{ROWS.index(row)}"

@@ -1,0 +1,22 @@
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras  # noqa: E402
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+settings.register_profile("keras_tx", deadline=None, max_examples=30, derandomize=True)
+settings.load_profile("keras_tx")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    keras.utils.set_random_seed(7)
+
+
+def pytest_collection_modifyitems(items):
+    if keras.backend.backend() != "tensorflow":
+        for item in items:
+            if item.get_closest_marker("tensorflow"):
+                item.add_marker(pytest.mark.skip(reason="needs the TensorFlow backend"))

@@ -1,0 +1,155 @@
+"""Masks by hand sums, and the promise that padding changes nothing, for every layer and every way to write a model."""
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keras_tx import layers
+from keras_tx.layers import masks
+from keras_tx.models.pooling import TokenPooling
+from tests.tools import assert_close, randomize, to_numpy
+
+D = 12
+
+
+def test_causal_and_window_masks_by_hand():
+    assert to_numpy(masks.causal(2, 5, start=2)).astype(int).tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]
+    assert to_numpy(masks.window(3, 4, 2)).astype(int).tolist() == [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1]]
+    assert to_numpy(masks.window(1, 4, 2, start=3)).astype(int).tolist() == [[0, 0, 1, 1]]
+
+
+def test_join_allows_what_all_masks_allow():
+    assert masks.join(None, None) is None
+    joined = masks.join(np.array([True, True, False]), None, np.array([[True], [False]]))
+    assert to_numpy(joined).astype(int).tolist() == [[1, 1, 0], [0, 0, 0]]
+
+
+def test_positions_count_real_tokens():
+    real = np.array([[1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0], [0, 0, 0, 0]], "bool")
+    counted = to_numpy(masks.positions(real))
+    assert [row[keep].tolist() for row, keep in zip(counted, real, strict=True)] == [[0, 1], [0, 1], [0, 1], []]
+    assert counted.min() == 0
+
+
+def embedding():
+    return keras.layers.Embedding(31, D, mask_zero=True)
+
+
+# From embedded ids to what is compared. Each must give at real tokens what it gives without padding.
+WAYS = {
+    "token embedding, sinusoidal": lambda ids, x: layers.TokenEmbedding(31, D, position_encoding="sinusoidal")(ids),
+    "token embedding, learned": lambda ids, x: layers.TokenEmbedding(
+        31, D, position_encoding="learned", max_length=17, scale=True, num_segments=2, normalization="rms_norm"
+    )(ids),
+    "sinusoidal": lambda ids, x: layers.SinusoidalPositionalEncoding()(x),
+    "learned": lambda ids, x: layers.LearnedPositionalEncoding(17)(x),
+    "attention": lambda ids, x: layers.MultiHeadAttention(3, 4)(x, x),
+    "attention, grouped and windowed": lambda ids, x: layers.MultiHeadAttention(
+        4, 3, num_key_value_heads=2, qk_norm=True, use_gate=True
+    )(x, x),
+    "feed-forward": lambda ids, x: layers.FeedForward(17, gated=True)(x),
+    "encoder layer": lambda ids, x: layers.EncoderLayer(17, 3)(x),
+    "encoder layer, pre-norm": lambda ids, x: layers.EncoderLayer(17, 3, normalize_first=True)(x),
+    "encoder": lambda ids, x: layers.Encoder(2, 3, 17, normalize_first=True)(x),
+    "embedding * scale": lambda ids, x: layers.EncoderLayer(17, 3)(x * D**0.5),
+    "scale * embedding + position(embedding)": lambda ids, x: layers.EncoderLayer(17, 3)(
+        2.0 * x + layers.SinusoidalPositionalEncoding()(x)
+    ),
+    "position(embedding * scale)": lambda ids, x: layers.Encoder(1, 3, 17)(
+        layers.SinusoidalPositionalEncoding()(x * D**0.5)
+    ),
+    "Add()": lambda ids, x: layers.EncoderLayer(17, 3)(
+        keras.layers.Add()([x * 2.0, layers.LearnedPositionalEncoding(17)(x)])
+    ),
+    "operators before attention": lambda ids, x: layers.MultiHeadAttention(3, 4)(x * 2.0, keras.ops.tanh(x - 1.0)),
+    "operators between layers": lambda ids, x: layers.EncoderLayer(17, 3)(
+        0.5 * keras.layers.Dropout(0.1)(x + layers.MultiHeadAttention(3, 4)(x * 2.0, x))
+    ),
+    "Keras layers between": lambda ids, x: layers.EncoderLayer(17, 3)(
+        keras.layers.LayerNormalization()(keras.layers.Dense(D)(x / 3.0))
+    ),
+}
+POOLINGS = {
+    f"pooling {pooling}": lambda ids, x, pooling=pooling: TokenPooling(pooling)(layers.EncoderLayer(17, 3)(x * 2.0))
+    for pooling in ("first", "mean", "max")
+}
+MODELS = {}
+
+
+def model(way):
+    if way not in MODELS:
+        ids = keras.Input((None,), dtype="int32")
+        outputs = {**WAYS, **POOLINGS}[way](ids, embedding()(ids))
+        MODELS[way] = randomize(keras.Model(ids, outputs), scale=0.1)
+    return MODELS[way]
+
+
+sentences = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=9), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize("way", [*WAYS, *POOLINGS])
+@settings(max_examples=8)
+@given(sentences, st.integers(0, 3), st.booleans())
+def test_padding_left_or_right_changes_nothing(way, sentences, extra, left):
+    length = max(map(len, sentences)) + extra
+    pads = [[0] * (length - len(ids)) for ids in sentences]
+    batch = [pad + ids if left else ids + pad for ids, pad in zip(sentences, pads, strict=True)]
+    outputs = to_numpy(model(way)(np.array(batch, "int32")))
+    for row, ids, pad in zip(outputs, sentences, pads, strict=True):
+        alone = to_numpy(model(way)(np.array([ids], "int32")))[0]
+        real = row if way in POOLINGS else row[len(pad) :] if left else row[: len(ids)]
+        assert_close(real, alone, atol=1e-6 * max(1.0, np.abs(alone).max()))
+        assert np.isfinite(row).all()
+
+
+@pytest.mark.parametrize("way", ["embedding * scale", "operators between layers", "Add()"])
+def test_masks_found_behind_operators_are_saved_with_the_model(way, tmp_path):
+    model(way).save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    ids = np.array([[3, 4, 5, 0, 0], [7, 8, 9, 1, 2]])
+    assert_close(again(ids), model(way)(ids), atol=0)
+    assert_close(again(ids)[0, :3], again(ids[:1, :3])[0], atol=3e-6)
+
+
+def test_no_mask_is_found_where_tokens_moved():
+    ids = keras.Input((5,), dtype="int32")
+    x = embedding()(ids)
+    for moved in (keras.ops.flip(x, axis=1), keras.ops.roll(x, 1, axis=1), keras.ops.transpose(x, (0, 2, 1)), x[:, 1:]):
+        assert masks.lost_mask(moved) is None
+    assert masks.lost_mask(x) is None  # it has its own
+    assert masks.lost_mask(x * 2.0) is not None
+    assert masks.lost_mask(keras.Input((5, D)) * 2.0) is None
+
+
+def test_masks_of_two_sources_are_joined():
+    one, two = keras.Input((5,), dtype="int32"), keras.Input((5,), dtype="int32")
+    x = embedding()(one) + embedding()(two)
+    found = keras.Model([one, two], masks.lost_mask(x))
+    ids = np.array([[1, 2, 0, 0, 3]]), np.array([[1, 0, 2, 0, 3]])
+    assert to_numpy(found(ids)).astype(int).tolist() == [[1, 0, 0, 0, 1]]
+
+
+def test_a_mask_given_by_hand_is_handed_on():
+    from keras.src.backend import get_keras_mask
+
+    x = keras.ops.convert_to_tensor(np.ones((2, 3, D), "float32"))
+    mask = np.array([[True, True, False], [True, False, False]])
+    assert_close(get_keras_mask(layers.EncoderLayer(17, 3)(x, mask=mask)), mask)
+
+
+def test_a_row_of_padding_alone_is_finite_and_its_attention_zero():
+    x = keras.Input((None,), dtype="int32")
+    outputs, scores = layers.Encoder(2, 3, 17)(embedding()(x), return_attention_scores=True)
+    outputs, scores = keras.Model(x, [outputs, scores])(np.array([[0, 0, 0], [1, 2, 0]]))
+    assert np.isfinite(to_numpy(outputs)).all()
+    assert not to_numpy(scores)[0].any() and to_numpy(scores)[1].any()
+
+
+@pytest.mark.parametrize("mask", [np.ones((2, 4), "bool"), np.ones((2, 3, 1), "bool")])
+def test_a_padding_mask_of_the_wrong_shape_is_refused(mask):
+    x = np.ones((2, 3, D), "float32")
+    for layer in (layers.EncoderLayer(17, 3), layers.SinusoidalPositionalEncoding(), TokenPooling()):
+        with pytest.raises(ValueError, match=r"mask` must have the shape \(2, 3.*Received: .*mask.shape=\(2, "):
+            layer(x, mask=mask)
