@@ -1,1 +1,4 @@
-__all__: list[str] = []
+from keras_tx.serving.audit import Report, check
+from keras_tx.serving.export import export
+
+__all__ = ["Report", "check", "export"]

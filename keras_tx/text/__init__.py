@@ -1,1 +1,5 @@
-__all__: list[str] = []
+"""Text <-> ids."""
+
+from keras_tx.text.bert import BertTokenizer
+
+__all__ = ["BertTokenizer"]

@@ -1,0 +1,90 @@
+"""Sentences to ids: sentences a second of BertTokenizer in the graph and of transformers' BertTokenizer, in turns.
+
+python -m benchmarks.tokenizer
+python -m benchmarks.tokenizer --data sentences.txt --vocabulary vocab.txt
+"""
+
+import argparse
+import gzip
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import tensorflow as tf
+from transformers import BertTokenizer as HuggingFace
+
+from keras_tx.text import BertTokenizer
+
+SENTENCES = 16384  # made, where there is no --data
+WORDS = 2000
+LETTERS = np.array(list("eeeeaaaiiooutttnnnsssrrrhhldcumfpgwybvkäöüß"))
+
+
+def made_sentences() -> list[str]:
+    """Sentences of 5 to 20 words, frequent words as in Zipf's law; one letter in 14 is not ASCII."""
+    random = np.random.default_rng(7)
+    words = np.array(["".join(random.choice(LETTERS, random.integers(1, 9))) for _ in range(WORDS)])
+    chances = 1 / np.arange(1, WORDS + 1)
+    chances /= chances.sum()
+    lengths = random.integers(5, 21, SENTENCES)
+    return [" ".join(random.choice(words, n, p=chances)).capitalize() + "." for n in lengths]
+
+
+def read_sentences(paths: list[Path]) -> list[str]:
+    """The lines of text files, gzipped or not."""
+    openers = [gzip.open if path.suffix == ".gz" else open for path in paths]
+    files = [opener(path, "rt", encoding="utf-8") for opener, path in zip(openers, paths, strict=True)]
+    return [line.rstrip("\n") for file in files for line in file]
+
+
+def seconds(function, batches) -> float:
+    started = time.perf_counter()
+    for batch in batches:
+        function(batch)
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, nargs="*", default=[], help="text files, a sentence a line, .gz or not")
+    parser.add_argument("--vocabulary", type=Path, help="vocab.txt; without it one of up to 8,000 tokens is trained")
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+
+    texts = read_sentences(arguments.data) if arguments.data else made_sentences()
+    if arguments.vocabulary:
+        ours = BertTokenizer.from_vocabulary(arguments.vocabulary)
+    else:
+        ours = BertTokenizer.train(texts, 8000)
+    with tempfile.TemporaryDirectory() as directory:
+        ours.save(directory)
+        theirs = HuggingFace.from_pretrained(directory)
+
+    batches = [texts[i : i + arguments.batch_size] for i in range(0, len(texts), arguments.batch_size)]
+    tensors = [tf.constant(batch) for batch in batches]
+    graph = tf.function(ours, input_signature=[tf.TensorSpec([None], tf.string)])
+    for batch, tensor in zip(batches, tensors, strict=True):  # also the warm-up
+        expected = theirs(batch, padding=True, truncation=True, max_length=512, return_tensors="np")["input_ids"]
+        assert np.array_equal(graph(tensor)["token_ids"], expected)
+
+    names = {"keras_tx, in the graph": (graph, tensors), "transformers": (lambda batch: theirs(batch), batches)}
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(arguments.repeats):
+        for name, (function, inputs) in names.items():
+            rates[name].append(len(texts) / seconds(function, inputs))
+    print(
+        f"{len(texts):,} sentences, vocabulary {ours.vocabulary_size:,}, batches of {arguments.batch_size}, "
+        f"{os.cpu_count()} cores, medians of {arguments.repeats} (least, most); all ids equal"
+    )
+    for name, rate in rates.items():
+        print(f"{name:24} {statistics.median(rate):10,.0f} sentences/s ({min(rate):,.0f}, {max(rate):,.0f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""A TFDS name -> examples (text, label id) and class names."""
+
+import contextlib
+import difflib
+import logging
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import numpy as np
+
+from keras_tx.optional import Lazy
+
+tf = Lazy("tensorflow")
+tfds = Lazy("tensorflow_datasets", extra="data")
+
+_NAME = re.compile(r"[A-Za-z_]\w*(/[\w.-]+)?(:[\d.*]+)?")  # no `huggingface:...`: TFDS then asks the network
+_PROBE_SECONDS = 5
+
+
+def read(name, data_dir, text_column, label_column):
+    """Returns ([examples of train, and of test where there is one], names of the classes)."""
+    with _quiet():
+        builder = _builder(name, data_dir)
+        text, label = _columns(name, builder.info, text_column, label_column)
+        if not builder.is_prepared():
+            _prepare(name, builder)
+        splits = builder.info.splits
+        if "train" not in splits:
+            raise ValueError(f"`name_or_path` must have a split 'train'. Received: {name!r} with {list(splits)}")
+        parts = [_examples(builder, "train", text, label)]
+        for split in ("test", "validation"):
+            held_out = _examples(builder, split, text, label) if split in splits else []
+            if held_out:
+                parts.append(held_out)
+                break
+    if not parts[0]:
+        raise ValueError(f"`name_or_path` must have labelled examples in 'train'. Received: {name!r}, which has none")
+    return parts, tuple(builder.info.features[label].names)
+
+
+def _builder(name, data_dir):
+    try:
+        if _NAME.fullmatch(name):
+            return tfds.builder(name, data_dir=data_dir)
+        reason = "not a name of the form dataset, dataset/config or dataset/config:1.0.0"
+    except (ValueError, AssertionError) as error:
+        reason = " ".join(str(error).split())
+    known = set(tfds.list_builders(with_community_datasets=False))
+    dataset = re.split("[/:]", name)[0]
+    if dataset in known:
+        raise ValueError(f"`name_or_path` must be a config and version that TFDS has. Received: {name!r}. {reason}")
+    near = difflib.get_close_matches(dataset, known, n=5)
+    raise ValueError(
+        "`name_or_path` must be 'sample', a .jsonl, .csv or .tsv file (also .gz) or the name of a TFDS dataset. "
+        f"Received: name_or_path={name!r}. "
+        + (f"Names near it: {', '.join(near)}" if near else "No name of TFDS is near it")
+    )
+
+
+def _columns(name, info, text_column, label_column):
+    """The text and the label feature: as asked for, else as trained on, else of the usual name, else the only one."""
+    features = dict(info.features) if isinstance(info.features, tfds.features.FeaturesDict) else {}
+    texts = [key for key, feature in features.items() if feature.tf_dtype == tf.string and feature.shape == ()]
+    classes = [key for key, feature in features.items() if isinstance(feature, tfds.features.ClassLabel)]
+    supervised = info.supervised_keys or (None, None)
+    found = []
+    for argument, column, candidates, likely in (
+        ("text_column", text_column, texts, (supervised[0], "text")),
+        ("label_column", label_column, classes, (supervised[1], "label")),
+    ):
+        what = "string" if candidates is texts else "ClassLabel"
+        if not candidates:
+            raise ValueError(
+                f"`name_or_path` must be a dataset with a {what} feature. Received: {name!r} with {list(features)}"
+            )
+        if column is None:
+            usual = [key for key in likely if key in candidates]
+            column = usual[0] if usual else candidates[0] if len(candidates) == 1 else None
+        if column not in candidates:
+            raise ValueError(
+                f"`{argument}` must be one of the {what} features of {name}, {candidates}. Received: "
+                f"{argument}={column!r}"
+            )
+        found.append(column)
+    return found
+
+
+def _prepare(name, builder):
+    """Downloads the dataset; says within seconds when there is no network, where TFDS alone retries for minutes."""
+    try:
+        _reach(builder.url_infos)
+        builder.download_and_prepare()
+    except Exception as error:  # a dataset's own script may raise anything
+        raise FileNotFoundError(
+            f"The dataset {name!r} is not prepared in {builder.data_path} and cannot be downloaded: {error}. On a "
+            f"machine with network run `tfds build {name}`, then give the folder that it prepared as `data_dir`."
+        ) from error
+
+
+def _reach(urls):
+    """Raises OSError if none of the first hosts answers."""
+    hosts = {urllib.parse.urlsplit(url)[:2]: None for url in urls if url.startswith("http")}
+    failure = None
+    for scheme, host in list(hosts)[:3]:
+        try:
+            request = urllib.request.Request(f"{scheme}://{host}/", method="HEAD")
+            urllib.request.urlopen(request, timeout=_PROBE_SECONDS).close()
+            return
+        except urllib.error.HTTPError:  # it answered
+            return
+        except OSError as error:
+            failure = OSError(f"{host} does not answer ({error})")
+    if failure:
+        raise failure
+
+
+def _examples(builder, split, text, label):
+    """The labelled examples of `split`, in the order of its files."""
+    decoders = tfds.decode.PartialDecoding({text: True, label: True})
+    config = tfds.ReadConfig(try_autocache=False)
+    examples = []
+    for batch in builder.as_dataset(split=split, decoders=decoders, read_config=config).batch(1024):
+        labels = np.asarray(batch[label])
+        examples += [(x, y) for x, y in zip(np.asarray(batch[text]), labels, strict=True) if y >= 0]
+    return examples
+
+
+@contextlib.contextmanager
+def _quiet():
+    """TFDS warns of every folder that it looks into; its progress bars and errors stay."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,21 @@
+"""python -m keras_tx.serving.check PATH: prints the report of `keras_tx.serving.check`; exit code 1 if it isn't ok."""
+
+import argparse
+import sys
+
+from keras_tx.serving.audit import check
+
+
+def main(arguments=None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m keras_tx.serving.check", description=check.__doc__.split("\n")[0])
+    parser.add_argument("path", help="the version's folder, such as saved_models/reviews/1")
+    try:
+        report = check(parser.parse_args(arguments).path)
+    except FileNotFoundError as error:
+        parser.error(str(error))
+    print(report)
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

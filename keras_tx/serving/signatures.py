@@ -1,0 +1,61 @@
+"""A classifier -> the functions that its SavedModel answers: strings or ids in, labels and probabilities out.
+
+B batch, T tokens, C classes, L layers, N heads. Every input and output has the batch as its first axis, so that a
+server may put requests together. No padding mask comes from outside: a server pads with the first value of a tensor.
+"""
+
+from keras_tx.optional import Lazy
+
+tf = Lazy("tensorflow")
+
+
+def classifier_signatures(model, tokenizer, labels):
+    """Returns {name: tf.function with an input signature}.
+
+    `serving_default` and `explain` take `text` (B,) and are there if there is a tokenizer; `tokens` takes `token_ids`
+    (B, T) and `lengths` (B,), and is the default otherwise.
+    """
+    names = tf.constant(labels)
+    is_probability = getattr(model.activation, "__name__", "") == "softmax"
+    padding_id = model.embedding.padding_id
+
+    def classify(features):
+        outputs = model(features, training=False)
+        probabilities = tf.cast(outputs if is_probability else tf.nn.softmax(outputs), "float32")
+        return {"label": tf.gather(names, tf.argmax(probabilities, axis=-1)), "probabilities": probabilities}
+
+    def with_segments(features):
+        return features if model.embedding.num_segments else {"token_ids": features["token_ids"]}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "text")])
+    def text_in(text):
+        return classify(with_segments(tokenizer(text)))
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "text")])
+    def explain(text):
+        features = with_segments(tokenizer(text))
+        tokens = tf.gather(tf.constant(tokenizer.vocabulary), features["token_ids"])
+        return {**classify(features), "tokens": tokens, "scores": model.attention_scores(**features)}
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, None], tf.int32, "token_ids"),
+            tf.TensorSpec([None], tf.int32, "lengths"),
+        ]
+    )
+    def tokens(token_ids, lengths):
+        width = tf.shape(token_ids)[1]
+        size = model.vocabulary_size
+        in_range = tf.reduce_all((token_ids >= 0) & (token_ids < size))
+        fitting = tf.reduce_all((lengths >= 0) & (lengths <= width))
+        checks = [
+            tf.debugging.Assert(in_range, [f"token_ids must be in [0, {size}). Received:", token_ids]),
+            tf.debugging.Assert(fitting, ["lengths must be between 0 and the width of token_ids. Received:", lengths]),
+        ]
+        with tf.control_dependencies(checks):
+            token_ids = tf.where(tf.sequence_mask(lengths, width), token_ids, padding_id)
+        return classify(with_segments({"token_ids": token_ids, "segment_ids": tf.zeros_like(token_ids)}))
+
+    if tokenizer is None:
+        return {"serving_default": tokens, "tokens": tokens}
+    return {"serving_default": text_in, "tokens": tokens, "explain": explain}

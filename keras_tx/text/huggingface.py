@@ -1,0 +1,128 @@
+"""Hugging Face tokenizer directories <-> BertTokenizer's arguments: vocab.txt or tokenizer.json, tokenizer_config.json.
+
+Where the two files differ, tokenizer_config.json wins, as in transformers' BertTokenizer.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from keras_tx.text.vocabulary import PREFIX, SPECIAL_TOKENS, read_vocabulary
+
+# Their name -> ours.
+OPTIONS = {"do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "split_chinese"}
+TOKENS = {
+    "unk_token": "unknown_token",
+    "pad_token": "pad_token",
+    "cls_token": "cls_token",
+    "sep_token": "sep_token",
+    "mask_token": "mask_token",
+}
+NORMALIZER = {"lowercase": "lowercase", "strip_accents": "strip_accents", "handle_chinese_chars": "split_chinese"}
+
+# Tokenizer classes that do what BertTokenizer does, without "Tokenizer" and "Fast"; the last two are any class at all.
+SAME = {"Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "SqueezeBert", "LayoutLM", "Lxmert"}
+ANY = {"PreTrained", "TokenizersBackend"}
+
+UNLIMITED = 1_000_000_000  # transformers writes 1e30 where the length is not limited
+
+
+def read_directory(directory: str | Path) -> dict[str, Any]:
+    """Reads the arguments of BertTokenizer from a directory.
+
+    Raises:
+        ValueError: it is not a directory, has neither vocab.txt nor tokenizer.json, or holds a tokenizer that is
+            not BERT's, or one with special tokens beyond the five.
+    """
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise ValueError(f"`directory` must be a directory. Received: directory={str(directory)!r}")
+    config = _json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    kind = str(config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast").removesuffix("Tokenizer")
+    if kind not in SAME | ANY:
+        raise ValueError(
+            "`directory` must hold a BERT tokenizer. "
+            f"Received: tokenizer_class={config['tokenizer_class']!r} in {folder / 'tokenizer_config.json'}"
+        )
+    if (folder / "vocab.txt").is_file():
+        options: dict[str, Any] = {"vocabulary": read_vocabulary(folder / "vocab.txt")}
+        added: dict[str, int] = {}
+    elif (folder / "tokenizer.json").is_file():
+        options, added = _read_tokenizer_json(folder / "tokenizer.json")
+    else:
+        raise ValueError(
+            f"`directory` must contain vocab.txt or tokenizer.json. Received: directory={str(directory)!r}, "
+            f"which contains {sorted(path.name for path in folder.iterdir())}"
+        )
+    options |= {ours: config[theirs] for theirs, ours in OPTIONS.items() if theirs in config}
+    options |= {ours: _content(config[theirs]) for theirs, ours in TOKENS.items() if config.get(theirs)}
+    if config.get("model_max_length") and config["model_max_length"] < UNLIMITED:
+        options["max_length"] = int(config["model_max_length"])
+    added |= {_content(token): int(i) for i, token in config.get("added_tokens_decoder", {}).items()}
+    if extra := sorted(set(added).difference((SPECIAL_TOKENS | options)[name] for name in SPECIAL_TOKENS)):
+        raise ValueError(f"`directory` must add no tokens to BERT's five. Received: {extra} in {folder}")
+    options["vocabulary"] = _merged(options["vocabulary"], added, folder)
+    return options
+
+
+def write_directory(directory: str | Path, options: dict[str, Any]) -> None:
+    """Writes vocab.txt and tokenizer_config.json, for transformers and for `read_directory`."""
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("".join(token + "\n" for token in options["vocabulary"]), encoding="utf-8")
+    config = {"tokenizer_class": "BertTokenizer", "model_max_length": options["max_length"]}
+    config |= {theirs: options[ours] for theirs, ours in {**OPTIONS, **TOKENS}.items()}
+    text = json.dumps(config, indent=2, ensure_ascii=False)
+    (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """The arguments that a tokenizer.json of the `tokenizers` library holds, and its added tokens with their ids."""
+    data = _json(path)
+    model, normalizer = data.get("model") or {}, data.get("normalizer") or {}
+    found = {
+        "model.type": model.get("type"),
+        "model.continuing_subword_prefix": model.get("continuing_subword_prefix"),
+        "model.max_input_chars_per_word": model.get("max_input_chars_per_word"),
+        "normalizer.type": normalizer.get("type"),
+        "normalizer.clean_text": normalizer.get("clean_text"),
+        "pre_tokenizer.type": (data.get("pre_tokenizer") or {}).get("type"),
+    }
+    for (key, value), wanted in zip(
+        found.items(), ("WordPiece", PREFIX, 100, "BertNormalizer", True, "BertPreTokenizer"), strict=True
+    ):
+        if value != wanted:
+            raise ValueError(
+                f"`directory` must hold a BERT tokenizer: {key}={wanted!r}. Received: {key}={value!r} in {path}"
+            )
+    options = {ours: normalizer[theirs] for theirs, ours in NORMALIZER.items() if theirs in normalizer}
+    options["vocabulary"] = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    _check_places(options["vocabulary"], model["vocab"], path)
+    options["unknown_token"] = model["unk_token"]
+    return options, {token["content"]: token["id"] for token in data.get("added_tokens", [])}
+
+
+def _merged(vocabulary: list[str], added: dict[str, int], folder: Path) -> list[str]:
+    """The vocabulary with the special tokens that it lacks at its end, where every id must fit its place."""
+    known = set(vocabulary)
+    whole = vocabulary + sorted((token for token in added if token not in known), key=added.__getitem__)
+    _check_places(whole, added, folder)
+    return whole
+
+
+def _check_places(vocabulary: list[str], id_of: dict[str, int], path: Path) -> None:
+    place_of = {token: place for place, token in enumerate(vocabulary)}
+    for token, i in id_of.items():
+        if place_of[token] != i:
+            raise ValueError(
+                "`directory` must number its tokens without gaps. "
+                f"Received: {token!r} with id {i} at place {place_of[token]} in {path}"
+            )
+
+
+def _content(token: Any) -> str:
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,82 @@
+r"""BERT's text normalization in TensorFlow ops: (B,) strings -> (B,) strings -> (B, words) strings.
+
+What `BertNormalizer` and `BertPreTokenizer` of the `tokenizers` library do, which differ from tensorflow-text's
+FastBertTokenizer in ß, ligatures, control characters and special tokens. Devlin et al. 2018, arXiv:1810.04805.
+"""
+
+import re
+
+from keras_tx.optional import Lazy
+
+tf = Lazy("tensorflow")
+tf_text = Lazy("tensorflow_text", extra="text")
+
+# Noncharacters stand for special tokens while the text is normalized; text that has them gets STRANGER in their place.
+STAND_INS = [chr(0xFDD0 + i) for i in range(5)]
+RESERVED = "".join(STAND_INS)
+STRANGER = chr(0xFDD5)
+
+# Control, format and private-use characters and U+FFFD, as of Unicode 8.0, but not tab and line breaks.
+DELETED = (
+    r"\x00-\x08\x0B\x0C\x0E-\x1F\x7F-\x9F\x{AD}\x{600}-\x{605}\x{61C}\x{6DD}\x{70F}\x{180E}\x{200B}-\x{200F}"
+    r"\x{202A}-\x{202E}\x{2060}-\x{2064}\x{2066}-\x{206F}\x{E000}-\x{F8FF}\x{FEFF}\x{FFF9}-\x{FFFB}\x{FFFD}\x{110BD}"
+    r"\x{1BCA0}-\x{1BCA3}\x{1D173}-\x{1D17A}\x{E0001}\x{E0020}-\x{E007F}\x{F0000}-\x{FFFFD}\x{100000}-\x{10FFFD}"
+)
+SPACE = r"\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"  # beyond ASCII
+LOWER = {"İ": "i\u0307", "Σ": "σ"}  # ICU looks at the locale or at the neighbours for these
+SURROGATES = r"\x{D800}-\x{DFFF}"  # RE2 takes them for characters, UTF-8 does not
+PUNCTUATION = r"!-/:-@\[-`{-~\p{P}\x{166D}\x{111C9}"
+CHINESE = (
+    r"\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FAFF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2B81F}"
+    r"\x{2B920}-\x{2CEAF}\x{2F800}-\x{2FA1F}"
+)
+
+
+def normalize(texts, stand_ins: dict[str, str], lowercase: bool, strip_accents: bool):
+    """Cleans, strips accents and lowercases; a special token becomes its stand-in.
+
+    Args:
+        texts: string tensor (B,), any bytes. What is not UTF-8 reads as U+FFFD, and that is deleted.
+        stand_ins: special token -> what replaces it, one of `STAND_INS`.
+        lowercase: character by character, so that no final sigma and no Turkish locale changes the outcome.
+        strip_accents: decompose (NFD) and delete the nonspacing marks.
+
+    Returns:
+        String tensor (B,), valid UTF-8.
+    """
+    starts = "".join(sorted({re.escape(token[0]) for token in stand_ins}))
+
+    def clean(texts):
+        texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace")
+        texts = tf.strings.regex_replace(texts, f"[{RESERVED}]", STRANGER)
+        for token, stand_in in sorted(stand_ins.items(), key=lambda pair: -len(pair[0])):
+            texts = tf.strings.regex_replace(texts, re.escape(token), stand_in)
+        texts = tf.strings.regex_replace(texts, f"[{DELETED}]+", "")
+        texts = tf.strings.regex_replace(texts, f"[{SPACE}]+", " ")
+        for upper, lower in LOWER.items() if lowercase else ():
+            texts = tf.strings.regex_replace(texts, upper, lower)
+        return texts
+
+    def fold(texts):
+        if strip_accents:
+            texts = tf.strings.regex_replace(tf_text.normalize_utf8(texts, "NFD"), r"\p{Mn}+", "")
+        if lowercase:
+            texts = tf.strings.lower(tf.strings.lower(texts), encoding="utf-8")
+        return texts
+
+    rare = f"{starts}{RESERVED}{DELETED}{SPACE}{SURROGATES}{''.join(LOWER)}"
+    texts = _change_where(~tf.strings.regex_full_match(texts, f"[^{rare}]*"), clean, texts)
+    texts = tf.strings.lower(texts) if lowercase else texts  # ASCII only, so in every locale alike
+    return _change_where(~tf.strings.regex_full_match(texts, r"[\x00-\x7F]*"), fold, texts)
+
+
+def split_words(texts, split_chinese: bool):
+    """(B,) normalized strings -> ragged (B, words): at spaces; punctuation and Chinese characters are words."""
+    single = f"[{PUNCTUATION}{RESERVED}{CHINESE if split_chinese else ''}]"
+    return tf.strings.split(tf.strings.regex_replace(texts, single, r" \0 "))
+
+
+def _change_where(rows, function, texts):
+    """`function(texts)` where `rows` is True; the function sees those rows alone."""
+    chosen = tf.where(rows)
+    return tf.tensor_scatter_nd_update(texts, chosen, function(tf.gather_nd(texts, chosen)))

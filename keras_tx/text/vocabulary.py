@@ -1,0 +1,150 @@
+"""WordPiece vocabularies: file or texts -> list of tokens, where a token's place is its id.
+
+Sennrich et al. 2016, arXiv:1508.07909 (merging frequent pairs); Devlin et al. 2018, arXiv:1810.04805 (WordPiece).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_tx import checks
+from keras_tx.optional import Lazy
+
+tokenizers = Lazy("tokenizers", extra="text")
+
+PREFIX = "##"  # marks a piece that continues a word
+SPECIAL_TOKENS = {  # in the order of a trained vocabulary
+    "pad_token": "[PAD]",
+    "unknown_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+
+
+def read_vocabulary(path: str | Path) -> list[str]:
+    """Reads a vocab.txt: one token a line, the first line is id 0; empty lines at the end are left out.
+
+    Raises:
+        ValueError: `path` is not a file.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"`path` must be a vocabulary file, one token a line. Received: path={str(path)!r}")
+    return Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n")
+
+
+def check_vocabulary(vocabulary: Sequence[str], needed: dict[str, str]) -> list[str]:
+    """Returns the vocabulary as a list.
+
+    Args:
+        vocabulary: tokens in the order of their ids.
+        needed: argument name -> special token that must be among them.
+
+    Raises:
+        TypeError: the vocabulary is not a list of strings.
+        ValueError: it is empty, lacks a special token, or has a token twice, an empty one or one with a line break.
+    """
+    if isinstance(vocabulary, (str, bytes)) or not isinstance(vocabulary, Iterable):
+        raise TypeError(f"`vocabulary` must be a list of strings. Received: vocabulary={vocabulary!r}")
+    tokens = list(vocabulary)
+    if not tokens:
+        raise ValueError("`vocabulary` must not be empty. Received: vocabulary=[]")
+    line_of: dict[str, int] = {}
+    for line, token in enumerate(tokens, 1):
+        if not isinstance(token, str):
+            raise TypeError(f"`vocabulary` must be a list of strings. Received: line {line}={token!r}")
+        if not token or "\n" in token or "\r" in token:
+            raise ValueError(f"`vocabulary` must hold tokens of one line, not empty. Received: line {line}={token!r}")
+        if token in line_of:
+            raise ValueError(
+                f"`vocabulary` must hold every token once. Received: {token!r} in lines {line_of[token]} and {line}"
+            )
+        line_of[token] = line
+    for argument, token in needed.items():
+        if token not in line_of:
+            raise ValueError(
+                f"`vocabulary` must contain `{argument}`. Received: {argument}={token!r}, "
+                f"not among the {len(tokens)} tokens"
+            )
+    return tokens
+
+
+def train_vocabulary(texts: Any, vocabulary_size: int, special_tokens: list[str], **normalizer) -> list[str]:
+    """Learns a vocabulary with the `tokenizers` library: special tokens, characters, then merges by frequency.
+
+    The same texts give the same vocabulary in the same order: the trainer breaks ties by id, and gives ids to
+    characters in the order of a randomly seeded hash map, so here every character gets its id beforehand.
+
+    Args:
+        texts: iterable of str, or a `tf.data.Dataset` of strings, batched or not.
+        vocabulary_size: the most tokens that the vocabulary may have; rare characters are left out to keep to it.
+        special_tokens: the first tokens.
+        normalizer: the options of `tokenizers.normalizers.BertNormalizer`.
+
+    Raises:
+        TypeError: a text is not a string.
+        ValueError: there is no word in `texts`, or `vocabulary_size` leaves no room beside the special tokens.
+    """
+    checks.positive_int("vocabulary_size", vocabulary_size)
+    if vocabulary_size <= len(special_tokens):
+        raise ValueError(
+            "`vocabulary_size` must be larger than the number of special tokens. "
+            f"Received: vocabulary_size={vocabulary_size}, special tokens={special_tokens}"
+        )
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token=special_tokens[0]))
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(clean_text=True, **normalizer)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    words: Counter[str] = Counter()
+    for text in _strings(texts):
+        normal = tokenizer.normalizer.normalize_str(text)
+        words.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
+    if not words:
+        raise ValueError(f"`texts` must hold at least one word. Received: texts={texts!r}")
+    alphabet, continued = _alphabet(words, vocabulary_size - len(special_tokens))
+    trainer = tokenizers.trainers.WordPieceTrainer(
+        vocab_size=vocabulary_size,
+        min_frequency=2,
+        special_tokens=[*special_tokens, *alphabet, *(PREFIX + c for c in continued)],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    tokenizer.normalizer = None  # the words are normal already
+    tokenizer.train_from_iterator(_repeated(words), trainer, length=words.total())
+    id_of = tokenizer.get_vocab(with_added_tokens=True)
+    return sorted(id_of, key=id_of.__getitem__)
+
+
+def _alphabet(words: Counter[str], room: int) -> tuple[list[str], list[str]]:
+    """The most frequent characters, and those of them that continue a word, together at most `room`; both sorted."""
+    counts: Counter[str] = Counter()
+    for word, count in words.items():
+        for character in word:
+            counts[character] += count
+    inner = {character for word in words for character in word[1:]}
+    kept: list[str] = []
+    for character, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        room -= 1 + (character in inner)
+        if room < 0:
+            break
+        kept.append(character)
+    return sorted(kept), sorted(inner.intersection(kept))
+
+
+def _strings(texts: Any) -> Iterator[str]:
+    if isinstance(texts, (str, bytes)):
+        raise TypeError(f"`texts` must be an iterable of strings, not one string. Received: texts={texts!r}")
+    items = texts.as_numpy_iterator() if hasattr(texts, "as_numpy_iterator") else texts
+    for item in items:
+        for text in np.ravel(item) if isinstance(item, np.ndarray) else [item]:
+            if not isinstance(text, (str, bytes)):
+                raise TypeError(f"`texts` must hold strings. Received: {text!r}")
+            yield text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+
+
+def _repeated(words: Counter[str]) -> Iterator[str]:
+    for word in sorted(words):
+        yield from [word] * words[word]

@@ -1,0 +1,175 @@
+"""Pictures: what is drawn is what was given, and nothing of matplotlib's global state changes."""
+
+from types import SimpleNamespace
+
+import keras
+import matplotlib.pyplot
+import numpy as np
+import pytest
+
+from keras_tx.plots import attention_map, training_curves
+
+HISTORY = {
+    "loss": [0.9, 0.5, 0.4],
+    "accuracy": [0.5, 0.7, 0.8],
+    "val_loss": [1.0, 0.6, 0.7],
+    "val_accuracy": [0.4, 0.6, 0.5],
+}
+TOKENS = ["a", "b", "c", "d", "e"]
+
+
+def scores(*shape):
+    raw = np.exp(np.random.default_rng(0).normal(size=shape))
+    return raw / raw.sum(axis=-1, keepdims=True)
+
+
+def legend(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_curves_show_train_validation_and_the_best_epoch_of_validation():
+    loss, accuracy = training_curves(HISTORY).axes
+    assert [line.get_ydata().tolist() for line in loss.lines[:2]] == [HISTORY["loss"], HISTORY["val_loss"]]
+    assert loss.lines[0].get_xdata().tolist() == [1, 2, 3]
+    assert legend(loss) == ["train", "validation", "best: 0.6 in epoch 2"]
+    assert legend(accuracy) == ["train", "validation", "best: 0.6 in epoch 2"]
+    assert (loss.get_xlabel(), loss.get_ylabel(), accuracy.get_ylabel()) == ("epoch", "loss", "accuracy")
+
+
+def test_a_learning_rate_has_no_best_epoch():
+    _, rate = training_curves({"loss": [2.0, 1.0], "learning_rate": [0.1, 0.2]}).axes
+    assert legend(rate) == ["train"]
+
+
+def test_what_is_not_finite_is_never_the_best():
+    (axes,) = training_curves({"accuracy": [0.5, float("nan"), float("inf"), 0.6]}).axes
+    assert legend(axes)[-1] == "best: 0.6 in epoch 4"
+
+
+def test_history_its_dict_and_its_csv_file_give_the_same_curves(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x, y = np.ones((8, 2)), np.ones((8, 1))
+    logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    history = model.fit(x, y, validation_data=(x, y), validation_freq=2, epochs=4, verbose=0, callbacks=[logger])
+    for given in (history, history.history, tmp_path / "log.csv"):
+        (axes,) = training_curves(given).axes
+        train, validation = (line.get_xydata() for line in axes.lines[:2])
+        np.testing.assert_allclose(train, np.c_[1:5, history.history["loss"]], rtol=1e-6)
+        validation = validation[np.isfinite(validation[:, 1])]
+        np.testing.assert_allclose(validation, np.c_[[2, 4], history.history["val_loss"]], rtol=1e-6)
+
+
+def test_a_resumed_history_keeps_its_epochs():
+    (axes,) = training_curves(SimpleNamespace(epoch=[5, 6], history={"loss": [0.3, 0.2]})).axes
+    assert axes.lines[0].get_xdata().tolist() == [6, 7]
+
+
+@pytest.mark.parametrize(
+    ("history", "error", "message"),
+    [
+        ({}, ValueError, r"at least one epoch of one metric. Received: \{\}"),
+        ({"loss": []}, ValueError, r"at least one epoch of one metric. Received: \{'loss': \[\]\}"),
+        ({"loss": ["high"]}, ValueError, r"must hold numbers. Received: .*'high'"),
+        ({"loss": [1, 2, 3], "val_loss": [1]}, ValueError, r"Received: 1 of val_loss in 3 epochs"),
+        ([0.5], TypeError, r"must be a History, its dict or the path of a CSV file. Received: \[0.5\]"),
+        ("nowhere.csv", FileNotFoundError, r"must be a file that exists. Received: history='nowhere.csv'"),
+    ],
+)
+def test_a_wrong_history_is_refused(history, error, message):
+    with pytest.raises(error, match=message):
+        training_curves(history)
+
+
+def test_a_file_with_a_header_alone_is_refused(tmp_path):
+    (tmp_path / "log.csv").write_text("epoch,loss\n")
+    with pytest.raises(ValueError, match="at least one epoch of one metric"):
+        training_curves(tmp_path / "log.csv")
+
+
+def test_a_map_has_a_panel_for_each_head_with_its_scores():
+    given = scores(3, 5, 5)
+    *panels, bar = attention_map(given, TOKENS, title="$5").axes
+    for head, axes in enumerate(panels):
+        np.testing.assert_allclose(axes.images[0].get_array(), given[head], rtol=1e-6)
+        assert axes.get_title() == f"head {head}"
+        assert [label.get_text() for label in axes.get_xticklabels()] == TOKENS
+        assert axes.images[0].get_clim() == (0, np.float32(given.max()))
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == TOKENS
+    assert bar.get_ylabel() == "attention"
+
+
+def test_a_stack_has_a_row_for_each_layer_or_what_is_chosen_of_it():
+    given = scores(2, 3, 5, 5)
+    titles = lambda **chosen: [axes.get_title() for axes in attention_map(given, TOKENS, **chosen).axes[:-1]]
+    assert titles() == [f"layer {layer}, head {head}" for layer in range(2) for head in range(3)]
+    assert titles(layer=1) == ["layer 1, head 0", "layer 1, head 1", "layer 1, head 2"]
+    assert titles(layer=1, head=2) == ["layer 1, head 2"]
+    assert titles(head="mean") == ["layer 0, mean of heads", "layer 1, mean of heads"]
+    chosen = attention_map(given, TOKENS, layer=1, head=2).axes[0].images[0].get_array()
+    np.testing.assert_allclose(chosen, given[1, 2], rtol=1e-6)
+    mean = attention_map(given, TOKENS, layer=0, head="mean").axes[0].images[0].get_array()
+    np.testing.assert_allclose(mean, given[0].mean(axis=0), rtol=1e-6)
+
+
+def test_keys_of_cross_attention_have_their_own_tokens():
+    axes = attention_map(scores(1, 2, 5), ["x", "y"], key_tokens=TOKENS).axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == TOKENS
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["x", "y"]
+
+
+def test_any_sign_can_stand_in_a_token(tmp_path):
+    tokens = ["電影", "$x$", "\n\t", b"\xc3\xa9".decode(), "🙂", b"\xe9", "", "##s"]
+    axes = attention_map(scores(1, 8, 8), tokens, tmp_path / "map.png", title="電影 $").axes[0]
+    shown = [label.get_text() for label in axes.get_xticklabels()]
+    assert shown == ["電影", "$x$", r"\n\t", "é", "🙂", "\N{REPLACEMENT CHARACTER}", "", "##s"]
+
+
+def test_scores_that_are_all_zero_are_drawn():
+    assert attention_map(np.zeros((1, 2, 2)), ["a", "b"]).axes[0].images[0].get_clim() == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda path: training_curves(HISTORY, path), lambda path: attention_map(scores(2, 5, 5), TOKENS, path)]
+)
+def test_the_picture_is_a_png_in_a_folder_made_for_it(tmp_path, draw):
+    path = tmp_path / "new" / "picture"
+    draw(path)
+    draw(path)  # over what is there
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert [file.name for file in path.parent.iterdir()] == ["picture"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"scores": scores(5, 5)}, ValueError, r"`scores` must be .* Received: shape \(5, 5\)"),
+        ({"scores": scores(3, 0, 0)}, ValueError, r"`scores` must be .* Received: shape \(3, 0, 0\)"),
+        ({"scores": scores(3, 5, 5) * np.nan}, ValueError, r"`scores` must be finite and not negative. Received: nan"),
+        ({"scores": scores(3, 5, 5) - 1}, ValueError, r"`scores` must be finite and not negative. Received: -0.9"),
+        ({"tokens": TOKENS[:4]}, ValueError, r"`tokens` must have .* each of the 5 .* Received: 4 strings, .*\(5, 5\)"),
+        ({"key_tokens": []}, ValueError, r"`key_tokens` must have .* of the 5 .* Received: 0 strings"),
+        ({"tokens": "abcde"}, TypeError, r"`tokens` must be a list of strings. Received: tokens='abcde'"),
+        ({"key_tokens": [1] * 5}, TypeError, r"`key_tokens` must be a list of strings. Received: key_tokens=\[1"),
+        ({"layer": 0}, ValueError, r"`layer` must be None for the scores of one layer. Received: layer=0"),
+        ({"scores": scores(2, 3, 5, 5), "layer": 2}, ValueError, r"`layer` must be one of \[0, 1\]. Received: layer=2"),
+        ({"head": 3}, ValueError, r"`head` must be one of \[0, 1, 2\]. Received: head=3"),
+    ],
+)
+def test_a_wrong_map_is_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        attention_map(**{"scores": scores(3, 5, 5), "tokens": TOKENS, **arguments})
+
+
+def test_the_global_state_of_matplotlib_stays_as_it_was(tmp_path):
+    before = matplotlib.get_backend(auto_select=False), matplotlib.pyplot.get_fignums(), matplotlib.rcParams.copy()
+    training_curves(HISTORY, tmp_path / "curves.png")
+    attention_map(scores(2, 5, 5), TOKENS, tmp_path / "map.png")
+    after = matplotlib.get_backend(auto_select=False), matplotlib.pyplot.get_fignums(), matplotlib.rcParams.copy()
+    assert after == before
+
+
+def test_the_picture_can_be_read_by_whom_the_umask_allows(tmp_path):
+    training_curves(HISTORY, tmp_path / "curves.png")
+    (tmp_path / "other").touch()
+    assert (tmp_path / "curves.png").stat().st_mode == (tmp_path / "other").stat().st_mode

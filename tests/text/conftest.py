@@ -1,0 +1,39 @@
+"""A vocabulary, tokenizers of this package and of transformers over it, all made here."""
+
+import pytest
+from transformers import BertTokenizer as HuggingFace
+
+from keras_tx.text import BertTokenizer
+
+SENTENCES = [
+    "Two young, White males are outside near many bushes.",
+    "Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche!",
+    "A man's dog isn't barking (it sleeps); don't wake it...",
+    "Ein Mädchen läuft über die größte Straße, 12.5 km weit.",
+    "Le garçon a mangé une pêche à l'ombre d'un chêne.",
+    "Ο Οδυσσέας και η Θάλασσα. Быстрая бурая лиса прыгает. 東京 都",
+    "The unbelievable readability of well-known, unread readers' rereading.",
+    "e\u0301 cafe\u0301 naïve fi fl ff 1 2 ½ don't won't we've they're I'm he's do not",
+]
+
+
+@pytest.fixture(scope="session")
+def sentences():
+    return SENTENCES
+
+
+@pytest.fixture(scope="session", params=[True, False], ids=["uncased", "cased"])
+def pair(request, tmp_path_factory):
+    """Our tokenizer and transformers', which reads what ours wrote."""
+    ours = BertTokenizer.train(SENTENCES * 3, 400, lowercase=request.param)
+    directory = tmp_path_factory.mktemp("tokenizer")
+    ours.save(directory)
+    theirs = HuggingFace.from_pretrained(directory)
+    assert theirs.get_vocab() == {token: i for i, token in enumerate(ours.vocabulary)}
+    assert theirs.do_lower_case == request.param
+    return ours, theirs
+
+
+@pytest.fixture(scope="session")
+def uncased():
+    return BertTokenizer.train(SENTENCES * 3, 400)
