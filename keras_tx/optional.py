@@ -28,6 +28,6 @@ class Lazy:
         except ModuleNotFoundError as error:
             wanted = f"keras-tx[{self._extra}]" if self._extra else self._name
             raise ImportError(
-                f"`{self._name}` is needed for this and cannot be imported ({error}). Install it: pip install '{wanted}'"
+                f"`{self._name}` is needed here and cannot be imported ({error}). Install it: pip install '{wanted}'"
             ) from error
         return getattr(module, attribute)

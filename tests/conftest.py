@@ -2,9 +2,9 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import keras  # noqa: E402
-import pytest  # noqa: E402
-from hypothesis import settings  # noqa: E402
+import keras
+import pytest
+from hypothesis import settings
 
 settings.register_profile("keras_tx", deadline=None, max_examples=30, derandomize=True)
 settings.load_profile("keras_tx")

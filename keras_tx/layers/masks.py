@@ -58,11 +58,11 @@ def for_attention(
     for name, mask in (("value_mask", value_mask), ("key_mask", key_mask)):
         if mask is not None:
             joined.append(keys(folding.fold_padding(name, mask, key, axes)))
-    sides = [ops.shape(side)[axes[0]] for side in (query, key)]
+    num_queries, num_keys = ops.shape(query)[axes[0]], ops.shape(key)[axes[0]]
     if use_causal_mask:
-        joined.append(causal(*sides)[None, None])
+        joined.append(causal(num_queries, num_keys)[None, None])
     if sliding_window:
-        joined.append(window(*sides, sliding_window)[None, None])
+        joined.append(window(num_queries, num_keys, sliding_window)[None, None])
     return join(*joined)
 
 
@@ -112,8 +112,8 @@ def _mask_of(x, seen):
         seen[id(x)] = get_keras_mask(x)
         if seen[id(x)] is None:
             found = [_mask_of(source, seen) for source in _aligned_sources(x)]
-            found = {id(mask): mask for mask in found if mask is not None and mask.shape[1] == x.shape[1]}
-            seen[id(x)] = join(*found.values())
+            fitting = {id(mask): mask for mask in found if mask is not None and mask.shape[1] == x.shape[1]}
+            seen[id(x)] = join(*fitting.values())
     return seen[id(x)]
 
 

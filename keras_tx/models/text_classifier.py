@@ -102,6 +102,11 @@ class TextClassifier(keras.Model):
         self.encoder_options = dict(encoder_options or {})
         self.embedding, self.encoder = embedding, encoder
 
+    def call(self, inputs, training=None, mask=None, **kwargs):
+        if not isinstance(inputs, (dict, list, tuple)):
+            inputs = [inputs]  # Keras does so for a tensor, and warns of an array
+        return super().call(inputs, training=training, mask=mask, **kwargs)
+
     def attention_scores(self, token_ids, segment_ids=None):
         """The attention scores of all layers, (B, L, N, T, T) in float32, at inference.
 

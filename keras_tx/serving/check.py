@@ -5,9 +5,11 @@ import sys
 
 from keras_tx.serving.audit import check
 
+DESCRIPTION = "Loads a version in a clean process and judges it. Exit code: 0 it is in order, 1 not, 2 there is none."
+
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m keras_tx.serving.check", description=check.__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m keras_tx.serving.check", description=DESCRIPTION)
     parser.add_argument("path", help="the version's folder, such as saved_models/reviews/1")
     try:
         report = check(parser.parse_args(arguments).path)

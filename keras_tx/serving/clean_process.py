@@ -15,30 +15,56 @@ import time
 from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the process that checks may hold all of its memory
 sys.modules["keras"] = None  # type: ignore[assignment]  # a graph that asks for Keras must fail here
 
+import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 
 def main(version):
+    core_ops = _become_a_server()
+    found: dict[str, Any] = {"signatures": {}, "problems": []}
+    try:
+        ops = _ops(version)
+        found |= {"custom_ops": sorted(ops - core_ops), "ops": sorted(ops)}
+        loaded = tf.saved_model.load(version)
+    except Exception as error:  # whatever is wrong with the file
+        found["problems"].append(f"it does not load: {_one_line(error)}")
+    else:
+        _answer(version, loaded.signatures, found)
+    print(json.dumps(found))
+
+
+def _become_a_server():
+    """XLA off, and the text ops in. Returns the names of TensorFlow's own ops."""
     library = ctypes.CDLL(os.path.join(os.path.dirname(tf.__file__), "libtensorflow_cc.so.2"))
     library._ZN10tensorflow21DisableXlaCompilationEv()
     core_ops = set(dir(tf.raw_ops))
     text = importlib.util.find_spec("tensorflow_text")
-    for path in sorted(glob.glob(os.path.join(os.path.dirname(text.origin), "python/ops/*.so"))) if text else []:
+    for path in sorted(glob.glob(os.path.join(os.path.dirname(str(text.origin)), "python/ops/*.so"))) if text else []:
         tf.load_op_library(path)  # the package itself imports Keras
-    loaded = tf.saved_model.load(version)
-    found = {"signatures": {}, "custom_ops": sorted(_ops(version) - core_ops), "ops": sorted(_ops(version))}
-    for name, signature in loaded.signatures.items():
+    return core_ops
+
+
+def _answer(version, signatures, found):
+    """Adds to `found` what the signatures are, and what goes wrong when they run."""
+    for name, signature in signatures.items():
         found["signatures"][name] = {
             "inputs": {k: _spec(v) for k, v in sorted(signature.structured_input_signature[1].items())},
             "outputs": {k: _spec(v) for k, v in sorted(signature.structured_outputs.items())},
         }
+        try:
+            signature(**{k: _made_up(v) for k, v in signature.structured_input_signature[1].items()})
+        except Exception as error:  # whatever a kernel raises
+            found["problems"].append(f"{name} fails on made-up inputs: {_one_line(error)}")
     parity = os.path.join(version, "assets.extra", "keras_tx_parity.json")
     if os.path.exists(parity):
-        with open(parity, encoding="utf-8") as file:
-            found["parity"] = _compare(loaded.signatures["serving_default"], json.load(file))
-    print(json.dumps(found))
+        try:
+            with open(parity, encoding="utf-8") as file:
+                found["parity"] = _compare(signatures["serving_default"], json.load(file))
+        except Exception as error:
+            found["problems"].append(f"serving_default cannot answer what the live model did: {_one_line(error)}")
 
 
 def _ops(version):
@@ -55,17 +81,31 @@ def _ops(version):
 
 
 def _spec(spec):
-    return [spec.dtype.name, [-1 if size is None else size for size in spec.shape]]
+    rank_known = spec.shape.rank is not None
+    return [spec.dtype.name, [-1 if size is None else size for size in spec.shape] if rank_known else None]
+
+
+def _made_up(spec):
+    """Strings "" and "a b", ones and zeros; an open axis has 2."""
+    sizes = [2 if size is None else size for size in spec.shape] if spec.shape.rank is not None else [2]
+    values = ["", "a b"] if spec.dtype == tf.string else [0] if spec.dtype.is_floating else [1]
+    return tf.cast(tf.constant(np.resize(values, sizes)), spec.dtype)
+
+
+def _one_line(error):
+    lines = [line.strip() for line in str(error).splitlines()]
+    return f"{type(error).__name__}: {' '.join(line for line in lines if line)[:500]}"
 
 
 def _compare(function, expected):
     """All texts in one batch, and each alone, against what the live model answered."""
-    texts, wanted = expected["text"], tf.constant(expected["probabilities"], tf.float32)
+    texts, wanted, tolerance = expected["text"], np.array(expected["probabilities"]), expected["tolerance"]
     together = function(text=tf.constant(texts))
     alone = [function(text=tf.constant([text])) for text in texts]
-    difference: Any = 0.0
-    for got in (together["probabilities"], tf.concat([row["probabilities"] for row in alone], axis=0)):
-        difference = max(difference, float(tf.reduce_max(tf.abs(got - wanted))))
+    got = np.stack([together["probabilities"], np.concatenate([row["probabilities"] for row in alone])])
+    best, second = np.sort(wanted)[:, :-3:-1].T
+    labels = [label.decode() for label in together["label"].numpy()]
+    tied = best - second <= 2 * tolerance  # either label is right
     seconds = []
     for _ in range(20):
         start = time.perf_counter()
@@ -73,8 +113,9 @@ def _compare(function, expected):
         seconds.append(time.perf_counter() - start)
     return {
         "texts": len(texts),
-        "difference": difference,
-        "same_labels": [label.decode() for label in together["label"].numpy()] == expected["label"],
+        "difference": float(np.max(np.abs(got - wanted))),
+        "tolerance": tolerance,
+        "same_labels": all(tied | np.equal(labels, expected["label"])),
         "empty_batch": together["probabilities"][:0].shape
         == function(text=tf.constant([], tf.string))["probabilities"].shape,
         "milliseconds": 1000 * statistics.median(seconds),

@@ -10,6 +10,7 @@ import keras
 from keras_tx.models import TextClassifier
 from keras_tx.serving.signatures import classifier_signatures
 from keras_tx.serving.versions import write_version
+from keras_tx.text import BertTokenizer
 
 # What the live model says of these is written beside the graph, for `check` to compare with.
 PARITY_TEXTS = (
@@ -20,6 +21,8 @@ PARITY_TEXTS = (
     "one two three " * 30,
 )
 PARITY_FILE = "assets.extra/keras_tx_parity.json"
+# How far an exported probability may be from the live one: eight roundings of 1 in the precision of the layers.
+TOLERANCES = {"float16": 8 * 2**-10, "bfloat16": 8 * 2**-7}
 
 
 def export(model: keras.Model, path: str | Path, *, tokenizer: Any = None, labels: Sequence[str] | None = None) -> Path:
@@ -33,7 +36,7 @@ def export(model: keras.Model, path: str | Path, *, tokenizer: Any = None, label
     - `tokens`: `token_ids` (B, T), `lengths` (B,) -> as `serving_default`, and in its place without a tokenizer.
 
     Args:
-        model: a `TextClassifier`.
+        model: a `TextClassifier` with a padding id, that returns logits or, by `activation="softmax"`, probabilities.
         path: the model's folder, such as "saved_models/reviews"; versions are numbers below it.
         tokenizer: a `BertTokenizer` of the model's vocabulary, which goes into the graph.
         labels: the names of the classes; "0", "1", ... if None.
@@ -42,8 +45,9 @@ def export(model: keras.Model, path: str | Path, *, tokenizer: Any = None, label
         The version's folder.
 
     Raises:
-        TypeError: the model is of another kind.
-        ValueError: labels or tokenizer do not fit the model.
+        TypeError: the model or the tokenizer is of another kind.
+        ValueError: the model's outputs are neither logits nor probabilities, or it has no padding id; labels or
+            tokenizer do not fit it.
         OSError: the folder cannot be written.
         RuntimeError: Keras runs on another backend than TensorFlow.
     """
@@ -54,6 +58,7 @@ def export(model: keras.Model, path: str | Path, *, tokenizer: Any = None, label
         )
     if not isinstance(model, TextClassifier):
         raise TypeError(f"`model` must be a TextClassifier. Received: model of type {type(model).__name__}")
+    _check_model(model)
     labels = _check_labels(model, labels)
     if tokenizer is not None:
         _check_tokenizer(model, tokenizer)
@@ -75,27 +80,47 @@ def export(model: keras.Model, path: str | Path, *, tokenizer: Any = None, label
 
 def _answers(model, tokenizer, labels):
     """What the live model answers to `PARITY_TEXTS`, one text at a time, by Keras alone."""
+    is_probability = model.activation is keras.activations.softmax
     rows = []
     for text in PARITY_TEXTS:
-        features = {name: ids[None] for name, ids in tokenizer(text).items()}
-        outputs = model(features, training=False)
-        is_probability = model.activation is keras.activations.softmax
-        rows.append(keras.ops.convert_to_numpy(outputs if is_probability else keras.ops.softmax(outputs))[0].tolist())
+        with keras.device("cpu:0"):  # where `check` computes: a GPU rounds otherwise
+            outputs = model({name: ids[None] for name, ids in tokenizer(text).items()}, training=False)
+            probabilities = outputs if is_probability else keras.ops.softmax(outputs)
+        rows.append(keras.ops.convert_to_numpy(probabilities)[0].tolist())
     best = [labels[max(range(len(row)), key=row.__getitem__)] for row in rows]
-    return {"text": list(PARITY_TEXTS), "label": best, "probabilities": rows}
+    tolerance = TOLERANCES.get(model.embedding.compute_dtype, 1e-6)
+    return {"text": list(PARITY_TEXTS), "label": best, "probabilities": rows, "tolerance": tolerance}
+
+
+def _check_model(model):
+    if model.activation not in (keras.activations.linear, keras.activations.softmax):
+        raise ValueError(
+            "`model` must return logits or probabilities: its `activation` must be None or 'softmax'. Received: "
+            f"activation={getattr(model.activation, '__name__', model.activation)}"
+        )
+    if model.embedding.padding_id is None:
+        raise ValueError(
+            "`model` must have a padding id, or rows of different lengths could not share a batch. Received: "
+            "padding_id=None"
+        )
 
 
 def _check_labels(model, labels):
-    labels = [str(index) for index in range(model.num_classes)] if labels is None else list(labels)
-    if len(labels) != model.num_classes or not all(isinstance(label, str) for label in labels):
+    if labels is None:
+        return [str(index) for index in range(model.num_classes)]
+    is_list = isinstance(labels, Sequence) and not isinstance(labels, str)
+    if not is_list or len(labels) != model.num_classes or not all(isinstance(label, str) for label in labels):
         raise ValueError(
-            f"`labels` must be {model.num_classes} strings, one for each class of the model. Received: labels={labels}"
+            f"`labels` must be a list of {model.num_classes} strings, one for each class of the model. "
+            f"Received: labels={labels!r}"
         )
-    return labels
+    return list(labels)
 
 
 def _check_tokenizer(model, tokenizer):
-    padding_id, max_length = model.embedding.padding_id, model.embedding.max_length
+    if not isinstance(tokenizer, BertTokenizer):
+        raise TypeError(f"`tokenizer` must be a BertTokenizer. Received: tokenizer of type {type(tokenizer).__name__}")
+    padding_id, max_length = model.embedding.padding_id, getattr(model.embedding.positions, "max_length", None)
     if tokenizer.vocabulary_size > model.vocabulary_size:
         raise ValueError(
             "`tokenizer` must not have more tokens than the model. Received: "

@@ -4,6 +4,8 @@ B batch, T tokens, C classes, L layers, N heads. Every input and output has the 
 server may put requests together. No padding mask comes from outside: a server pads with the first value of a tensor.
 """
 
+import keras
+
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -16,7 +18,7 @@ def classifier_signatures(model, tokenizer, labels):
     (B, T) and `lengths` (B,), and is the default otherwise.
     """
     names = tf.constant(labels)
-    is_probability = getattr(model.activation, "__name__", "") == "softmax"
+    is_probability = model.activation is keras.activations.softmax
     padding_id = model.embedding.padding_id
 
     def classify(features):
@@ -44,11 +46,13 @@ def classifier_signatures(model, tokenizer, labels):
         ]
     )
     def tokens(token_ids, lengths):
-        width = tf.shape(token_ids)[1]
+        rows, width = tf.unstack(tf.shape(token_ids))
         size = model.vocabulary_size
+        one_each = tf.equal(tf.shape(lengths)[0], rows)
         in_range = tf.reduce_all((token_ids >= 0) & (token_ids < size))
         fitting = tf.reduce_all((lengths >= 0) & (lengths <= width))
         checks = [
+            tf.debugging.Assert(one_each, ["lengths must be one for each row of token_ids. Received:", lengths]),
             tf.debugging.Assert(in_range, [f"token_ids must be in [0, {size}). Received:", token_ids]),
             tf.debugging.Assert(fitting, ["lengths must be between 0 and the width of token_ids. Received:", lengths]),
         ]

@@ -1,0 +1,141 @@
+"""Token embedding: each argument changes what it says, ids are refused where that can be known."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.layers import SinusoidalPositionalEncoding, TokenEmbedding
+from tests.tools import assert_close, normal, randomize, to_numpy
+
+V, D = 23, 10
+IDS = np.array([[3, 4, 5, 6, 0], [7, 1, 22, 2, 9]], "int32")
+
+
+def embedding(**arguments):
+    layer = TokenEmbedding(V, D, **arguments)
+    layer(IDS)
+    return randomize(layer)
+
+
+def test_the_sum_is_tokens_times_root_d_plus_positions_plus_segments_then_norm():
+    layer = embedding(scale=True, position_encoding="learned", max_length=7, num_segments=3, normalization="layer_norm")
+    segments = np.array([[0, 0, 1, 1, 0], [2, 2, 2, 0, 1]])
+    table, positions, segment_table = (
+        to_numpy(w).astype("float64") for w in (layer.tokens.embeddings, layer.positions.embeddings, layer.segments)
+    )
+    total = table[IDS] * np.sqrt(D) + positions[[[0, 1, 2, 3, 3], [0, 1, 2, 3, 4]]] + segment_table[segments]
+    centred = total - total.mean(-1, keepdims=True)
+    expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    expected = expected * to_numpy(layer.norm.gamma) + to_numpy(layer.norm.beta)
+    assert_close(layer(IDS, segment_ids=segments), expected, atol=5e-6)
+
+
+def test_a_layer_of_positions_may_be_given_and_is_saved_with_the_embedding():
+    layer = embedding(position_encoding=SinusoidalPositionalEncoding(layout="concatenated", max_wavelength=50))
+    again = TokenEmbedding.from_config(layer.get_config())
+    again(IDS)
+    again.set_weights(layer.get_weights())
+    assert again.position_encoding.get_config()["layout"] == "concatenated"
+    assert_close(again(IDS), layer(IDS), atol=0)
+    plain = embedding(position_encoding="sinusoidal")
+    plain.set_weights(layer.get_weights())
+    assert np.abs(to_numpy(plain(IDS)) - to_numpy(layer(IDS))).max() > 0.1
+
+
+def test_positions_may_be_given():
+    layer = embedding(position_encoding="learned", max_length=7)
+    positions = np.array([6, 5, 4, 3, 2])
+    expected = to_numpy(layer.tokens.embeddings)[IDS] + to_numpy(layer.positions.embeddings)[positions]
+    assert_close(layer(IDS, positions=positions), expected)
+
+
+def test_segments_that_are_not_given_are_zero():
+    layer = embedding(num_segments=2)
+    assert_close(layer(IDS), layer(IDS, segment_ids=np.zeros_like(IDS)), atol=0)
+
+
+def test_reverse_gives_the_products_with_the_token_table():
+    layer = embedding(scale=True, position_encoding="sinusoidal", normalization="rms_norm")
+    x = normal(2, 5, D)
+    assert_close(layer(x, reverse=True), x @ to_numpy(layer.tokens.embeddings).T, atol=3e-6)
+    symbolic = layer(keras.Input((None, D)), reverse=True)
+    assert symbolic.shape == (None, None, V)
+
+
+def test_the_mask_is_where_there_is_no_padding_id():
+    assert to_numpy(embedding().compute_mask(IDS)).astype(int).tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert to_numpy(embedding(padding_id=9).compute_mask(IDS)).astype(int)[1].tolist() == [1, 1, 1, 1, 0]
+    assert embedding(padding_id=None).compute_mask(IDS) is None
+
+
+def test_a_given_mask_counts_instead_of_the_padding_id():
+    from keras.src.backend import get_keras_mask
+
+    layer = embedding(position_encoding="sinusoidal")
+    mask = np.array([[False, False, True, True, True]] * 2)
+    output = layer(IDS, mask=mask)
+    assert_close(get_keras_mask(output), mask)
+    shifted = layer(IDS, mask=np.ones_like(mask), positions=np.array([0, 0, 0, 1, 2]))
+    assert_close(to_numpy(output)[:, 2:], to_numpy(shifted)[:, 2:])
+
+
+def test_dropout_drops_in_training_only():
+    layer = embedding(dropout=0.5)
+    assert_close(layer(IDS), to_numpy(layer.tokens.embeddings)[IDS])
+    dropped = to_numpy(layer(IDS, training=True))
+    assert 0.2 < (dropped == 0).mean() < 0.8
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+def test_every_integer_dtype_reads_the_same_rows(dtype):
+    layer = embedding(position_encoding="sinusoidal")
+    assert_close(layer(IDS.astype(dtype)), layer(IDS), atol=0)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (IDS.astype("float32"), "`inputs` must be integers. Received: inputs of dtype float32"),
+        (IDS > 3, "`inputs` must be integers. Received: inputs of dtype bool"),
+        (IDS + 4, r"`inputs` must be in \[0, 23\). Received: 26 in inputs of shape \(2, 5\)"),
+        (IDS - 1, r"`inputs` must be in \[0, 23\). Received: -1 in inputs of shape \(2, 5\)"),
+    ],
+)
+def test_ids_that_are_no_rows_of_the_table_are_refused(ids, message):
+    with pytest.raises(ValueError, match=message):
+        TokenEmbedding(V, D)(ids)
+
+
+def test_segments_outside_their_table_are_refused():
+    with pytest.raises(ValueError, match=r"`segment_ids` must be in \[0, 2\). Received: 2 in segment_ids"):
+        embedding(num_segments=2)(IDS, segment_ids=np.full_like(IDS, 2))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("wrong", [V, -1])
+def test_a_graph_refuses_ids_outside_the_table(wrong):
+    import tensorflow as tf
+
+    graph = tf.function(embedding(), input_signature=[tf.TensorSpec((None, None), tf.int32)])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"is not in \[0, 23\)"):
+        graph(np.array([[1, wrong]], "int32"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"vocabulary_size": 0}, "`vocabulary_size` must be a positive integer. Received: vocabulary_size=0"),
+        ({"hidden_dim": -2}, "`hidden_dim` must be a positive integer. Received: hidden_dim=-2"),
+        ({"padding_id": V}, r"`padding_id` must be None or in \[0, vocabulary_size\). Received: padding_id=23"),
+        ({"position_encoding": "learnt"}, "`position_encoding` must be one of .*Received: position_encoding='learnt'"),
+        ({"position_encoding": "learned"}, "`max_length` must be given with learned positions. Received: max_length=N"),
+        ({"max_length": 0}, "`max_length` must be a positive integer or None. Received: max_length=0"),
+        ({"num_segments": -1}, "`num_segments` must be a positive integer. Received: num_segments=-1"),
+        ({"normalization": "batch"}, "`normalization` must be one of .*Received: normalization='batch'"),
+        ({"layer_norm_epsilon": 0}, "`layer_norm_epsilon` must be a positive finite .*layer_norm_epsilon=0"),
+        ({"dropout": -0.1}, r"`dropout` must be a number in \[0, 1\). Received: dropout=-0.1"),
+    ],
+)
+def test_a_constructor_refuses_what_cannot_work(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        TokenEmbedding(**{"vocabulary_size": V, "hidden_dim": D, **arguments})
