@@ -66,7 +66,6 @@ def export(model: keras.Model, path: str | Path, *, tokenizer: Any = None, label
 
     def write(folder):
         archive = keras.export.ExportArchive()
-        archive.track(model)
         for name, function in signatures.items():
             archive.add_endpoint(name, function)
         archive.write_out(str(folder), verbose=False)

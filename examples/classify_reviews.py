@@ -1,0 +1,120 @@
+"""Reviews -> a trained encoder -> a SavedModel that classifies raw sentences.
+
+python examples/classify_reviews.py
+python examples/classify_reviews.py --dataset imdb_reviews --data-dir PREPARED_TFDS_FOLDER
+
+MACHINE AND FIGURES
+"""
+
+import argparse
+import os
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import tensorflow as tf
+
+from keras_tx import data, models, plots, serving, text
+
+SENTENCES = [
+    "Not dull at all: I expected a bore and got a moving film.",
+    "The plot was wonderful, but the acting was tedious.",
+    "Although the script is silly, the film as a whole is a triumph.",
+]
+# Short reviews in which word order decides want two layers; long ones from life want more words and more dropout.
+SHORT = {"vocabulary_size": 2000, "num_layers": 2, "num_heads": 4, "dropout": 0.0, "epochs": 6}
+LONG = {"vocabulary_size": 16000, "num_layers": 1, "num_heads": 2, "dropout": 0.3, "epochs": 5}
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--dataset", default="sample", help='"sample", a TFDS name, or a .jsonl, .csv or .tsv file')
+parser.add_argument("--data-dir", help="folder in which TFDS has prepared the dataset")
+parser.add_argument("--epochs", type=int, help="the most epochs; early stopping may end before")
+parser.add_argument("--out", default="saved_models", help="folder of exports")
+arguments = parser.parse_args()
+start = time.time()
+keras.utils.set_random_seed(1)
+settings = SHORT if arguments.dataset == "sample" else LONG
+epochs = arguments.epochs or settings["epochs"]
+
+# 1. Text
+dataset = data.load_dataset(arguments.dataset, data_dir=arguments.data_dir)
+held_out = len(dataset.train) // 10
+print(f"{arguments.dataset}: {len(dataset.train)} train, {len(dataset.test)} test, labels {dataset.labels}")
+
+# 2. Text -> ids, batches of similar length
+tokenizer = text.BertTokenizer.train(dataset.train.map(lambda review, label: review), settings["vocabulary_size"])
+print(f"vocabulary: {tokenizer.vocabulary_size} tokens")
+
+
+def encode(reviews):
+    return reviews.map(lambda review, label: (tokenizer(review), label), num_parallel_calls=tf.data.AUTOTUNE).cache()
+
+
+def batches(encoded):
+    return data.bucket_by_length(encoded, 32, boundaries=(16, 32, 64, 128, 192, 256, 384, 512)).prefetch(2)
+
+
+train, validation = encode(dataset.train.skip(held_out)), encode(dataset.train.take(held_out))
+train = train.shuffle(len(dataset.train), seed=1)
+test = batches(encode(dataset.test))
+
+# 3. Ids -> logits
+model = models.TextClassifier(
+    tokenizer.vocabulary_size,
+    num_classes=len(dataset.labels),
+    num_layers=settings["num_layers"],
+    hidden_dim=64,
+    num_heads=settings["num_heads"],
+    intermediate_dim=128,
+    dropout=settings["dropout"],
+    embedding_options={"position_encoding": "learned", "max_length": tokenizer.max_length},
+    encoder_options={"normalize_first": True, "attention_dropout": 0.0},
+)
+model.summary()
+
+# 4. Fit
+steps = epochs * (len(dataset.train) - held_out) // 32
+schedule = keras.optimizers.schedules.CosineDecay(0.0, steps, warmup_target=1e-3, warmup_steps=steps // 20)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+# Without XLA: on CPUs it makes random numbers, and so dropout, many times slower.
+model.compile(keras.optimizers.AdamW(schedule), loss, metrics=["accuracy"], jit_compile=False)
+name = os.path.splitext(os.path.basename(arguments.dataset))[0]
+out = os.path.join(arguments.out, name)
+callbacks = [
+    keras.callbacks.EarlyStopping("val_accuracy", patience=2, restore_best_weights=True),
+    keras.callbacks.TensorBoard(os.path.join("logs", name)),
+]
+history = model.fit(batches(train), validation_data=batches(validation), epochs=epochs, callbacks=callbacks)
+
+# 5. Evaluate, beside a logistic regression on the same tokens without their order
+bag_of_words = keras.Sequential(
+    [
+        keras.layers.Embedding(tokenizer.vocabulary_size, len(dataset.labels), mask_zero=True),
+        keras.layers.GlobalAveragePooling1D(),
+    ]
+)
+bag_of_words.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy"], jit_compile=False)
+tokens = [part.map(lambda features, label: (features["token_ids"], label)) for part in (batches(train), test)]
+bag_of_words.fit(tokens[0], epochs=5, verbose=0)
+accuracy = model.evaluate(test, verbose=0)[1]
+print(f"test accuracy {accuracy:.4f}; bag of words {bag_of_words.evaluate(tokens[1], verbose=0)[1]:.4f}")
+
+# 6. Export and check
+version = serving.export(model, out, tokenizer=tokenizer, labels=dataset.labels)
+report = serving.check(version)
+print(report)
+
+# 7. Raw sentences to the export, and pictures
+served = tf.saved_model.load(str(version)).signatures
+answers = served["serving_default"](text=tf.constant(SENTENCES))
+for sentence, label, probabilities in zip(
+    SENTENCES, *(answers[key].numpy() for key in ("label", "probabilities")), strict=True
+):
+    print(f"{label.decode():>10} {probabilities.max():.3f}  {sentence}")
+explained = served["explain"](text=tf.constant(SENTENCES[:1]))
+words = [token.decode() for token in explained["tokens"][0].numpy()]
+plots.training_curves(history, f"{out}/training_curves.png")
+plots.attention_map(explained["scores"][0], words, f"{out}/attention.png", title=SENTENCES[0])
+print(f"{version}, {out}/training_curves.png, {out}/attention.png after {time.time() - start:.0f} s")
+raise SystemExit(not report.ok)

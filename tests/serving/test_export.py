@@ -1,0 +1,281 @@
+"""What leaves answers as the live model does."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.serving import check, export
+from keras_tx.text import BertTokenizer
+from tests.tools import SHARED, assert_close, randomize, to_numpy
+
+pytestmark = pytest.mark.tensorflow
+
+TEXTS = [
+    "",
+    "the cat sat",
+    "Not wonderful but dull, cafés 🎬 電影",
+    b"\xff\xfe cat \x80",
+    "the [SEP] cat [PAD] sat [MASK]",
+    "one two three " * 40,  # longer than the tokenizer lets through
+]
+
+
+def rows(path, **inputs):
+    """A loaded version's answers, and inputs of NumPy."""
+    return {
+        name: to_numpy(x) for name, x in path(**{k: keras.ops.convert_to_tensor(v) for k, v in inputs.items()}).items()
+    }
+
+
+def strings(values):
+    return [value.decode() for value in np.ravel(values)]
+
+
+def load(path):
+    import tensorflow as tf
+
+    return tf.saved_model.load(str(path)).signatures
+
+
+def assert_answers_texts(signature, model, tokenizer, live, labels, atol=1e-6):
+    """In one batch and one by one, against Keras with each text alone."""
+    import tensorflow as tf
+
+    together = signature(text=tf.constant(TEXTS))
+    for i, text in enumerate(TEXTS):
+        features = tokenizer(text)
+        if not model.embedding.num_segments:
+            features = {"token_ids": features["token_ids"]}
+        expected = live(model, **features)
+        alone = signature(text=tf.constant([text]))
+        for answer, row in ((together, i), (alone, 0)):
+            assert_close(answer["probabilities"][row], expected, atol=atol, rtol=0)
+            assert answer["label"][row].numpy().decode() == labels[int(np.argmax(expected))]
+
+
+def test_the_default_signature_answers_texts_as_the_live_model_does(exported, tokenizer, live):
+    assert_answers_texts(
+        exported.signatures["serving_default"], exported.model, tokenizer, live, ["bad", "so-so", "good"]
+    )
+
+
+def test_what_stands_beyond_the_lengths_does_not_count(exported, live):
+    """A server fills short rows up with their first value, so padding may be any id."""
+    generator = np.random.default_rng(0)
+    lengths = np.array([1, 4, 7, 2], "int32")
+    real = [generator.integers(1, exported.model.vocabulary_size, n) for n in lengths]
+    expected = [live(exported.model, token_ids=row) for row in real]
+    for width in (7, 11):
+        for fill in ("zeros", "first value", "garbage"):
+            token_ids = generator.integers(0, exported.model.vocabulary_size, (4, width)).astype("int32")
+            for i, row in enumerate(real):
+                if fill != "garbage":
+                    token_ids[i] = row[0] if fill == "first value" else 0
+                token_ids[i, : len(row)] = row
+            answer = rows(exported.signatures["tokens"], token_ids=token_ids, lengths=lengths)
+            assert_close(answer["probabilities"], expected, atol=1e-6, rtol=0)
+
+
+def test_a_row_of_length_zero_and_no_columns_at_all_get_the_answer_of_padding(exported, live):
+    expected = live(exported.model, token_ids=[0])
+    for token_ids in (np.full((1, 3), 9, "int32"), np.zeros((1, 0), "int32")):
+        answer = rows(exported.signatures["tokens"], token_ids=token_ids, lengths=np.zeros(1, "int32"))
+        assert_close(answer["probabilities"][0], expected)
+
+
+def test_ids_and_texts_get_the_same_answer(exported, tokenizer):
+    import tensorflow as tf
+
+    token_ids = to_numpy(tokenizer(TEXTS[:4])["token_ids"])
+    lengths = (token_ids != tokenizer.pad_id).sum(1).astype("int32")
+    by_ids = rows(exported.signatures["tokens"], token_ids=token_ids, lengths=lengths)
+    by_text = exported.signatures["serving_default"](text=tf.constant(TEXTS[:4]))
+    assert_close(by_ids["probabilities"], by_text["probabilities"], atol=0, rtol=0)
+    assert strings(by_ids["label"]) == strings(to_numpy(by_text["label"]))
+
+
+def test_explain_shows_the_tokens_and_where_each_looks(exported, tokenizer):
+    import tensorflow as tf
+
+    texts = [text for text in TEXTS if "[PAD]" not in str(text)]
+    answer = {name: to_numpy(x) for name, x in exported.signatures["explain"](text=tf.constant(texts)).items()}
+    token_ids = to_numpy(tokenizer(texts)["token_ids"])
+    assert strings(answer["tokens"]) == [tokenizer.vocabulary[i] for i in token_ids.ravel()]
+    batch, length = token_ids.shape
+    scores = answer["scores"]  # (B, L, N, T, T)
+    assert scores.shape == (batch, 2, 2, length, length)
+    for row, count in enumerate((token_ids != 0).sum(1)):
+        assert_close(scores[row, :, :, :count, :].sum(-1), np.ones((2, 2, count)))
+        assert not scores[row, :, :, :, count:].any()
+    assert_close(scores, exported.model.attention_scores(token_ids))
+    default = exported.signatures["serving_default"](text=tf.constant(texts))
+    assert_close(answer["probabilities"], default["probabilities"])
+
+
+def test_an_empty_batch_has_an_empty_answer(exported):
+    import tensorflow as tf
+
+    for name in ("serving_default", "explain"):
+        answer = exported.signatures[name](text=tf.constant([], tf.string))
+        assert answer["probabilities"].shape == (0, 3) and answer["label"].shape == (0,)
+    none = {"token_ids": np.zeros((0, 4), "int32"), "lengths": np.zeros(0, "int32")}
+    assert rows(exported.signatures["tokens"], **none)["probabilities"].shape == (0, 3)
+
+
+def test_the_weights_leave_and_the_optimizer_stays(exported):
+    import tensorflow as tf
+
+    variables = tf.train.list_variables(str(exported.path / "variables" / "variables"))
+    shapes = [tuple(shape) for name, shape in variables if not name.startswith("_CHECKPOINTABLE")]
+    assert sorted(shapes) == sorted(tuple(weight.shape) for weight in exported.model.weights)
+
+
+def test_a_loaded_model_with_segments_and_probabilities_leaves_as_the_original(make, tokenizer, live, tmp_path):
+    options = dict(num_segments=2, position_encoding="learned", max_length=16, normalization="layer_norm")
+    model = make(activation="softmax", pooling="first", embedding_options=options)
+    model.save(tmp_path / "model.keras")
+    path = export(keras.saving.load_model(tmp_path / "model.keras"), tmp_path / "reviews", tokenizer=tokenizer)
+    signatures = load(path)
+    assert_answers_texts(signatures["serving_default"], model, tokenizer, live, ["0", "1", "2"])
+    ids = np.array([[2, 6, 7, 3]], "int32")
+    answer = rows(signatures["tokens"], token_ids=ids, lengths=np.array([4], "int32"))
+    assert_close(answer["probabilities"][0], model({"token_ids": ids, "segment_ids": 0 * ids})[0])
+
+
+def test_half_precision_leaves_as_float32_and_passes_its_own_check(make, tokenizer, live, tmp_path):
+    model = make(dtype="float16")
+    path = export(model, tmp_path / "reviews", tokenizer=tokenizer)
+    signatures = load(path)
+    assert_answers_texts(signatures["serving_default"], model, tokenizer, live, ["0", "1", "2"], atol=8e-3)
+    dtypes = {x.dtype.name for signature in signatures.values() for x in signature.structured_outputs.values()}
+    assert dtypes == {"float32", "string"}
+    report = check(path)
+    assert report.ok, report
+    assert report.parity["tolerance"] == 8 * np.finfo("float16").eps
+
+
+def test_without_a_tokenizer_ids_are_the_default(make, live, tmp_path):
+    model = make(dtype="mixed_bfloat16")
+    path = export(model, tmp_path / "reviews")
+    signatures = load(path)
+    assert set(signatures) == {"serving_default", "tokens"} and not (path / "assets.extra").exists()
+    row = np.array([[2, 6, 7, 3]], "int32")
+    answer = rows(signatures["serving_default"], token_ids=row, lengths=np.array([3], "int32"))
+    assert answer["probabilities"].dtype == "float32"
+    assert_close(answer["probabilities"][0], live(model, token_ids=row[0, :3]), atol=0.03)
+
+
+def test_two_exports_at_once_are_two_versions(make, live, tmp_path):
+    models = [make(), randomize(make(), seed=5)]
+    paths = [None, None]
+
+    def run(i):
+        paths[i] = export(models[i], tmp_path)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert {path.name for path in paths} == {"1", "2"}
+    for model, path in zip(models, paths, strict=True):
+        answer = rows(load(path)["tokens"], token_ids=np.array([[2, 6, 3]], "int32"), lengths=np.array([3], "int32"))
+        assert_close(answer["probabilities"][0], live(model, token_ids=[2, 6, 3]))
+
+
+@pytest.mark.parametrize(
+    "token_ids, lengths, message",
+    [
+        ([[2, 81]], [2], r"token_ids must be in \[0, 71\).*81"),
+        ([[2, -1]], [1], r"token_ids must be in \[0, 71\).*-1"),
+        ([[2, 3]], [3], r"lengths must be between 0 and the width of token_ids.*3"),
+        ([[2, 3]], [-1], r"lengths must be between 0 and the width of token_ids.*-1"),
+        ([[2, 3], [2, 3]], [2], r"lengths must be one for each row of token_ids.*2"),
+        ([[2, 3]], [2, 2], r"lengths must be one for each row of token_ids.*2 2"),
+    ],
+)
+def test_ids_and_lengths_that_cannot_be_are_refused_by_the_graph(exported, token_ids, lengths, message):
+    import tensorflow as tf
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        exported.signatures["tokens"](token_ids=tf.constant(token_ids), lengths=tf.constant(lengths))
+
+
+def test_only_a_text_classifier_can_leave(tmp_path):
+    with pytest.raises(TypeError, match="`model` must be a TextClassifier. Received: model of type Sequential"):
+        export(keras.Sequential(), tmp_path)
+
+
+def test_a_model_whose_outputs_are_no_distribution_is_refused(make, tmp_path):
+    with pytest.raises(ValueError, match="`activation` must be None or 'softmax'. Received: activation=sigmoid"):
+        export(make(activation="sigmoid"), tmp_path)
+
+
+def test_a_model_without_padding_is_refused(make, tmp_path):
+    with pytest.raises(ValueError, match="`model` must have a padding id.*padding_id=None"):
+        export(make(embedding_options={"padding_id": None}), tmp_path)
+
+
+@pytest.mark.parametrize("labels", [["a", "b"], ["a", "b", "c", "d"], [0, 1, 2], ["a", "b", None], "abc", 3])
+def test_labels_must_be_a_string_for_each_class(exported, tmp_path, labels):
+    with pytest.raises(ValueError, match="`labels` must be a list of 3 strings") as error:
+        export(exported.model, tmp_path, labels=labels)
+    assert f"Received: labels={labels!r}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"vocabulary": [*"abc"]}, "more tokens than the model. Received: tokenizer.vocabulary_size=74, model.*=71"),
+        ({"pad_token": "[UNK]", "unknown_token": "[PAD]"}, "for padding. Received: tokenizer.pad_id=1, padding_id=0"),
+        ({"max_length": 17}, "longer than the positions .* tokenizer.max_length=17, max_length=16"),
+    ],
+)
+@pytest.mark.parametrize("as_layer", [False, True])
+def test_a_tokenizer_that_does_not_fit_is_refused(make, tokenizer, tmp_path, options, message, as_layer):
+    from keras_tx.layers import LearnedPositionalEncoding
+
+    layer = {"position_encoding": LearnedPositionalEncoding(16)}
+    model = make(embedding_options=layer if as_layer else {"position_encoding": "learned", "max_length": 16})
+    more = [token.upper() for token in options.get("vocabulary", [])]
+    config = tokenizer.get_config() | options | {"vocabulary": tokenizer.vocabulary + more}
+    with pytest.raises(ValueError, match="`tokenizer` must .*" + message):
+        export(model, tmp_path, tokenizer=BertTokenizer(**config))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tokenizer_of_another_kind_is_refused(exported, tmp_path):
+    with pytest.raises(TypeError, match="`tokenizer` must be a BertTokenizer. Received: tokenizer of type function"):
+        export(exported.model, tmp_path, tokenizer=lambda texts: texts)
+
+
+def test_another_backend_is_refused_by_name(tmp_path):
+    pytest.importorskip("jax")
+    code = "import keras_tx.serving as s; s.export(None, 'x')"
+    environment = {**os.environ, "KERAS_BACKEND": "jax"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert "RuntimeError: `export` needs the TensorFlow backend" in run.stderr
+    assert "Received: the backend jax" in run.stderr
+
+
+@pytest.mark.skipif(not (SHARED / "tools" / "stock_server.py").exists(), reason="needs shared/tools")
+def test_a_server_without_python_tensorflow_gives_the_same_answers(exported, tokenizer, live):
+    texts, ids = ["the cat sat", "but dull!"], [[2, 6, 7, 3], [2, 3, 9, 9]]
+    given = {name: {"text": texts} for name in ("serving_default", "explain")}
+    given["tokens"] = {"token_ids": ids, "lengths": [4, 2]}
+    server = [str(SHARED / "tools" / "stock_server.py"), sysconfig.get_path("purelib"), str(exported.path), "--noxla"]
+    run = subprocess.run([sys.executable, *server, f"--input={json.dumps(given)}"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    answers = {line.split()[0]: line[line.index("{") :] for line in run.stdout.splitlines() if "first" in line}
+    assert set(answers) == {"serving_default", "tokens", "explain"}
+    first = {"token_ids": tokenizer(texts[0])["token_ids"]}
+    for name, row in (("serving_default", first), ("explain", first), ("tokens", {"token_ids": ids[0]})):
+        shape, values = ast.literal_eval(answers[name])["probabilities"]
+        assert shape == (2, 3)
+        assert_close(values, live(exported.model, **row)[:2])

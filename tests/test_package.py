@@ -1,0 +1,124 @@
+"""What holds for the package as a whole: its face, its imports, its manners."""
+
+import ast
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import keras_tx
+from keras_tx.optional import Lazy
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = sorted((ROOT / "keras_tx").rglob("*.py"))
+# A file imports only from folders to the left of its own; those in one place import nothing of each other.
+ORDER = [["checks", "optional", "version"], ["text"], ["data"], ["layers"], ["generation", "training"], ["models"]]
+ORDER += [["pretrained"], ["serving"], ["plots"]]
+RANK = {folder: rank for rank, folders in enumerate(ORDER) for folder in folders}
+PUBLIC = ["data", "layers", "models", "serving", "text", "plots"]
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "keras_tx":
+            yield from (f"keras_tx.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+
+
+def own_folder(path):
+    return path.relative_to(ROOT / "keras_tx").parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_imports_only_from_the_left(path):
+    folder = own_folder(path)
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "keras_tx" and folder != "__init__" and parts[1] != folder:
+            assert RANK[parts[1]] < RANK[folder], f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_is_short_and_has_no_assert_and_no_pickle(path):
+    source = path.read_text()
+    assert len(source.splitlines()) <= 400
+    assert not any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(source)))
+    assert not {name.split(".")[0] for name in imports(path)} & {"pickle", "joblib", "dill", "shelve", "marshal"}
+    assert path.name == "__init__.py" or ast.get_docstring(ast.parse(source)) or path.name == "version.py"
+
+
+@pytest.mark.parametrize("folder", PUBLIC)
+def test_public_names_are_documented_and_made_in_the_package(folder):
+    module = importlib.import_module(f"keras_tx.{folder}")
+    for name in getattr(module, "__all__", ["attention_map", "training_curves"]):
+        thing = getattr(module, name)
+        assert thing.__module__.startswith("keras_tx.")
+        assert len(thing.__doc__.split()) > 8, name
+
+
+def test_init_files_only_import():
+    for path in FILES:
+        if path.name == "__init__.py":
+            for node in ast.parse(path.read_text()).body:
+                is_all = isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
+                assert is_all or isinstance(node, (ast.ImportFrom, ast.Expr)), path
+
+
+def test_all_names_are_those_that_are_imported():
+    for folder in PUBLIC:
+        path = ROOT / "keras_tx" / folder / "__init__.py"
+        if path.exists():
+            imported = [
+                a.name for n in ast.parse(path.read_text()).body if isinstance(n, ast.ImportFrom) for a in n.names
+            ]
+            assert sorted(imported) == importlib.import_module(f"keras_tx.{folder}").__all__
+
+
+def test_every_public_layer_and_model_registers_under_keras_tx():
+    import keras
+
+    for module in (keras_tx.layers, keras_tx.models):
+        for name in module.__all__:
+            assert keras.saving.get_registered_name(getattr(module, name)) == f"keras_tx>{name}"
+
+
+def test_importing_the_package_imports_no_extra():
+    code = (
+        "import json, sys, keras; before = set(sys.modules); import keras_tx; "
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"tensorflow_text", "tensorflow_datasets", "tokenizers", "transformers", "sacrebleu"}
+    assert not heavy & {name.split(".")[0] for name in json.loads(run.stdout.splitlines()[-1])}
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_layers_and_models_run_where_tensorflow_is_not_installed(backend):
+    pytest.importorskip(backend)
+    code = (
+        "import sys; sys.modules['tensorflow'] = None; import keras_tx, numpy as np; "
+        "model = keras_tx.models.TextClassifier(11, 2); print(model(np.array([[1, 2, 0]])).shape)"
+    )
+    environment = {**os.environ, "KERAS_BACKEND": backend}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    assert "1, 2" in run.stdout
+
+
+def test_a_missing_extra_is_named_with_what_to_install():
+    with pytest.raises(ImportError, match=r"`no_such_module` is needed here .* pip install 'keras-tx\[text\]'"):
+        Lazy("no_such_module", extra="text").anything
+    with pytest.raises(ImportError, match="pip install 'no_such_module'"):
+        Lazy("no_such_module").anything
+
+
+def test_the_version_is_the_changelog_s():
+    assert re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1] == keras_tx.__version__
