@@ -52,12 +52,15 @@ def encode(reviews):
 
 
 def batches(encoded):
-    return data.bucket_by_length(encoded, 32, boundaries=(16, 32, 64, 128, 192, 256, 384, 512)).prefetch(2)
+    bucketed = data.bucket_by_length(encoded, 32, boundaries=(16, 32, 64, 128, 192, 256, 384, 512))
+    count = sum(1 for _ in bucketed)  # tokenizes into the cache, and tells the progress bar how far it is
+    return bucketed.apply(tf.data.experimental.assert_cardinality(count)).prefetch(2)
 
 
-train, validation = encode(dataset.train.skip(held_out)), encode(dataset.train.take(held_out))
-train = train.shuffle(len(dataset.train), seed=1)
+train = batches(encode(dataset.train.skip(held_out)).shuffle(len(dataset.train), seed=1))
+validation = batches(encode(dataset.train.take(held_out)))
 test = batches(encode(dataset.test))
+print(f"tokenized after {time.time() - start:.0f} s")
 
 # 3. Ids -> logits
 model = models.TextClassifier(
@@ -74,7 +77,7 @@ model = models.TextClassifier(
 model.summary()
 
 # 4. Fit
-steps = epochs * (len(dataset.train) - held_out) // 32
+steps = epochs * len(train)
 schedule = keras.optimizers.schedules.CosineDecay(0.0, steps, warmup_target=1e-3, warmup_steps=steps // 20)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # Without XLA: on CPUs it makes random numbers, and so dropout, many times slower.
@@ -85,7 +88,7 @@ callbacks = [
     keras.callbacks.EarlyStopping("val_accuracy", patience=2, restore_best_weights=True),
     keras.callbacks.TensorBoard(os.path.join("logs", name)),
 ]
-history = model.fit(batches(train), validation_data=batches(validation), epochs=epochs, callbacks=callbacks)
+history = model.fit(train, validation_data=validation, epochs=epochs, callbacks=callbacks)
 
 # 5. Evaluate, beside a logistic regression on the same tokens without their order
 bag_of_words = keras.Sequential(
@@ -95,7 +98,7 @@ bag_of_words = keras.Sequential(
     ]
 )
 bag_of_words.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy"], jit_compile=False)
-tokens = [part.map(lambda features, label: (features["token_ids"], label)) for part in (batches(train), test)]
+tokens = [part.map(lambda features, label: (features["token_ids"], label)) for part in (train, test)]
 bag_of_words.fit(tokens[0], epochs=5, verbose=0)
 accuracy = model.evaluate(test, verbose=0)[1]
 print(f"test accuracy {accuracy:.4f}; bag of words {bag_of_words.evaluate(tokens[1], verbose=0)[1]:.4f}")

@@ -1,5 +1,6 @@
 """Checks of constructor arguments. Each error names the argument, the rule and the received value."""
 
+import inspect
 from collections.abc import Collection
 from typing import Any
 
@@ -33,3 +34,13 @@ def one_of(name: str, value: Any, allowed: Collection) -> Any:
     if value not in allowed:
         raise ValueError(f"The argument `{name}` must be one of {list(allowed)}. Received: {name}={value!r}")
     return value
+
+
+def options_of(name: str, value: Any, layer: type, given: Collection[str] = ()) -> dict:
+    """Returns a copy of the dict `value` if its keys are keyword arguments of `layer`, `given` ones left out."""
+    parameters = inspect.signature(layer.__init__).parameters.values()  # type: ignore[misc]
+    allowed = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in ("self", *given)]
+    options = {} if value is None else value
+    if not isinstance(options, dict) or not set(options) <= set(allowed):
+        raise ValueError(f"The argument `{name}` must be a dict with keys among {allowed}. Received: {name}={value!r}")
+    return dict(options)

@@ -59,7 +59,7 @@ def training_curves(history: Any, path: str | os.PathLike | None = None) -> Any:
             label = f"best: {value:.4g} in epoch {where}"
             axes.plot([where], [value], "o", color="black", markersize=9, fillstyle="none", label=label)
         axes.set(xlabel="epoch", ylabel=metric.replace("_", " "))
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     return _saved(figure, path)

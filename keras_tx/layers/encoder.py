@@ -80,7 +80,9 @@ class EncoderLayer(MaskedLayer):
         self.normalization = checks.one_of("normalization", normalization, NORMALIZATIONS)
         self.layer_norm_epsilon = checks.positive_float("layer_norm_epsilon", layer_norm_epsilon)
         self.kernel_initializer = initializers.get(kernel_initializer)
-        self.attention_options = dict(attention_options or {})
+        self.attention_options = checks.options_of(
+            "attention_options", attention_options, MultiHeadAttention, given=("num_heads",)
+        )
 
     def build(self, inputs_shape):
         hidden_dim = inputs_shape[-1]

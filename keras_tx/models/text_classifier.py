@@ -62,7 +62,14 @@ class TextClassifier(keras.Model):
         if checks.positive_int("num_classes", num_classes) < 2:
             raise ValueError(f"`num_classes` must be at least 2; yes or no are 2. Received: num_classes={num_classes}")
         intermediate_dim = 4 * hidden_dim if intermediate_dim is None else intermediate_dim
-        embedding_options = {"position_encoding": "sinusoidal", **(embedding_options or {})}
+        embedding_options = {
+            "position_encoding": "sinusoidal",
+            **checks.options_of(
+                "embedding_options", embedding_options, TokenEmbedding, ("vocabulary_size", "hidden_dim")
+            ),
+        }
+        sizes = ("num_layers", "num_heads", "intermediate_dim")
+        encoder_options = checks.options_of("encoder_options", encoder_options, Encoder, sizes)
 
         # Layers
         embedding = TokenEmbedding(
@@ -72,7 +79,7 @@ class TextClassifier(keras.Model):
             num_layers,
             num_heads,
             intermediate_dim,
-            **{"dropout": dropout, **(encoder_options or {})},
+            **{"dropout": dropout, **encoder_options},
             dtype=dtype,
             name="encoder",
         )
@@ -99,7 +106,7 @@ class TextClassifier(keras.Model):
         self.dropout = dropout
         self.activation = activations.get(activation)
         self.embedding_options = embedding_options
-        self.encoder_options = dict(encoder_options or {})
+        self.encoder_options = encoder_options
         self.embedding, self.encoder = embedding, encoder
 
     def call(self, inputs, training=None, mask=None, **kwargs):

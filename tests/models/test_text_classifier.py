@@ -153,6 +153,8 @@ def test_the_summary_names_the_parts():
         ({"hidden_dim": 10}, "divisible by `num_heads`.* Received: hidden_dim=10, num_heads=3"),
         ({"num_layers": 0}, "`num_layers` must be a positive integer. Received: num_layers=0"),
         ({"intermediate_dim": -4}, "`intermediate_dim` must be a positive integer. Received: intermediate_dim=-4"),
+        ({"encoder_options": {"num_layers": 1}}, "`encoder_options` must be a dict with keys among .*'num_layers': 1"),
+        ({"embedding_options": {"dim": 1}}, "`embedding_options` must be a dict with keys among .*'dim': 1"),
         ({"pooling": "last"}, "`pooling` must be one of .*Received: pooling='last'"),
         ({"dropout": 1.5}, "`dropout` must be a number .*Received: dropout=1.5"),
     ],
