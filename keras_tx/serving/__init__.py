@@ -1,4 +1,4 @@
-from keras_tx.serving.audit import Report, check
+from keras_tx.serving.check import Report, check
 from keras_tx.serving.export import export
 
 __all__ = ["Report", "check", "export"]

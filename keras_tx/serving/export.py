@@ -65,7 +65,7 @@ def export(model: keras.Model, path: str | Path, *, tokenizer: Any = None, label
     signatures = classifier_signatures(model, tokenizer, labels)
 
     def write(folder):
-        archive = keras.export.ExportArchive()
+        archive = keras.export.ExportArchive()  # its endpoints bring the weights; `track` would write each twice
         for name, function in signatures.items():
             archive.add_endpoint(name, function)
         archive.write_out(str(folder), verbose=False)

@@ -29,13 +29,19 @@ def classifier_signatures(model, tokenizer, labels):
     def with_segments(features):
         return features if model.embedding.num_segments else {"token_ids": features["token_ids"]}
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "text")])
-    def text_in(text):
-        return classify(with_segments(tokenizer(text)))
+    strings = tf.TensorSpec([None], tf.string, "text")
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "text")])
+    @tf.function(input_signature=[strings])
+    def encode(text):  # traced once, for both
+        return with_segments(tokenizer(text))
+
+    @tf.function(input_signature=[strings])
+    def text_in(text):
+        return classify(encode(text))
+
+    @tf.function(input_signature=[strings])
     def explain(text):
-        features = with_segments(tokenizer(text))
+        features = encode(text)
         tokens = tf.gather(tf.constant(tokenizer.vocabulary), features["token_ids"])
         return {**classify(features), "tokens": tokens, "scores": model.attention_scores(**features)}
 

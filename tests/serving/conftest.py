@@ -1,4 +1,4 @@
-"""A tokenizer of 80 tokens, tiny classifiers, and one of them exported."""
+"""A small tokenizer, tiny classifiers, and one of them exported."""
 
 from types import SimpleNamespace
 

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from keras_tx.serving.audit import check
+from keras_tx.serving.check import check
 
 DESCRIPTION = "Loads a version in a clean process and judges it. Exit code: 0 it is in order, 1 not, 2 there is none."
 

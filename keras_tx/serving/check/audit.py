@@ -90,6 +90,8 @@ def check(path: str | Path) -> Report:
     problems = [f"the op {op} cannot run on a stock server" for op in unservable]
     problems += [f"the op {op} is not in a stock server" for op in unknown]
     problems += found["problems"]
+    if not (found["problems"] or found["signatures"]):
+        problems.append("it has no signatures, so nothing to answer")
     if parity and not parity["difference"] <= parity["tolerance"]:  # NaN is not
         problems.append(
             f"probabilities differ from the live model's by {parity['difference']:.1e}, over {parity['tolerance']:.1e}"
@@ -98,4 +100,4 @@ def check(path: str | Path) -> Report:
         problems.append("labels differ from the live model's")
     if parity and not parity["empty_batch"]:
         problems.append("an empty batch has no empty answer")
-    return Report(path, found.get("signatures", {}), parity, problems)
+    return Report(path, found["signatures"], parity, problems)

@@ -1,0 +1,198 @@
+"""`check` finds what would keep a version from answering on a stock server."""
+
+import json
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from keras_tx.serving import check
+from keras_tx.serving.check import audit
+from keras_tx.serving.check.__main__ import main
+
+pytestmark = pytest.mark.tensorflow
+
+PARITY = "assets.extra/keras_tx_parity.json"
+
+
+def off_by_a_thousandth(answers):
+    answers["probabilities"][2][1] += 1e-3
+
+
+def not_a_number(answers):
+    answers["probabilities"][0][0] = float("nan")
+    answers["label"][1] = "another"
+
+
+def tampered(tamper):
+    def make(folder):
+        answers = json.loads((folder / PARITY).read_text())
+        tamper(answers)
+        (folder / PARITY).write_text(json.dumps(answers))
+
+    return make
+
+
+def without_variables(folder):
+    shutil.rmtree(folder / "variables")
+
+
+def unservable(folder):
+    """What TensorFlow and tensorflow_text can do here and a stock server cannot, a signature each."""
+    import keras
+    import tensorflow as tf
+    import tensorflow_text as tf_text
+
+    numbers = tf.TensorSpec([None], tf.float32, "numbers")
+    text = tf.TensorSpec([None], tf.string, "text")
+    several = [text, tf.TensorSpec([None, 3], tf.int64, "ids"), tf.TensorSpec(None, tf.float16, "any_rank")]
+    doubled = tf.function(lambda numbers: 2 * numbers, jit_compile=True)
+    trimmer = tf_text.RoundRobinTrimmer(2)
+
+    def function(function, *signature):
+        return tf.function(function, input_signature=signature).get_concrete_function()
+
+    signatures = {
+        "serving_default": function(lambda numbers: {"y": keras.ops.slice_update(numbers, [0], numbers[:1])}, numbers),
+        "python": function(lambda numbers: {"y": tf.py_function(lambda x: x, [numbers], tf.float32)}, numbers),
+        "compiled": function(lambda numbers: {"y": doubled(numbers)}, numbers),
+        "trimmer": function(
+            lambda text: {"y": trimmer.trim([tf.RaggedTensor.from_tensor(text[:, None])])[0].values}, text
+        ),
+        "in_order": function(lambda text, ids, any_rank: {"text": text, "ids": ids, "any_rank": any_rank}, *several),
+    }
+    shutil.rmtree(folder)
+    tf.saved_model.save(tf.Module(), str(folder), signatures=signatures)
+    (folder / PARITY).parent.mkdir()
+    (folder / PARITY).write_text("{}")
+
+
+def cut_short(folder):
+    whole = (folder / "saved_model.pb").read_bytes()
+    (folder / "saved_model.pb").write_bytes(whole[: len(whole) // 2])
+
+
+@pytest.fixture(scope="module")
+def copies(exported, tmp_path_factory):
+    """A version, and copies of it that each have something wrong."""
+    makers = {
+        "off_by_a_thousandth": tampered(off_by_a_thousandth),
+        "not_a_number": tampered(not_a_number),
+        "without_variables": without_variables,
+        "unservable": unservable,
+        "cut_short": cut_short,
+    }
+    folders = {"as_exported": exported.path}
+    for name, make in makers.items():
+        folders[name] = tmp_path_factory.mktemp(name) / "1"
+        shutil.copytree(exported.path, folders[name])
+        make(folders[name])
+    return folders
+
+
+@pytest.fixture(scope="module")
+def reports(copies):
+    """What `check` says of each, and of the one cut short, what the command does."""
+    command = [sys.executable, "-m", "keras_tx.serving.check", str(copies["cut_short"])]
+    with ThreadPoolExecutor(2) as pool:
+        run = pool.submit(subprocess.run, command, capture_output=True, text=True)
+        checks = {name: pool.submit(check, path) for name, path in copies.items() if name != "cut_short"}
+    return {"cut_short": run.result()} | {name: future.result() for name, future in checks.items()}
+
+
+def test_a_version_in_order_is_reported_with_what_it_answers(reports, copies, monkeypatch, capsys):
+    monkeypatch.setitem(main.__globals__, "check", lambda path: reports["as_exported"])
+    assert main([str(copies["as_exported"])]) == 0
+    first, *signatures, parity = capsys.readouterr().out.splitlines()
+    assert first == f"{copies['as_exported']}: ok"
+    assert sorted(signatures) == [
+        "  explain: text string[-1] -> label string[-1], probabilities float32[-1, 3], "
+        "scores float32[-1, 2, 2, -1, -1], tokens string[-1, -1]",
+        "  serving_default: text string[-1] -> label string[-1], probabilities float32[-1, 3]",
+        "  tokens: lengths int32[-1], token_ids int32[-1, -1] -> label string[-1], probabilities float32[-1, 3]",
+    ]
+    assert parity.startswith("  clean process, XLA off: 5 texts, largest difference to the live model ")
+    assert reports["as_exported"].parity["difference"] <= 1e-6
+
+
+def test_the_command_prints_the_report_of_a_version_that_cannot_be_read_and_exits_with_1(reports, copies):
+    run = reports["cut_short"]
+    first, problem = run.stdout.splitlines()
+    assert run.returncode == 1 and "RuntimeWarning" not in run.stderr
+    assert first == f"{copies['cut_short']}: NOT SERVABLE"
+    assert problem.startswith("  problem: it does not load: DecodeError")
+
+
+def test_the_command_does_not_take_the_name_of_the_function():
+    import keras_tx.serving.check.__main__
+
+    assert keras_tx.serving.check is check and callable(check)
+
+
+def test_no_version_at_all_is_exit_code_2(tmp_path, capsys):
+    with pytest.raises(SystemExit) as error:
+        main([str(tmp_path / "1")])
+    assert error.value.code == 2
+    assert f"`path` must be a version's folder, with a saved_model.pb. Received: path='{tmp_path}/1'" in (
+        capsys.readouterr().err
+    )
+    with pytest.raises(FileNotFoundError, match="must be a version's folder.*Received: path='.*/1'"):
+        check(tmp_path / "1")
+
+
+def test_probabilities_that_are_not_the_live_models_are_a_problem(reports):
+    report = reports["off_by_a_thousandth"]
+    assert not report.ok
+    assert report.problems == ["probabilities differ from the live model's by 1.0e-03, over 1.0e-06"]
+
+
+def test_a_difference_that_is_no_number_and_another_label_are_problems(reports):
+    assert reports["not_a_number"].problems == [
+        "probabilities differ from the live model's by nan, over 1.0e-06",
+        "labels differ from the live model's",
+    ]
+
+
+def test_missing_weights_are_a_problem(reports):
+    (problem,) = reports["without_variables"].problems
+    assert problem.startswith("it does not load: ") and "variables/variables" in problem
+
+
+def test_what_needs_xla_python_or_other_text_ops_is_named(reports):
+    report = reports["unservable"]
+    ops, runs = report.problems[:3], report.problems[3:]
+    assert ops == [
+        "the op EagerPyFunc cannot run on a stock server",
+        "the op XlaDynamicUpdateSlice cannot run on a stock server",
+        "the op TFText>RoundRobinTrim is not in a stock server",
+    ]
+    by_name = {problem.split()[0]: problem for problem in runs[:-1]}
+    assert set(by_name) == {"serving_default", "python", "compiled"}
+    assert all("fails on made-up inputs: " in problem for problem in by_name.values())
+    assert "XLA compilation disabled" in by_name["compiled"]  # no Xla op tells of it: only running does
+    assert runs[-1] == "serving_default cannot answer what the live model did: KeyError: 'text'"
+    assert report.signatures["python"]["outputs"] == {"y": ["float32", None]}
+    assert "  python: numbers float32[-1] -> y float32[...]" in str(report).splitlines()
+
+
+@pytest.mark.parametrize(
+    "commands, problem",
+    [
+        ("echo 'a last line' >&2; exit 139", "it does not load and answer (exit code 139): a last line"),
+        ("exit 1", "it does not load and answer (exit code 1): no message"),
+        ("""echo '{"signatures": {}, "problems": []}'""", "it has no signatures, so nothing to answer"),
+    ],
+)
+def test_a_server_that_dies_or_has_nothing_to_answer_is_a_problem(exported, tmp_path, monkeypatch, commands, problem):
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f"#!/bin/sh\n{commands}\n")
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(audit.sys, "executable", str(interpreter))
+    assert check(exported.path).problems == [problem]
+
+
+def test_a_server_that_takes_too_long_is_a_problem(exported, monkeypatch):
+    monkeypatch.setattr(audit, "SECONDS", 0.01)
+    assert check(exported.path).problems == ["it did not load and answer in 0.01 seconds"]

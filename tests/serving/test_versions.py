@@ -1,0 +1,174 @@
+"""A server that watches the folder sees whole versions, whatever happens to the process that writes them."""
+
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from keras_tx.serving import export, versions
+from keras_tx.serving.versions import next_version, write_version
+
+
+def write(folder):
+    (folder / "saved_model.pb").write_text("graph")
+    (folder / "variables").mkdir()
+    (folder / "variables" / "variables.index").write_text("weights")
+
+
+def files(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def process(code, *arguments):
+    """Runs code that has `write_version`, in a process without Keras or TensorFlow."""
+    head = f"import runpy, sys; from pathlib import Path; vars().update(runpy.run_path({versions.__file__!r}))\n"
+    command = [sys.executable, "-c", head + code, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(
+    "names, expected",
+    [
+        ([], 1),
+        (["1", "2"], 3),
+        (["9", "10"], 11),  # numbers, not words
+        (["3"], 4),  # no gap is filled: 1 may have been withdrawn
+        (["007"], 8),  # a server reads it as 7
+        (["0"], 1),
+        (["latest", "v4", "-5", "1.5", "2_0", "²", "incomplete-6", ".7"], 1),
+    ],
+)
+def test_the_next_version_is_one_more_than_the_highest_number(tmp_path, names, expected):
+    for name in names:
+        (tmp_path / name).mkdir()
+    assert next_version(tmp_path) == expected
+
+
+def test_a_file_with_a_number_for_a_name_takes_the_number(tmp_path):
+    (tmp_path / "4").write_text("not a folder, and yet a folder cannot be renamed onto it")
+    assert write_version(tmp_path, write) == tmp_path / "5"
+
+
+def test_a_folder_that_is_not_there_begins_at_one(tmp_path):
+    base = tmp_path / "saved_models" / "reviews"
+    assert next_version(base) == 1
+    for version in ("1", "2", "3"):
+        path = write_version(base, write)
+        assert path == base / version and files(path) == {"saved_model.pb", "variables/variables.index"}
+        assert path.stat().st_mode & 0o777 == 0o755  # the server is another user
+
+
+@pytest.mark.parametrize("error", [ValueError("the graph"), KeyboardInterrupt()])
+def test_a_writer_that_fails_leaves_nothing(tmp_path, error):
+    def fail(folder):
+        write(folder)
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        write_version(tmp_path, fail)
+    assert caught.value is error and not list(tmp_path.iterdir())
+    assert write_version(tmp_path, write).name == "1"
+
+
+def test_threads_that_finish_together_get_different_numbers(tmp_path):
+    barrier, paths = threading.Barrier(8), []
+
+    def write_together(folder):
+        write(folder)
+        barrier.wait(30)
+
+    threads = [threading.Thread(target=lambda: paths.append(write_version(tmp_path, write_together))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(path.name for path in paths) == list("12345678")
+    assert all(files(path) == {"saved_model.pb", "variables/variables.index"} for path in paths)
+    assert len(list(tmp_path.iterdir())) == 8
+
+
+def test_processes_that_write_at_once_get_different_numbers(tmp_path):
+    code = """
+for i in range(25):
+    print(write_version(Path(sys.argv[1]), lambda folder: (folder / "file").write_text("content")).name)
+"""
+    writers = [process(code, tmp_path) for _ in range(3)]
+    names = [name for writer in writers for name in writer.communicate()[0].split()]
+    assert sorted(map(int, names)) == list(range(1, 76))
+    assert {path.name for path in tmp_path.iterdir()} == set(names)
+    assert all((path / "file").read_text() == "content" for path in tmp_path.iterdir())
+
+
+def test_a_killed_process_leaves_no_version(tmp_path):
+    code = """
+def stop_halfway(folder):
+    (folder / "saved_model.pb").write_text("half")
+    print("halfway", flush=True)
+    sys.stdin.read()
+write_version(Path(sys.argv[1]), stop_halfway)
+"""
+    writer = process(code.replace("sys.stdin.read()", "__import__('time').sleep(60)"), tmp_path)
+    assert writer.stdout.readline() == "halfway\n"
+    writer.kill()
+    writer.communicate()
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith("incomplete-") and files(left) == {"saved_model.pb"}
+    assert write_version(tmp_path, write) == tmp_path / "1"
+
+
+@pytest.mark.tensorflow
+def test_a_watcher_never_sees_half_a_version(exported, tmp_path):
+    whole, seen, done = files(exported.path), [], threading.Event()
+    assert {"saved_model.pb", "variables/variables.index"} < whole
+
+    def copy_slowly(folder):
+        for name in sorted(whole):
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copy(exported.path / name, folder / name)
+            time.sleep(0.01)
+
+    def watch():
+        while not done.is_set():
+            names = [path.name for path in tmp_path.iterdir()]
+            seen.extend((name, files(tmp_path / name)) for name in names if name.isdecimal())
+            seen.extend((name, None) for name in names if not name.isdecimal())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for _ in range(4):
+        write_version(tmp_path, copy_slowly)
+    time.sleep(0.05)
+    done.set()
+    watcher.join()
+    assert {name for name, _ in seen if name.isdecimal()} == set("1234")
+    assert all(found == whole for _, found in seen if found is not None)
+    assert any(found is None for _, found in seen)  # it also looked while a version was being written
+
+
+@pytest.mark.parametrize("below", ["file", "file/reviews"])
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, below):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / below
+    with pytest.raises(OSError, match="`path` must be a folder that can be written. Received: path=") as error:
+        write_version(path, write)
+    assert repr(str(path)) in str(error.value)
+
+
+@pytest.mark.tensorflow
+def test_export_names_the_folder_that_it_cannot_write(exported, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="Received: path='.*file/reviews'"):
+        export(exported.model, tmp_path / "file" / "reviews")
+
+
+def test_a_rename_that_cannot_work_raises_and_leaves_nothing(tmp_path):
+    def vanish(folder):
+        shutil.rmtree(folder)
+
+    with pytest.raises(FileNotFoundError):
+        write_version(Path(tmp_path), vanish)
+    assert not list(tmp_path.iterdir())
