@@ -18,15 +18,17 @@ import tensorflow as tf
 from keras_tx import data, models, plots, serving, text
 
 SENTENCES = [
-    "Not dull at all: I expected a bore and got a moving film.",
-    "The plot was wonderful, but the acting was tedious.",
-    "Although the script is silly, the film as a whole is a triumph.",
+    "I expected a masterpiece, but got a boring mess.",
+    "The plot is silly, but the acting is wonderful, and the film as a whole is a joy.",
+    "This film is not moving, it is dull.",
 ]
 # Short reviews in which word order decides: two layers and nothing dropped. Long ones from life: one layer, and much
 # dropped, whole words too (Iyyer et al. 2015), for it would soon know the reviews by heart.
-SHORT = {"vocabulary_size": 2000, "num_layers": 2, "num_heads": 4, "dropout": 0.0, "word_dropout": 0.0, "epochs": 6}
+SHORT = {"vocabulary_size": 2000, "num_layers": 2, "num_heads": 4, "dropout": 0.0, "word_dropout": 0.0}
+SHORT |= {"epochs": 6, "weight_decay": 0.004}
 SHORT["embedding"] = {"position_encoding": "learned", "max_length": 512}
-LONG = {"vocabulary_size": 16000, "num_layers": 1, "num_heads": 1, "dropout": 0.5, "word_dropout": 0.5, "epochs": 4}
+LONG = {"vocabulary_size": 16000, "num_layers": 1, "num_heads": 1, "dropout": 0.5, "word_dropout": 0.5}
+LONG |= {"epochs": 4, "weight_decay": 0.3}
 LONG["embedding"] = {"position_encoding": "sinusoidal", "scale": True}
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -89,15 +91,14 @@ model.summary()
 steps = epochs * len(train)
 schedule = keras.optimizers.schedules.CosineDecay(0.0, steps, warmup_target=1e-3, warmup_steps=steps // 20)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-# Without XLA: on CPUs it makes random numbers, and so dropout, many times slower.
-model.compile(keras.optimizers.AdamW(schedule), loss, metrics=["accuracy"], jit_compile=False)
+model.compile(keras.optimizers.AdamW(schedule, settings["weight_decay"]), loss, metrics=["accuracy"])
 name = os.path.splitext(os.path.basename(arguments.dataset))[0]
 out = os.path.join(arguments.out, name)
 callbacks = [
     keras.callbacks.EarlyStopping("val_accuracy", patience=2, restore_best_weights=True),
     keras.callbacks.TensorBoard(os.path.join("logs", name)),
 ]
-history = model.fit(train, validation_data=validation, epochs=epochs, callbacks=callbacks)
+history = model.fit(train, validation_data=validation, epochs=epochs, callbacks=callbacks, shuffle=False)
 
 # 5. Evaluate, beside a logistic regression on the same tokens without their order
 bag_of_words = keras.Sequential(
@@ -106,9 +107,9 @@ bag_of_words = keras.Sequential(
         keras.layers.GlobalAveragePooling1D(),
     ]
 )
-bag_of_words.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy"], jit_compile=False)
+bag_of_words.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy"])
 tokens = [part.map(lambda features, label: (features["token_ids"], label)) for part in (train, test)]
-bag_of_words.fit(tokens[0], epochs=5, verbose=0)
+bag_of_words.fit(tokens[0], epochs=5, verbose=0, shuffle=False)
 accuracy = model.evaluate(test, verbose=0)[1]
 print(f"test accuracy {accuracy:.4f}; bag of words {bag_of_words.evaluate(tokens[1], verbose=0)[1]:.4f}")
 

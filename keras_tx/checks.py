@@ -31,7 +31,7 @@ def positive_float(name: str, value: Any) -> float:
 
 def one_of(name: str, value: Any, allowed: Collection) -> Any:
     """Returns `value` if it is one of `allowed`."""
-    if value not in allowed:
+    if value not in list(allowed):  # a list compares, where a dict would hash
         raise ValueError(f"The argument `{name}` must be one of {list(allowed)}. Received: {name}={value!r}")
     return value
 

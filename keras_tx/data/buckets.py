@@ -39,6 +39,8 @@ def bucket_by_length(
         padding_values: as in `tf.data.Dataset.padded_batch`; 0 by default.
         drop_remainder: leave out the last, smaller batch of each bucket.
     """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(f"`dataset` must be a tf.data.Dataset. Received: dataset={dataset!r}")
     bounds = _bounds(boundaries)
     if isinstance(batch_size, Sequence):
         sizes = [positive_int("batch_size", size) for size in batch_size]

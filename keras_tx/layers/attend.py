@@ -19,7 +19,7 @@ def attend(query, key, value, *, mask=None, bias=None, scale=None, dropout=None,
         key: (B, S, K, H) with N a multiple of K: query head n reads key head n // G.
         value: (B, S, K, V).
         mask: boolean, broadcastable to (B, N, T, S), True = may look. A query that may look at nothing gives zeros.
-        bias: added to the scaled products, broadcastable to (B, N, T, S).
+        bias: added to the scaled products, broadcastable to (B, N, T, S). Minus infinity hides a key, as a mask does.
         scale: factor of the products; 1 / sqrt(H) if None.
         dropout: a function applied to the scores before they weigh the values.
         hard: the whole score goes to the best key (the first of equals) instead of a softmax.
@@ -30,10 +30,11 @@ def attend(query, key, value, *, mask=None, bias=None, scale=None, dropout=None,
     heads, key_heads = query.shape[2], key.shape[2]
     batch, queries, keys = ops.shape(query)[0], ops.shape(query)[1], ops.shape(key)[1]
     grouped = (batch, queries, key_heads, heads // key_heads, query.shape[3])
-    query = query * ops.cast(1 / math.sqrt(query.shape[3]) if scale is None else scale, query.dtype)
-    logits = ops.einsum("BTKGH,BSKH->BKGTS", ops.reshape(query, grouped), key)
-    logits = ops.reshape(ops.cast(logits, "float32"), (batch, heads, queries, keys))
+    query = ops.cast(query, "float32") * (1 / math.sqrt(query.shape[3]) if scale is None else scale)
+    logits = ops.einsum("BTKGH,BSKH->BKGTS", ops.reshape(query, grouped), ops.cast(key, "float32"))
+    logits = ops.reshape(logits, (batch, heads, queries, keys))
     if bias is not None:
+        mask = _open(mask, bias)
         logits = logits + ops.cast(bias, "float32")
     if mask is not None:
         logits = ops.where(mask, logits, MASKED)
@@ -50,8 +51,20 @@ def attend(query, key, value, *, mask=None, bias=None, scale=None, dropout=None,
 
 def attend_fused(query, key, value, *, mask=None, bias=None, scale=None):
     """`attend` by the fused kernel that Keras offers on the JAX and PyTorch backends; returns the output alone."""
-    output = ops.dot_product_attention(query, key, value, bias=bias, mask=mask, scale=scale, flash_attention=True)
+    if bias is not None:  # the kernels take a mask or a bias
+        mask = _open(mask, bias)
+        bias = ops.where(mask, ops.cast(bias, "float32"), MASKED)
+    kernel_mask = mask if bias is None else None
+    output = ops.dot_product_attention(
+        query, key, value, bias=bias, mask=kernel_mask, scale=scale, flash_attention=True
+    )
     return output if mask is None else ops.where(ops.swapaxes(_sees(mask), 1, 2), output, 0.0)
+
+
+def _open(mask, bias):
+    """`mask`, and not hidden by a bias of minus infinity."""
+    finite = bias > float("-inf")
+    return finite if mask is None else ops.logical_and(mask, finite)
 
 
 def _sees(mask):

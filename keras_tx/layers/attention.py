@@ -13,6 +13,7 @@ from keras import constraints, initializers, regularizers
 from keras_tx import checks
 from keras_tx.layers import folding, masks
 from keras_tx.layers.attend import attend, attend_fused
+from keras_tx.layers.initial import fresh
 from keras_tx.layers.residual import make_norm
 
 
@@ -48,11 +49,12 @@ class MultiHeadAttention(keras.layers.Layer):
         value: (B, S, Dv).
         key: (B, S, Dk); `value` if None.
         query_mask, value_mask, key_mask: (B, T), (B, S), (B, S), True at real tokens. Filled from the Keras masks.
-        attention_mask: (B, T, S), or whatever broadcasts to (B, N, T, S) with the head axis left out or in.
+        attention_mask: (B, T, S), or whatever broadcasts to (B, N, T, S) with the head axis left out or in. True or 1 =
+            may look.
         return_attention_scores: also return the scores.
         training: whether dropout is on.
         use_causal_mask: a query looks at no later key.
-        attention_bias: added to the scaled products, shaped as `attention_mask`.
+        attention_bias: added to the scaled products, shaped as `attention_mask`. Keras rounds it to the compute dtype.
 
     Returns:
         (B, T, D), and if asked for the scores (B, N, T, S) in float32, as they were before dropout.
@@ -151,8 +153,8 @@ class MultiHeadAttention(keras.layers.Layer):
             output_shape=(*[None] * (len(free) - 1), *features),
             activation=activation,
             bias_axes=made if self.use_bias else None,
-            kernel_initializer=self.kernel_initializer.clone(),  # a shared one would fill all kernels alike
-            bias_initializer=self.bias_initializer.clone(),
+            kernel_initializer=fresh(self.kernel_initializer),  # a shared one would fill all kernels alike
+            bias_initializer=fresh(self.bias_initializer),
             kernel_regularizer=self.kernel_regularizer,
             bias_regularizer=self.bias_regularizer,
             activity_regularizer=self._activity_regularizer,
@@ -166,12 +168,12 @@ class MultiHeadAttention(keras.layers.Layer):
         return layer
 
     def __call__(self, query, value, key=None, *args, **kwargs):
-        if not args:
-            for name, tensor in (("query_mask", query), ("value_mask", value), ("key_mask", key)):
-                mask = masks.lost_mask(tensor) if kwargs.get(name) is None else None
-                if mask is not None:
-                    kwargs[name] = mask
-        return super().__call__(query, value, key, *args, **kwargs)
+        kwargs.update(zip(_POSITIONAL, args, strict=False))
+        for name, tensor in (("query_mask", query), ("value_mask", value), ("key_mask", key)):
+            mask = masks.lost_mask(tensor) if kwargs.get(name) is None else None
+            if mask is not None:
+                kwargs[name] = mask
+        return super().__call__(query, value, key, **kwargs)
 
     def call(
         self,
@@ -256,6 +258,9 @@ class MultiHeadAttention(keras.layers.Layer):
             "qk_norm": self.qk_norm,
             "hard_attention": self.hard_attention,
         }
+
+
+_POSITIONAL = ("query_mask", "value_mask", "key_mask", "attention_mask")  # what Keras lets stand behind `key`
 
 
 def _letters(*counts):

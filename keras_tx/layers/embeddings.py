@@ -10,7 +10,9 @@ import keras
 from keras import initializers, ops
 
 from keras_tx import checks
-from keras_tx.layers.ids import check_ids, look_up
+from keras_tx.layers.folding import check_shape
+from keras_tx.layers.ids import check_ids, check_integers, inside, look_up
+from keras_tx.layers.initial import fresh
 from keras_tx.layers.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 from keras_tx.layers.residual import NORMALIZATIONS, make_norm
 
@@ -28,8 +30,8 @@ class TokenEmbedding(keras.layers.Layer):
         hidden_dim: D.
         padding_id: the id that stands for no token, from which the mask is made; None for no mask.
         scale: multiply the token vectors by sqrt(D).
-        position_encoding: None, "sinusoidal", "learned" (needs `max_length`), or a layer that adds positions to its
-            input, such as `SinusoidalPositionalEncoding(layout="concatenated")`.
+        position_encoding: None, "sinusoidal", "learned" (needs `max_length`), or a position layer of this package,
+            such as `SinusoidalPositionalEncoding(layout="concatenated")`.
         max_length: the number of learned positions.
         num_segments: the number of segments with a learned vector each; 0 for none.
         normalization: None, "layer_norm" or "rms_norm", after the sum.
@@ -79,10 +81,15 @@ class TokenEmbedding(keras.layers.Layer):
         self.layer_norm_epsilon = checks.positive_float("layer_norm_epsilon", layer_norm_epsilon)
         self.dropout = checks.rate("dropout", dropout)
         self.embeddings_initializer = initializers.get(embeddings_initializer)
-        if padding_id is not None and not 0 <= padding_id < vocabulary_size:
+        if padding_id is not None and not (type(padding_id) is int and 0 <= padding_id < vocabulary_size):
             raise ValueError(
                 "`padding_id` must be None or in [0, vocabulary_size). Received: "
-                f"padding_id={padding_id}, vocabulary_size={vocabulary_size}"
+                f"padding_id={padding_id!r}, vocabulary_size={vocabulary_size}"
+            )
+        if max_length is not None and position_encoding != "learned":
+            raise ValueError(
+                "`max_length` is the number of learned positions. Received: "
+                f"max_length={max_length}, position_encoding={position_encoding!r}"
             )
         self.positions = self._position_layer()
 
@@ -97,7 +104,7 @@ class TokenEmbedding(keras.layers.Layer):
                 raise ValueError("`max_length` must be given with learned positions. Received: max_length=None")
             return LearnedPositionalEncoding(
                 self.max_length,
-                embeddings_initializer=self.embeddings_initializer.clone(),
+                embeddings_initializer=fresh(self.embeddings_initializer),
                 dtype=self.dtype_policy,
                 name="positions",
             )
@@ -108,7 +115,7 @@ class TokenEmbedding(keras.layers.Layer):
         self.tokens = keras.layers.ReversibleEmbedding(
             self.vocabulary_size,
             self.hidden_dim,
-            embeddings_initializer=self.embeddings_initializer.clone(),
+            embeddings_initializer=fresh(self.embeddings_initializer),
             dtype=self.dtype_policy,
             name="tokens",
         )
@@ -118,7 +125,7 @@ class TokenEmbedding(keras.layers.Layer):
         if self.num_segments:
             self.segments = self.add_weight(
                 shape=(self.num_segments, self.hidden_dim),
-                initializer=self.embeddings_initializer.clone(),
+                initializer=fresh(self.embeddings_initializer),
                 name="segments",
             )
         if self.normalization:
@@ -129,7 +136,9 @@ class TokenEmbedding(keras.layers.Layer):
     def call(self, inputs, segment_ids=None, mask=None, positions=None, reverse=False, training=None):
         if reverse:
             return self.tokens(inputs, reverse=True)
-        outputs = self.tokens(check_ids("inputs", inputs, self.vocabulary_size))  # (B, T, D)
+        self._check_call(inputs, segment_ids, mask, positions)
+        ids = check_ids("inputs", inputs, self.vocabulary_size)
+        outputs = self.tokens(inside(ids, self.vocabulary_size))  # (B, T, D)
         if self.scale:
             outputs = outputs * ops.cast(math.sqrt(self.hidden_dim), outputs.dtype)
         if self.positions is not None:
@@ -141,6 +150,15 @@ class TokenEmbedding(keras.layers.Layer):
             outputs = self.norm(outputs)
         return self._dropout_layer(outputs, training=training)
 
+    def _check_call(self, inputs, segment_ids, mask, positions):
+        for name, tensor in (("segment_ids", segment_ids), ("mask", mask)):
+            if tensor is not None:
+                check_shape(name, tensor, inputs.shape, exact=True)
+        if segment_ids is not None and not self.num_segments:
+            raise ValueError("`segment_ids` need `num_segments`. Received: segment_ids, num_segments=0")
+        if positions is not None and self.positions is None:
+            raise ValueError("`positions` need a `position_encoding`. Received: positions, position_encoding=None")
+
     def compute_mask(self, inputs, mask=None):
         is_ids = "int" in keras.backend.standardize_dtype(inputs.dtype)
         if mask is not None or self.padding_id is None or not is_ids:
@@ -148,6 +166,8 @@ class TokenEmbedding(keras.layers.Layer):
         return ops.not_equal(inputs, self.padding_id)
 
     def compute_output_spec(self, inputs, *args, reverse=False, **kwargs):
+        if not reverse:
+            check_integers("inputs", inputs)
         shape = (*inputs.shape[:-1], self.vocabulary_size) if reverse else (*inputs.shape, self.hidden_dim)
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
@@ -172,7 +192,7 @@ class TokenEmbedding(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config):
-        if isinstance(config["position_encoding"], dict):
+        if isinstance(config.get("position_encoding"), dict):
             layer = keras.saving.deserialize_keras_object(config["position_encoding"])
             config = {**config, "position_encoding": layer}
         return super().from_config(config)

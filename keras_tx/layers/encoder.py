@@ -81,11 +81,16 @@ class EncoderLayer(MaskedLayer):
         self.layer_norm_epsilon = checks.positive_float("layer_norm_epsilon", layer_norm_epsilon)
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.attention_options = checks.options_of(
-            "attention_options", attention_options, MultiHeadAttention, given=("num_heads",)
+            "attention_options",
+            attention_options,
+            MultiHeadAttention,
+            given=("num_heads", "attention_axes", "output_shape"),
         )
 
     def build(self, inputs_shape):
         hidden_dim = inputs_shape[-1]
+        if hidden_dim is None:
+            raise ValueError(f"`inputs` must have a last axis of known size. Received: inputs.shape={inputs_shape}")
         if "key_dim" not in self.attention_options and hidden_dim % self.num_heads:
             raise ValueError(
                 "`hidden_dim`, the last axis of the inputs, must be divisible by `num_heads`; or give "
@@ -95,7 +100,7 @@ class EncoderLayer(MaskedLayer):
             "key_dim": hidden_dim // self.num_heads,
             "dropout": self.attention_dropout,
             "use_bias": self.use_bias,
-            "kernel_initializer": self.kernel_initializer.clone(),
+            "kernel_initializer": self.kernel_initializer,
             **self.attention_options,
         }
         self.self_attention_norm = self._norm("self_attention_norm", inputs_shape)
@@ -110,12 +115,13 @@ class EncoderLayer(MaskedLayer):
             gated=self.gated,
             dropout=self.activation_dropout,
             use_bias=self.use_bias,
-            kernel_initializer=self.kernel_initializer.clone(),
+            kernel_initializer=self.kernel_initializer,
             dtype=self.dtype_policy,
             name="feed_forward",
         )
         self.feed_forward.build(inputs_shape)
         self._dropout_layer = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy)
+        self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: hidden_dim})
 
     def _norm(self, name, inputs_shape):
         layer = make_norm(self.normalization, self.layer_norm_epsilon, dtype=self.dtype_policy, name=name)
@@ -173,7 +179,9 @@ class EncoderLayer(MaskedLayer):
             "normalization": self.normalization,
             "layer_norm_epsilon": self.layer_norm_epsilon,
             "kernel_initializer": initializers.serialize(self.kernel_initializer),
-            "attention_options": dict(self.attention_options),
+            "attention_options": {
+                name: keras.saving.serialize_keras_object(value) for name, value in self.attention_options.items()
+            },
         }
 
 
@@ -247,6 +255,7 @@ class Encoder(MaskedLayer):
     def build(self, inputs_shape):
         for layer in self.layers:
             layer.build(inputs_shape)
+        self.input_spec = self.layers[0].input_spec
         if self.final_norm is not None:
             self.final_norm.build(inputs_shape)
 

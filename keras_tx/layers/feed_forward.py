@@ -8,6 +8,7 @@ import keras
 from keras import activations, initializers
 
 from keras_tx import checks
+from keras_tx.layers.initial import fresh
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -65,8 +66,8 @@ class FeedForward(keras.layers.Layer):
             features,
             activation=activation,
             use_bias=self.use_bias,
-            kernel_initializer=self.kernel_initializer.clone(),
-            bias_initializer=self.bias_initializer.clone(),
+            kernel_initializer=fresh(self.kernel_initializer),
+            bias_initializer=fresh(self.bias_initializer),
             dtype=self.dtype_policy,
             name=name,
         )

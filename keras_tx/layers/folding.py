@@ -15,7 +15,13 @@ def attention_axes(axes, rank):
     """The attended axes of an input of `rank`, counted from the front; None means all but batch and features."""
     if axes is None:
         return tuple(range(1, rank - 1))
-    return tuple(axis if axis >= 0 else rank + axis for axis in axes)
+    counted = tuple(axis if axis >= 0 else rank + axis for axis in axes)
+    if not counted or len(set(counted)) < len(counted) or not all(0 < axis < rank - 1 for axis in counted):
+        raise ValueError(
+            f"`attention_axes` must be different axes of the input, neither batch nor features. Received: "
+            f"attention_axes={axes} for an input of rank {rank}"
+        )
+    return counted
 
 
 def fold(x, axes):
@@ -60,6 +66,11 @@ def fold_pairs(name, pairs, query, key, axes):
     queries = [ops.shape(query)[axis] for axis in axes]
     keys = [ops.shape(key)[axis] for axis in axes]
     batch = [ops.shape(query)[axis] for axis in range(len(query.shape) - 2) if axis not in axes]
+    if len(pairs.shape) < 2 * len(axes):
+        raise ValueError(
+            f"`{name}` must have at least {2 * len(axes)} axes, queries and keys. Received: {name}.shape="
+            f"{tuple(pairs.shape)}"
+        )
     while len(pairs.shape) < len(batch) + 1 + 2 * len(axes):
         pairs = ops.expand_dims(pairs, -2 * len(axes) - 1)
     static = [query.shape[axis] for axis in range(len(query.shape) - 2) if axis not in axes]

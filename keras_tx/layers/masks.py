@@ -8,6 +8,7 @@ from keras import ops
 from keras.src.backend import get_keras_mask  # the public API has no reader of the mask that Keras attaches
 
 from keras_tx.layers import folding
+from keras_tx.layers.ids import values_of
 
 
 def queries(mask):
@@ -52,6 +53,7 @@ def for_attention(
         )
     joined = []
     if attention_mask is not None:
+        _check_no_bias(attention_mask)
         joined.append(folding.fold_pairs("attention_mask", ops.cast(attention_mask, "bool"), query, key, axes))
     if query_mask is not None:
         joined.append(queries(folding.fold_padding("query_mask", query_mask, query, axes)))
@@ -64,6 +66,17 @@ def for_attention(
     if sliding_window:
         joined.append(window(num_queries, num_keys, sliding_window)[None, None])
     return join(*joined)
+
+
+def _check_no_bias(attention_mask):
+    """Raises where a mask is seen to be one of 0 and -1e9 that is meant to be added: all it says would be reversed."""
+    if "float" in keras.backend.standardize_dtype(attention_mask.dtype):
+        values = values_of(attention_mask)
+        if values is not None and values.size and values.min() < 0:
+            raise ValueError(
+                "`attention_mask` must be boolean, or 1 and 0; what is added to the products is `attention_bias`. "
+                f"Received: attention_mask with the value {values.min()}"
+            )
 
 
 def positions(mask):
@@ -86,15 +99,20 @@ class MaskedLayer(keras.layers.Layer):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.supports_masking = True
+        self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def __call__(self, inputs, *args, **kwargs):
-        if not args and kwargs.get("mask") is None:
+        mask = args[0] if args else kwargs.pop("mask", None)
+        if mask is None:
             mask = lost_mask(inputs) if isinstance(inputs, keras.KerasTensor) else get_keras_mask(inputs)
-            if mask is not None:
-                kwargs["mask"] = mask
-        if kwargs.get("mask") is not None:
-            folding.check_shape("mask", kwargs["mask"], inputs.shape[:2], exact=True)
-        return super().__call__(inputs, *args, **kwargs)
+        if isinstance(mask, (list, tuple)):
+            mask = ops.convert_to_tensor(mask)
+        if mask is not None:
+            folding.check_shape("mask", mask, inputs.shape[:2], exact=True)
+            kwargs["mask"] = mask
+        if args[1:]:
+            return super().__call__(inputs, kwargs.pop("mask", None), *args[1:], **kwargs)
+        return super().__call__(inputs, **kwargs)
 
 
 def lost_mask(x):
@@ -127,7 +145,7 @@ def _aligned_sources(x):
         if isinstance(operation, _MERGES):
             return sources
         hands_on = operation.supports_masking and type(operation).compute_mask is keras.layers.Layer.compute_mask
-        return sources[:1] if hands_on else []
+        return sources[:1] if hands_on or isinstance(operation, keras.layers.RMSNormalization) else []
     return [source for source in sources if len(source.shape) == len(x.shape)] if _is_elementwise(operation) else []
 
 
@@ -145,6 +163,7 @@ _MERGES = (
 )
 # Class names, because `keras.ops` exports only the functions.
 _ELEMENTWISE = frozenset(
-    "Abs Absolute Add Cast Clip Divide Elu Exp Gelu HardSwish Identity LeakyRelu Log Maximum Minimum Multiply Negative "
-    "Power Relu Relu6 Rsqrt Selu Sigmoid Sign Silu Softplus Softsign Sqrt Square Subtract Tanh TrueDivide Where".split()
+    "Abs Absolute Add Cast Clip Cos Divide Elu Exp Floor Gelu HardSwish Identity LeakyRelu Log Maximum Minimum "
+    "Multiply Negative Power Relu Relu6 Rsqrt Selu Sigmoid Sign Silu Sin Softplus Softsign Sqrt Square StopGradient "
+    "Subtract Tanh TrueDivide Where".split()
 )

@@ -103,6 +103,7 @@ class LearnedPositionalEncoding(masks.MaskedLayer):
         self.embeddings = self.add_weight(
             shape=(self.max_length, inputs_shape[-1]), initializer=self.embeddings_initializer, name="embeddings"
         )
+        self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: inputs_shape[-1]})
 
     def call(self, inputs, mask=None, positions=None):
         if positions is not None:

@@ -36,7 +36,9 @@ class TokenPooling(MaskedLayer):
     def call(self, inputs, mask=None):
         mask = ops.ones_like(inputs[..., 0], dtype="bool") if mask is None else ops.cast(mask, "bool")
         if self.pooling == "max":
-            pooled = ops.max(ops.where(mask[..., None], inputs, float("-inf")), axis=1, initial=float("-inf"))
+            if inputs.shape[1] == 0:
+                return ops.zeros_like(ops.sum(inputs, axis=1))  # of nothing there is no maximum
+            pooled = ops.max(ops.where(mask[..., None], inputs, float("-inf")), axis=1)
             return ops.where(ops.any(mask, axis=1, keepdims=True), pooled, 0.0)
         if self.pooling == "first":  # the first real token: padding may stand on the left
             weights = ops.cast(ops.logical_and(mask, ops.cumsum(ops.cast(mask, "int32"), axis=1) == 1), "float32")

@@ -8,6 +8,7 @@ from keras import activations
 
 from keras_tx import checks
 from keras_tx.layers import Encoder, TokenEmbedding
+from keras_tx.layers.ids import check_ids
 from keras_tx.models.pooling import TokenPooling
 
 
@@ -110,18 +111,19 @@ class TextClassifier(keras.Model):
         self.embedding, self.encoder = embedding, encoder
 
     def call(self, inputs, training=None, mask=None, **kwargs):
+        if any(given is not None for given in keras.tree.flatten(mask)):
+            raise ValueError("`mask` cannot be given: tokens that are `padding_id` are padding. Received: mask")
         if not isinstance(inputs, (dict, list, tuple)):
             inputs = [inputs]  # Keras does so for a tensor, and warns of an array
+        token_ids = inputs["token_ids"] if isinstance(inputs, dict) else inputs[0]
+        check_ids("token_ids", token_ids, self.embedding.vocabulary_size)  # Keras would cast floats and large integers
         return super().call(inputs, training=training, mask=mask, **kwargs)
 
-    def attention_scores(self, token_ids, segment_ids=None):
-        """The attention scores of all layers, (B, L, N, T, T) in float32, at inference.
-
-        Args:
-            token_ids: (B, T) integers.
-            segment_ids: (B, T) integers, if the model has segments.
-        """
-        embedded = self.embedding(token_ids, segment_ids=segment_ids, training=False)
+    def attention_scores(self, inputs):
+        """The attention scores of all layers, (B, L, N, T, T) in float32, at inference; `inputs` as for the model."""
+        if isinstance(inputs, dict):
+            inputs = [inputs[tensor.name] for tensor in self.inputs]
+        embedded = self.embedding(*(inputs if isinstance(inputs, (list, tuple)) else [inputs]), training=False)
         return self.encoder(embedded, return_attention_scores=True, training=False)[1]
 
     def get_config(self):
@@ -145,7 +147,7 @@ class TextClassifier(keras.Model):
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        options = dict(config["embedding_options"])
+        options = dict(config.get("embedding_options") or {})
         if isinstance(options.get("position_encoding"), dict):
             options["position_encoding"] = keras.saving.deserialize_keras_object(options["position_encoding"])
         return cls(**{**config, "embedding_options": options})

@@ -108,9 +108,14 @@ def _check_labels(model, labels):
     if labels is None:
         return [str(index) for index in range(model.num_classes)]
     is_list = isinstance(labels, Sequence) and not isinstance(labels, str)
-    if not is_list or len(labels) != model.num_classes or not all(isinstance(label, str) for label in labels):
+    if (
+        not is_list
+        or not all(isinstance(label, str) for label in labels)
+        or len(set(labels)) != model.num_classes
+        or len(labels) != model.num_classes
+    ):
         raise ValueError(
-            f"`labels` must be a list of {model.num_classes} strings, one for each class of the model. "
+            f"`labels` must be a list of {model.num_classes} different strings, one for each class of the model. "
             f"Received: labels={labels!r}"
         )
     return list(labels)

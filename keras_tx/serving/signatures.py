@@ -43,7 +43,7 @@ def classifier_signatures(model, tokenizer, labels):
     def explain(text):
         features = encode(text)
         tokens = tf.gather(tf.constant(tokenizer.vocabulary), features["token_ids"])
-        return {**classify(features), "tokens": tokens, "scores": model.attention_scores(**features)}
+        return {**classify(features), "tokens": tokens, "scores": model.attention_scores(features)}
 
     @tf.function(
         input_signature=[
@@ -57,10 +57,15 @@ def classifier_signatures(model, tokenizer, labels):
         one_each = tf.equal(tf.shape(lengths)[0], rows)
         in_range = tf.reduce_all((token_ids >= 0) & (token_ids < size))
         fitting = tf.reduce_all((lengths >= 0) & (lengths <= width))
+        positions = model.embedding.max_length or tf.int32.max
+        short = tf.reduce_all(lengths <= positions)
         checks = [
             tf.debugging.Assert(one_each, ["lengths must be one for each row of token_ids. Received:", lengths]),
             tf.debugging.Assert(in_range, [f"token_ids must be in [0, {size}). Received:", token_ids]),
             tf.debugging.Assert(fitting, ["lengths must be between 0 and the width of token_ids. Received:", lengths]),
+            tf.debugging.Assert(
+                short, [f"lengths must be at most {positions}, the positions of the model. Received:", lengths]
+            ),
         ]
         with tf.control_dependencies(checks):
             token_ids = tf.where(tf.sequence_mask(lengths, width), token_ids, padding_id)

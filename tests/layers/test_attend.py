@@ -76,6 +76,16 @@ def test_hard_attention_takes_the_value_of_the_best_allowed_key():
         assert to_numpy(scores)[b, n, t].tolist() == [float(s == best) for s in range(5)]
 
 
+def test_a_bias_of_minus_infinity_hides_keys_as_a_mask_does():
+    query, key, value = normal(2, 3, 2, 4), normal(2, 5, 2, 4), normal(2, 5, 2, 4)
+    mask = np.random.default_rng(0).random((2, 1, 3, 5)) < 0.5
+    mask[1, 0, 2] = False
+    hidden, scores = attend(query, key, value, bias=np.where(mask, 0.0, -np.inf).astype("float32"))
+    expected, expected_scores = attend(query, key, value, mask=mask)
+    assert_close(hidden, expected, atol=0)
+    assert_close(scores, expected_scores, atol=0)
+
+
 def test_dropout_weighs_the_values_but_not_the_returned_scores():
     query, key, value = normal(1, 3, 2, 4), normal(1, 5, 2, 4), normal(1, 5, 2, 4)
     plain, scores = attend(query, key, value)
@@ -88,7 +98,7 @@ def test_dropout_weighs_the_values_but_not_the_returned_scores():
 def test_scores_are_float32_and_large_products_do_not_overflow(dtype):
     import keras
 
-    query = keras.ops.cast(np.full((1, 2, 1, 64), 60.0), dtype)  # 60 * 60 * 64 is over the largest float16
+    query = keras.ops.cast(np.full((1, 2, 1, 64), 100.0), dtype)  # 100 * 100 * 64 / 8 is over the largest float16
     output, scores = attend(query, query, query)
     assert keras.backend.standardize_dtype(scores.dtype) == "float32"
     assert keras.backend.standardize_dtype(output.dtype) == dtype

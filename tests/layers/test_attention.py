@@ -233,6 +233,8 @@ def test_a_constructor_refuses_what_cannot_work(arguments, message):
         ({"query_mask": np.ones((B, S), "bool")}, r"`query_mask` must have the shape \(2, 5\)"),
         ({"value_mask": np.ones((B, T), "bool")}, r"`value_mask` must have the shape \(2, 7\). .*shape=\(2, 5\)"),
         ({"key_mask": np.ones((B, S, 1), "bool")}, r"`key_mask` must have the shape .* key_mask.shape=\(2, 7, 1\)"),
+        ({"attention_mask": np.ones(S, "bool")}, r"`attention_mask` must have at least 2 axes.*shape=\(7,\)"),
+        ({"attention_mask": np.array([[0.0] * 6 + [-1e9]])}, "what is added .* is `attention_bias`.* value -1"),
         ({"key": np.ones((B, S + 1, 13))}, r"`value` and `key`.* must be equal. Received: value_shape=\(2, 7, 13\)"),
     ],
 )
@@ -244,6 +246,21 @@ def test_a_call_refuses_tensors_of_the_wrong_shape(call, message):
 def test_a_causal_mask_over_two_axes_is_refused():
     with pytest.raises(ValueError, match=r"need a single attention axis. Received: attention_axes=\(1, 2\)"):
         MultiHeadAttention(N, H)(normal(2, 3, 5, 8), normal(2, 3, 5, 8), use_causal_mask=True)
+
+
+@pytest.mark.parametrize("axes", [(), (0,), (3,), (1, 1), (7,)])
+def test_axes_that_cannot_be_attended_over_are_refused(axes):
+    with pytest.raises(ValueError, match=r"`attention_axes` must be different axes .* for an input of rank 4"):
+        MultiHeadAttention(N, H, attention_axes=axes)(normal(2, 3, 5, 8), normal(2, 3, 5, 8))
+
+
+def test_a_bias_too_low_for_half_precision_hides_and_gives_no_nan():
+    layer = MultiHeadAttention(N, H, dtype="mixed_float16")
+    bias = np.zeros((1, 1, T, S), "float32")
+    bias[..., 3], bias[:, :, 2] = -1e9, -1e9
+    output, scores = layer(normal(B, T, 11), normal(B, S, 13), attention_bias=bias, return_attention_scores=True)
+    assert np.isfinite(to_numpy(output)).all()
+    assert not to_numpy(scores)[..., 3].any() and not to_numpy(scores)[:, :, 2].any()
 
 
 def test_flash_attention_cannot_return_scores():

@@ -95,8 +95,9 @@ def test_every_integer_dtype_reads_the_same_rows(dtype):
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (IDS.astype("float32"), "`inputs` must be integers. Received: inputs of dtype float32"),
-        (IDS > 3, "`inputs` must be integers. Received: inputs of dtype bool"),
+        (IDS.astype("float32"), "`inputs` must be integers; .*dtype='int32'. Received: inputs of dtype float32"),
+        (IDS > 3, "`inputs` must be integers; .* Received: inputs of dtype bool"),
+        (keras.Input((None,)), "`inputs` must be integers; .* Received: inputs of dtype float32"),
         (IDS + 4, r"`inputs` must be in \[0, 23\). Received: 26 in inputs of shape \(2, 5\)"),
         (IDS - 1, r"`inputs` must be in \[0, 23\). Received: -1 in inputs of shape \(2, 5\)"),
     ],
@@ -109,6 +110,31 @@ def test_ids_that_are_no_rows_of_the_table_are_refused(ids, message):
 def test_segments_outside_their_table_are_refused():
     with pytest.raises(ValueError, match=r"`segment_ids` must be in \[0, 2\). Received: 2 in segment_ids"):
         embedding(num_segments=2)(IDS, segment_ids=np.full_like(IDS, 2))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"segment_ids": np.zeros((3, 5), "int32")}, r"`segment_ids` must have the shape \(2, 5\).*shape=\(3, 5\)"),
+        ({"mask": np.ones((2, 4), "bool")}, r"`mask` must have the shape \(2, 5\). Received: mask.shape=\(2, 4\)"),
+        ({"segment_ids": np.zeros((2, 5), "int32")}, "`segment_ids` need `num_segments`. .*num_segments=0"),
+        ({"positions": np.arange(5)}, "`positions` need a `position_encoding`. .*position_encoding=None"),
+    ],
+)
+def test_what_plays_no_part_or_has_a_wrong_shape_is_refused(call, message):
+    layer = embedding(num_segments=2) if "must" in message else embedding()
+    with pytest.raises(ValueError, match=message):
+        layer(IDS, **call)
+
+
+def test_ids_outside_the_table_never_read_nan_in_a_jax_program():
+    if keras.backend.backend() != "jax":
+        pytest.skip("needs the JAX backend")
+    import jax
+
+    layer = embedding()
+    rows = jax.jit(lambda ids: layer(ids))(np.array([[99, -1]]))
+    assert_close(rows[0], to_numpy(layer.tokens.embeddings)[[V - 1, 0]])
 
 
 @pytest.mark.tensorflow
@@ -129,6 +155,8 @@ def test_a_graph_refuses_ids_outside_the_table(wrong):
         ({"padding_id": V}, r"`padding_id` must be None or in \[0, vocabulary_size\). Received: padding_id=23"),
         ({"position_encoding": "learnt"}, "`position_encoding` must be one of .*Received: position_encoding='learnt'"),
         ({"position_encoding": "learned"}, "`max_length` must be given with learned positions. Received: max_length=N"),
+        ({"max_length": 9}, "`max_length` is the number of learned positions. Received: max_length=9"),
+        ({"padding_id": "[PAD]"}, r"`padding_id` must be None or in .* Received: padding_id='\[PAD\]'"),
         ({"max_length": 0}, "`max_length` must be a positive integer or None. Received: max_length=0"),
         ({"num_segments": -1}, "`num_segments` must be a positive integer. Received: num_segments=-1"),
         ({"normalization": "batch"}, "`normalization` must be one of .*Received: normalization='batch'"),

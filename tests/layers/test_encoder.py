@@ -1,5 +1,7 @@
 """Feed-forward, encoder layer and stack against their equations, and each argument shown to do what it says."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -138,9 +140,31 @@ def test_layers_of_one_stack_start_with_different_weights():
     assert np.abs(first - second).max() > 1e-2
 
 
+def test_attention_options_may_be_objects_and_are_saved():
+    layer = EncoderLayer(F, N, attention_options={"kernel_initializer": keras.initializers.HeNormal(seed=3)})
+    config = json.loads(json.dumps(layer.get_config()))
+    again = EncoderLayer.from_config(config)
+    layer(normal(B, T, D)), again(normal(B, T, D))
+    assert_close(again.self_attention.query_dense.kernel, layer.self_attention.query_dense.kernel, atol=0)
+
+
+def test_functions_may_be_initializers():
+    layer = EncoderLayer(F, N, kernel_initializer=lambda shape, dtype: keras.ops.full(shape, 0.5, dtype))
+    layer(normal(B, T, D))
+    assert to_numpy(layer.feed_forward.output_dense.kernel).max() == 0.5
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, D), (2, D), (2, 3, D + 1)])
+def test_inputs_of_another_rank_or_width_are_refused(shape):
+    for layer in (made(EncoderLayer, F, N), made(Encoder, 2, N, F)):
+        with pytest.raises(ValueError, match=r"incompatible with the layer: expected"):
+            layer(np.ones(shape, "float32"))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: EncoderLayer(F, N)(keras.Input((None, None))), r"a last axis of known size. Received: .*None\)"),
         (lambda: FeedForward(0), "`intermediate_dim` must be a positive integer. Received: intermediate_dim=0"),
         (lambda: FeedForward(F, dropout=1), r"`dropout` must be a number in \[0, 1\). Received: dropout=1"),
         (lambda: EncoderLayer(-1, N), "`intermediate_dim` must be a positive integer. Received: intermediate_dim=-1"),

@@ -46,9 +46,15 @@ WAYS = {
     "sinusoidal": lambda ids, x: layers.SinusoidalPositionalEncoding()(x),
     "learned": lambda ids, x: layers.LearnedPositionalEncoding(17)(x),
     "attention": lambda ids, x: layers.MultiHeadAttention(3, 4)(x, x),
-    "attention, grouped and windowed": lambda ids, x: layers.MultiHeadAttention(
+    "attention, grouped": lambda ids, x: layers.MultiHeadAttention(
         4, 3, num_key_value_heads=2, qk_norm=True, use_gate=True
     )(x, x),
+    "attention, windowed": lambda ids, x: layers.Encoder(2, 3, 17, attention_options={"sliding_window": 3})(x),
+    "keys behind an operator": lambda ids, x: layers.MultiHeadAttention(3, 4)(
+        x, keras.ops.stop_gradient(keras.ops.convert_to_tensor(x) * 1.0), x * 2.0
+    ),
+    "no mask given, in its place": lambda ids, x: layers.EncoderLayer(17, 3)(x * 2.0, None),
+    "Keras' RMS norm": lambda ids, x: layers.EncoderLayer(17, 3)(keras.layers.RMSNormalization()(x * 2.0)),
     "feed-forward": lambda ids, x: layers.FeedForward(17, gated=True)(x),
     "encoder layer": lambda ids, x: layers.EncoderLayer(17, 3)(x),
     "encoder layer, pre-norm": lambda ids, x: layers.EncoderLayer(17, 3, normalize_first=True)(x),
@@ -116,11 +122,19 @@ def test_masks_found_behind_operators_are_saved_with_the_model(way, tmp_path):
 def test_no_mask_is_found_where_tokens_moved():
     ids = keras.Input((5,), dtype="int32")
     x = embedding()(ids)
-    for moved in (keras.ops.flip(x, axis=1), keras.ops.roll(x, 1, axis=1), keras.ops.transpose(x, (0, 2, 1)), x[:, 1:]):
+    moves = [keras.ops.flip(x, axis=1), keras.ops.roll(x, 1, axis=1), keras.ops.transpose(x, (0, 2, 1)), x[:, 1:]]
+    moves += [layer(x * 2.0) for layer in (keras.layers.Permute((2, 1)), keras.layers.Conv1D(D, 2, strides=2))]
+    for moved in moves:
         assert masks.lost_mask(moved) is None
     assert masks.lost_mask(x) is None  # it has its own
     assert masks.lost_mask(x * 2.0) is not None
     assert masks.lost_mask(keras.Input((5, D)) * 2.0) is None
+
+
+def test_a_mask_may_be_a_list():
+    x = np.random.default_rng(0).normal(size=(1, 3, D)).astype("float32")
+    layer = layers.EncoderLayer(17, 3)
+    assert_close(layer(x, mask=[[True, True, False]])[:, :2], layer(x[:, :2]), atol=2e-6)
 
 
 def test_masks_of_two_sources_are_joined():

@@ -47,7 +47,8 @@ def test_pooling_of_nothing_is_zero(pooling):
     mask = np.array([[False] * 3, [True] * 3])
     pooled = to_numpy(TokenPooling(pooling)(x, mask=mask))
     assert not pooled[0].any() and pooled[1].all()
-    assert not to_numpy(TokenPooling(pooling)(x[:, :0], mask=mask[:, :0])).any()
+    empty = to_numpy(TokenPooling(pooling)(x[:, :0], mask=mask[:, :0]))
+    assert empty.shape == (2, 5) and not empty.any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,6 +116,7 @@ def test_attention_scores_are_those_that_the_model_computes_with():
     assert scores.shape == (2, 2, 3, 5, 5)
     assert not scores[0, ..., 3:].any() and not scores[0, ..., 3:, :].any()
     assert_close(scores[1].sum(-1), np.ones((2, 3, 5)))
+    assert_close(model.attention_scores({"token_ids": IDS, "other": IDS}), scores, atol=0)
     _, expected = model.encoder(model.embedding(IDS), return_attention_scores=True)
     assert_close(scores, expected, atol=0)
 
@@ -134,6 +136,25 @@ def test_word_order_is_learned_where_words_alone_say_nothing():
     )
     history = model.fit(ids[keep], labels[keep], batch_size=64, epochs=15, verbose=0)
     assert history.history["accuracy"][-1] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (np.array([[1.7, 2.0]]), "`token_ids` must be integers; .*Received: token_ids of dtype float"),
+        (np.array([[2**32 + 1]]), r"`token_ids` must be in \[0, 31\)"),
+        (np.array([[V]]), r"`token_ids` must be in \[0, 31\). Received: 31"),
+        ({"token_ids": np.array([[-1]])}, r"`token_ids` must be in \[0, 31\). Received: -1"),
+    ],
+)
+def test_ids_that_are_none_are_refused(ids, message):
+    with pytest.raises(ValueError, match=message):
+        classifier()(ids)
+
+
+def test_a_mask_that_half_the_model_would_ignore_is_refused():
+    with pytest.raises(ValueError, match="`mask` cannot be given: .*Received: mask"):
+        classifier()(IDS, mask=np.ones_like(IDS, "bool"))
 
 
 def test_the_summary_names_the_parts():
