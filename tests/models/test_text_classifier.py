@@ -121,6 +121,7 @@ def test_attention_scores_are_those_that_the_model_computes_with():
     assert_close(scores, expected, atol=0)
 
 
+@pytest.mark.slow
 def test_word_order_is_learned_where_words_alone_say_nothing():
     rng = np.random.default_rng(0)
     pairs = rng.integers(1, V, size=(512, 2))
@@ -148,6 +149,8 @@ def test_word_order_is_learned_where_words_alone_say_nothing():
     ],
 )
 def test_ids_that_are_none_are_refused(ids, message):
+    if keras.backend.backend() == "jax" and "Received" not in message:
+        pytest.skip("JAX reads 64-bit integers as 32-bit ones before the model sees them")
     with pytest.raises(ValueError, match=message):
         classifier()(ids)
 

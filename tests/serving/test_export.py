@@ -225,9 +225,11 @@ def test_a_model_without_padding_is_refused(make, tmp_path):
         export(make(embedding_options={"padding_id": None}), tmp_path)
 
 
-@pytest.mark.parametrize("labels", [["a", "b"], ["a", "b", "c", "d"], [0, 1, 2], ["a", "b", None], "abc", 3])
+@pytest.mark.parametrize(
+    "labels", [["a", "b"], ["a", "b", "c", "d"], [0, 1, 2], ["a", "b", None], ["a", "b", "b"], "abc", 3]
+)
 def test_labels_must_be_a_string_for_each_class(exported, tmp_path, labels):
-    with pytest.raises(ValueError, match="`labels` must be a list of 3 strings") as error:
+    with pytest.raises(ValueError, match="`labels` must be a list of 3 different strings") as error:
         export(exported.model, tmp_path, labels=labels)
     assert f"Received: labels={labels!r}" in str(error.value)
 
