@@ -1,4 +1,4 @@
-"""What `import keras_tx` costs over `import keras`: fresh processes in turn, medians.
+"""What `import keras_tx` costs after `import keras`: fresh processes, medians.
 
 python -m benchmarks.import_time
 """
@@ -7,26 +7,20 @@ import statistics
 import subprocess
 import sys
 
-RUNS = 9
-
-
-def seconds(module):
-    code = f"import time; start = time.perf_counter(); import {module}; print(time.perf_counter() - start)"
-    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+RUNS = 7
+CODE = (
+    "import time; a = time.perf_counter(); import keras; b = time.perf_counter(); import keras_tx; "
+    "print(b - a, time.perf_counter() - b)"
+)
 
 
 def main():
-    seconds("keras_tx")  # the first run fills the file cache
-    times = {module: [] for module in ("keras", "keras_tx")}
-    for _ in range(RUNS):
-        for module, runs in times.items():
-            runs.append(seconds(module))
-    medians = {module: statistics.median(runs) for module, runs in times.items()}
-    for module, median in medians.items():
-        print(
-            f"import {module}: {median:.2f} s (median of {RUNS}, {min(times[module]):.2f} to {max(times[module]):.2f})"
-        )
-    print(f"keras_tx over keras: {medians['keras_tx'] - medians['keras']:+.2f} s")
+    runs = []
+    for _ in range(RUNS + 1):  # the first fills the file cache
+        output = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True).stdout
+        runs.append([float(seconds) for seconds in output.split()])
+    for name, times in zip(("import keras", "import keras_tx after it"), zip(*runs[1:], strict=True), strict=True):
+        print(f"{name}: {statistics.median(times):.3f} s (median of {RUNS}, {min(times):.3f} to {max(times):.3f})")
 
 
 if __name__ == "__main__":
