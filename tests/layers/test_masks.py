@@ -124,6 +124,7 @@ def test_no_mask_is_found_where_tokens_moved():
     x = embedding()(ids)
     moves = [keras.ops.flip(x, axis=1), keras.ops.roll(x, 1, axis=1), keras.ops.transpose(x, (0, 2, 1)), x[:, 1:]]
     moves += [layer(x * 2.0) for layer in (keras.layers.Permute((2, 1)), keras.layers.Conv1D(D, 2, strides=2))]
+    moves.append(keras.layers.Lambda(lambda t: keras.ops.flip(t, axis=1))(x * 2.0))  # of the same shape
     for moved in moves:
         assert masks.lost_mask(moved) is None
     assert masks.lost_mask(x) is None  # it has its own
