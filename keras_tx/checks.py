@@ -36,10 +36,23 @@ def one_of(name: str, value: Any, allowed: Collection) -> Any:
     return value
 
 
+def parameters_of(layer: type) -> list[str]:
+    """The keyword arguments of a layer: its own, and those of the bases that its `**kwargs` go to, Keras' left out."""
+    names: dict[str, None] = {}
+    for base in layer.__mro__:
+        if "__init__" in vars(base):
+            parameters = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
+            if not base.__module__.startswith("keras_tx."):
+                break
+            names |= {p.name: None for p in parameters if p.kind is not p.VAR_KEYWORD and p.name != "self"}
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                break
+    return list(names)
+
+
 def options_of(name: str, value: Any, layer: type, given: Collection[str] = ()) -> dict:
     """Returns a copy of the dict `value` if its keys are keyword arguments of `layer`, `given` ones left out."""
-    parameters = inspect.signature(layer.__init__).parameters.values()  # type: ignore[misc]
-    allowed = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in ("self", *given)]
+    allowed = [parameter for parameter in parameters_of(layer) if parameter not in given]
     options = {} if value is None else value
     if not isinstance(options, dict) or not set(options) <= set(allowed):
         raise ValueError(f"The argument `{name}` must be a dict with keys among {allowed}. Received: {name}={value!r}")

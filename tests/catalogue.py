@@ -18,6 +18,18 @@ def _ids(batch=B, length=T):
     return {"inputs": np.random.default_rng(length).integers(1, 23, size=(batch, length)).astype("int32")}
 
 
+def _query(batch=B, length=T):
+    return {"query": normal(batch, length, D)}
+
+
+def _heads(batch=B, length=T):
+    return {"inputs": normal(batch, length, 3, 8)}
+
+
+def _inputs_and_memory(batch=B, length=T):
+    return {"inputs": normal(batch, length, D), "memory": normal(batch, 7, 11, seed=1)}
+
+
 def _query_and_value(batch=B, length=T):
     return {"query": normal(batch, length, D), "value": normal(batch, 7, 11, seed=1)}
 
@@ -28,6 +40,7 @@ class Row:
     arguments: dict
     inputs: callable = _vectors
     scores: bool = False
+    per_example: bool = True  # whether the first axis of the output is the batch
 
     def make(self, **kwargs):
         return self.layer(**{**self.arguments, **kwargs})
@@ -87,6 +100,44 @@ ROWS = [
     ),
     Row(
         layers.Encoder, {"num_layers": 2, "num_heads": 3, "intermediate_dim": 17, "normalize_first": True}, scores=True
+    ),
+    Row(
+        layers.Encoder,
+        {
+            "num_layers": 2,
+            "num_heads": 3,
+            "intermediate_dim": 17,
+            "position_bias": "relative",
+            "attention_options": {"rotary": True, "key_dim": 4},
+        },
+        scores=True,
+    ),
+    Row(layers.DecoderLayer, {"intermediate_dim": 17, "num_heads": 3}, scores=True),
+    Row(
+        layers.DecoderLayer,
+        {
+            "intermediate_dim": 17,
+            "num_heads": 3,
+            "cross_attention": True,
+            "normalize_first": True,
+            "attention_options": {"num_key_value_heads": 1, "sliding_window": 2, "key_dim": 4, "rotary": True},
+        },
+        _inputs_and_memory,
+        scores=True,
+    ),
+    Row(
+        layers.Decoder,
+        {"num_layers": 2, "num_heads": 3, "intermediate_dim": 17, "cross_attention": True, "position_bias": "alibi"},
+        _inputs_and_memory,
+        scores=True,
+    ),
+    Row(layers.RotaryEmbedding, {"base": 100, "layout": "interleaved", "fraction": 0.5}, _heads),
+    Row(layers.AlibiBias, {"num_heads": 3}, _query, per_example=False),
+    Row(
+        layers.RelativePositionBias,
+        {"num_heads": 3, "num_buckets": 8, "max_distance": 17, "bidirectional": False},
+        _query,
+        per_example=False,
     ),
 ]
 

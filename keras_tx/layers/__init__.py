@@ -5,17 +5,25 @@ B batch, T queries or tokens, S keys, N query heads, K key heads, G = N/K, H hea
 """
 
 from keras_tx.layers.attention import MultiHeadAttention
+from keras_tx.layers.decoder import Decoder, DecoderLayer
 from keras_tx.layers.embeddings import TokenEmbedding
 from keras_tx.layers.encoder import Encoder, EncoderLayer
 from keras_tx.layers.feed_forward import FeedForward
+from keras_tx.layers.position_bias import AlibiBias, RelativePositionBias
 from keras_tx.layers.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
+from keras_tx.layers.rotary import RotaryEmbedding
 
 __all__ = [
+    "AlibiBias",
+    "Decoder",
+    "DecoderLayer",
     "Encoder",
     "EncoderLayer",
     "FeedForward",
     "LearnedPositionalEncoding",
     "MultiHeadAttention",
+    "RelativePositionBias",
+    "RotaryEmbedding",
     "SinusoidalPositionalEncoding",
     "TokenEmbedding",
 ]

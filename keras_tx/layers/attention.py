@@ -8,13 +8,16 @@ arXiv:2505.06708; normalized queries and keys: Henry et al. 2020, arXiv:2010.042
 import string
 
 import keras
-from keras import constraints, initializers, regularizers
+from keras import constraints, initializers, ops, regularizers
 
 from keras_tx import checks
+from keras_tx.layers import cache as caches
 from keras_tx.layers import folding, masks
 from keras_tx.layers.attend import attend, attend_fused
 from keras_tx.layers.initial import fresh
+from keras_tx.layers.projection import HeadProjection
 from keras_tx.layers.residual import make_norm
+from keras_tx.layers.rotary import RotaryEmbedding
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -43,6 +46,7 @@ class MultiHeadAttention(keras.layers.Layer):
         scale: factor of the products of queries and keys; 1 / sqrt(key_dim) if None.
         qk_norm: RMS-normalize each head of queries and keys, with a learned scale (H,), before the products.
         hard_attention: at inference each query takes the value of its best key alone; training stays soft.
+        rotary: a `RotaryEmbedding` of queries and keys, or True for one with the default arguments.
 
     Call arguments:
         query: (B, T, D), or more axes in place of T.
@@ -54,10 +58,16 @@ class MultiHeadAttention(keras.layers.Layer):
         return_attention_scores: also return the scores.
         training: whether dropout is on.
         use_causal_mask: a query looks at no later key.
-        attention_bias: added to the scaled products, shaped as `attention_mask`. Keras rounds it to the compute dtype.
+        attention_bias: added to the scaled products, shaped as `attention_mask`; stays in the dtype it has.
+        positions: (B, T) or (T,) integers for `rotary`; the real tokens are counted if None.
+        cache: for decoding step by step. A `KeyValue` of `new_cache`: keys and values of this call are written from
+            the slot `start` on, and the queries look at all slots up to their own; `value_mask` is then (B, S) over the
+            slots. Or the `Memory` of `new_memory`: used in place of `value` and `key`, which may be None.
+        start: integer or scalar tensor, the slot of the first query.
 
     Returns:
-        (B, T, D), and if asked for the scores (B, N, T, S) in float32, as they were before dropout.
+        (B, T, D), and if asked for the scores (B, N, T, S) in float32, as they were before dropout, and with a `cache`
+        that cache, filled.
 
     Raises:
         ValueError: for a size, rate, shape or combination that cannot work; the message has the value.
@@ -88,6 +98,7 @@ class MultiHeadAttention(keras.layers.Layer):
         scale=None,
         qk_norm=False,
         hard_attention=False,
+        rotary=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -116,6 +127,8 @@ class MultiHeadAttention(keras.layers.Layer):
         self.scale = scale if scale is None else checks.positive_float("scale", scale)
         self.qk_norm = qk_norm
         self.hard_attention = hard_attention
+        self.rotary = _rotary(rotary)
+        self._convert_input_args = False  # `masks.converted` does it
         if num_heads % self.num_key_value_heads:
             raise ValueError(
                 "`num_heads` must be divisible by `num_key_value_heads`. Received: "
@@ -128,6 +141,8 @@ class MultiHeadAttention(keras.layers.Layer):
             )
 
     def build(self, query_shape, value_shape, key_shape=None):
+        if self.rotary is not None and self.attention_axes not in (None, (1,)):
+            raise ValueError(f"`rotary` needs the attention axis 1. Received: attention_axes={self.attention_axes}")
         key_shape = value_shape if key_shape is None else key_shape
         _check_aligned(value_shape, key_shape)
         self.query_dense = self._projection("query", query_shape, (self.num_heads, self.key_dim))
@@ -148,7 +163,7 @@ class MultiHeadAttention(keras.layers.Layer):
     def _projection(self, name, input_shape, features, activation=None, bound=1):
         """A dense layer from the last `bound` axes of its input to `features`."""
         free, summed, made = _letters(len(input_shape) - bound, bound, len(features))
-        layer = keras.layers.EinsumDense(
+        layer = HeadProjection(
             f"{free}{summed},{summed}{made}->{free}{made}",
             output_shape=(*[None] * (len(free) - 1), *features),
             activation=activation,
@@ -167,18 +182,36 @@ class MultiHeadAttention(keras.layers.Layer):
         layer.build(input_shape)
         return layer
 
-    def __call__(self, query, value, key=None, *args, **kwargs):
+    def __call__(self, query, value=None, key=None, *args, **kwargs):
         kwargs.update(zip(_POSITIONAL, args, strict=False))
         for name, tensor in (("query_mask", query), ("value_mask", value), ("key_mask", key)):
-            mask = masks.lost_mask(tensor) if kwargs.get(name) is None else None
+            mask = masks.mask_of(tensor) if kwargs.get(name) is None else None
             if mask is not None:
                 kwargs[name] = mask
-        return super().__call__(query, value, key, **kwargs)
+        kwargs = masks.converted(self, {"query": query, "value": value, "key": key, **kwargs})
+        if kwargs.get("cache") is not None and kwargs.get("value_mask") is None:
+            kwargs["value_mask"] = masks.all_real(kwargs["cache"].key)  # else Keras would take that of the queries
+        return super().__call__(kwargs.pop("query"), kwargs.pop("value"), kwargs.pop("key"), **kwargs)
+
+    def new_cache(self, batch_size, num_slots):
+        """An empty `KeyValue`: (B, K, S, H) and (B, K, S, V), zeros in the compute dtype."""
+        shape = (batch_size, self.num_key_value_heads, num_slots)
+        return caches.KeyValue(
+            *[ops.zeros((*shape, size), self.compute_dtype) for size in (self.key_dim, self.value_dim)]
+        )
+
+    def new_memory(self, value, key=None):
+        """The `Memory` of `value` (B, S, D): its keys and values, to be computed once and used in every step."""
+        return caches.Memory(*[ops.swapaxes(x, 1, 2) for x in self._keys_and_values(value, key)])
+
+    def _keys_and_values(self, value, key):
+        key = self.key_dense(value if key is None else key)
+        return self.key_norm(key) if self.qk_norm else key, self.value_dense(value)
 
     def call(
         self,
         query,
-        value,
+        value=None,
         key=None,
         query_mask=None,
         value_mask=None,
@@ -189,15 +222,36 @@ class MultiHeadAttention(keras.layers.Layer):
         use_causal_mask=False,
         *,
         attention_bias=None,
+        positions=None,
+        cache=None,
+        start=None,
     ):
-        key = value if key is None else key
         gate = self._gate_dense(query) if self.use_gate else None
-        query, key, value = self.query_dense(query), self.key_dense(key), self.value_dense(value)
+        is_memory = isinstance(cache, caches.Memory)
+        key, value = (ops.swapaxes(x, 1, 2) for x in cache) if is_memory else self._keys_and_values(value, key)
+        query = self.query_dense(query)
         if self.qk_norm:
-            query, key = self.query_norm(query), self.key_norm(key)
+            query = self.query_norm(query)
+        if self.rotary is not None:
+            query, key = self._rotate(query, key, positions, query_mask, value_mask, start)
+        if start is not None:
+            cache = caches.write(cache, ops.swapaxes(key, 1, 2), ops.swapaxes(value, 1, 2), start)
+            if isinstance(start, int) and start == 0 and not return_attention_scores:
+                value_mask, attention_bias = _first_keys(key.shape[1], value_mask, attention_bias)
+            else:
+                key, value = (ops.swapaxes(x, 1, 2) for x in cache)
         axes = folding.attention_axes(self.attention_axes, len(query.shape) - 1)
         mask = masks.for_attention(
-            query, key, axes, query_mask, value_mask, key_mask, attention_mask, use_causal_mask, self.sliding_window
+            query,
+            key,
+            axes,
+            query_mask,
+            value_mask,
+            key_mask,
+            attention_mask,
+            causally=use_causal_mask or start is not None,
+            sliding_window=self.sliding_window,
+            start=0 if start is None else start,
         )
         bias = (
             None if attention_bias is None else folding.fold_pairs("attention_bias", attention_bias, query, key, axes)
@@ -215,8 +269,24 @@ class MultiHeadAttention(keras.layers.Layer):
             hard = self.hard_attention and not training
             output, scores = attend(*heads, mask=mask, bias=bias, scale=self.scale, dropout=dropout, hard=hard)
         output = folding.unfold(output, query, axes)
-        output = self.output_dense(output if gate is None else output * gate)
-        return (output, folding.unfold_scores(scores, query, key, axes)) if return_attention_scores else output
+        outputs = [self.output_dense(output if gate is None else output * gate)]
+        if return_attention_scores:
+            outputs.append(folding.unfold_scores(scores, query, key, axes))
+        if cache is not None:
+            outputs.append(cache)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def _rotate(self, query, key, positions, query_mask, value_mask, start):
+        """Queries and keys, rotated by their positions; with a cache (`start`) these keys are those of the queries."""
+        query_positions = key_positions = positions
+        if positions is None and start is not None:
+            counted = masks.positions(value_mask)
+            query_positions = key_positions = ops.slice(counted, (0, start), (ops.shape(counted)[0], query.shape[1]))
+        elif positions is None:
+            query_positions = None if query_mask is None else masks.positions(query_mask)
+            key_positions = None if value_mask is None else masks.positions(value_mask)
+        rotated = self.rotary(query, query_positions), self.rotary(key, key_positions)
+        return [ops.cast(x, self.compute_dtype) for x in rotated]
 
     def compute_output_shape(self, query_shape, value_shape, key_shape=None):
         _check_aligned(value_shape, value_shape if key_shape is None else key_shape)
@@ -257,10 +327,27 @@ class MultiHeadAttention(keras.layers.Layer):
             "scale": self.scale,
             "qk_norm": self.qk_norm,
             "hard_attention": self.hard_attention,
+            "rotary": keras.saving.serialize_keras_object(self.rotary),
         }
 
 
 _POSITIONAL = ("query_mask", "value_mask", "key_mask", "attention_mask")  # what Keras lets stand behind `key`
+
+
+def _rotary(rotary):
+    if isinstance(rotary, dict):
+        rotary = keras.saving.deserialize_keras_object(rotary)
+    if rotary is True:
+        return RotaryEmbedding(name="rotary")
+    if rotary is None or rotary is False or isinstance(rotary, RotaryEmbedding):
+        return rotary or None
+    raise ValueError(f"`rotary` must be True, None or a RotaryEmbedding. Received: rotary={rotary!r}")
+
+
+def _first_keys(count, value_mask, attention_bias):
+    """Mask and bias cut to the keys of an empty cache that a first call fills: nobody looks at the others."""
+    bias = attention_bias if attention_bias is None else attention_bias[..., :count]
+    return value_mask[:, :count], bias
 
 
 def _letters(*counts):

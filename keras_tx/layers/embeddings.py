@@ -94,6 +94,8 @@ class TokenEmbedding(keras.layers.Layer):
         self.positions = self._position_layer()
 
     def _position_layer(self):
+        if isinstance(self.position_encoding, dict):
+            self.position_encoding = keras.saving.deserialize_keras_object(self.position_encoding)
         if isinstance(self.position_encoding, keras.layers.Layer):
             return self.position_encoding
         checks.one_of("position_encoding", self.position_encoding, POSITIONS)
@@ -119,6 +121,7 @@ class TokenEmbedding(keras.layers.Layer):
             dtype=self.dtype_policy,
             name="tokens",
         )
+        self.tokens.supports_masking = True  # else it warns about the mask of the vectors that become logits
         self.tokens.build(inputs_shape)
         if self.positions is not None and not self.positions.built:
             self.positions.build(shape)
@@ -189,10 +192,3 @@ class TokenEmbedding(keras.layers.Layer):
             "dropout": self.dropout,
             "embeddings_initializer": initializers.serialize(self.embeddings_initializer),
         }
-
-    @classmethod
-    def from_config(cls, config):
-        if isinstance(config.get("position_encoding"), dict):
-            layer = keras.saving.deserialize_keras_object(config["position_encoding"])
-            config = {**config, "position_encoding": layer}
-        return super().from_config(config)

@@ -4,17 +4,13 @@ B batch, T tokens, N heads, D hidden, F intermediate, L layers. Vaswani et al. 2
 """
 
 import keras
-from keras import activations, initializers, ops
+from keras import ops
 
-from keras_tx import checks
-from keras_tx.layers.attention import MultiHeadAttention
-from keras_tx.layers.feed_forward import FeedForward
-from keras_tx.layers.masks import MaskedLayer
-from keras_tx.layers.residual import NORMALIZATIONS, make_norm, residual
+from keras_tx.layers.block import Block, Stack
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class EncoderLayer(MaskedLayer):
+class EncoderLayer(Block):
     """Self-attention, then feed-forward, each with a residual connection and a norm.
 
     Args:
@@ -31,7 +27,7 @@ class EncoderLayer(MaskedLayer):
         layer_norm_epsilon: of the norms.
         kernel_initializer: of all projections.
         attention_options: dict of further arguments of `MultiHeadAttention`: `key_dim`, `num_key_value_heads`,
-            `sliding_window`, `qk_norm`, `scale`, `hard_attention`, ...
+            `sliding_window`, `rotary`, `qk_norm`, `scale`, `hard_attention`, ...
 
     Call arguments:
         inputs: (B, T, D).
@@ -40,6 +36,7 @@ class EncoderLayer(MaskedLayer):
         attention_bias: added to the scaled products, shaped as `attention_mask`.
         return_attention_scores: also return the scores.
         training: whether dropout is on.
+        positions: (B, T) or (T,) integers for rotary embedding, instead of counting the real tokens.
 
     Returns:
         (B, T, D), and if asked for the attention scores (B, N, T, T) in float32.
@@ -48,85 +45,10 @@ class EncoderLayer(MaskedLayer):
         ValueError: for a size, rate or name that cannot work; the message has the value.
     """
 
-    def __init__(
-        self,
-        intermediate_dim,
-        num_heads,
-        *,
-        dropout=0.0,
-        attention_dropout=None,
-        activation_dropout=0.0,
-        activation="relu",
-        gated=False,
-        use_bias=True,
-        normalize_first=False,
-        normalization="layer_norm",
-        layer_norm_epsilon=1e-5,
-        kernel_initializer="glorot_uniform",
-        attention_options=None,
-        **kwargs,
-    ):
-        super().__init__(**kwargs)
-        self.intermediate_dim = checks.positive_int("intermediate_dim", intermediate_dim)
-        self.num_heads = checks.positive_int("num_heads", num_heads)
-        self.dropout = checks.rate("dropout", dropout)
-        attention_dropout = dropout if attention_dropout is None else attention_dropout
-        self.attention_dropout = checks.rate("attention_dropout", attention_dropout)
-        self.activation_dropout = checks.rate("activation_dropout", activation_dropout)
-        self.activation = activations.get(activation)
-        self.gated = gated
-        self.use_bias = use_bias
-        self.normalize_first = normalize_first
-        self.normalization = checks.one_of("normalization", normalization, NORMALIZATIONS)
-        self.layer_norm_epsilon = checks.positive_float("layer_norm_epsilon", layer_norm_epsilon)
-        self.kernel_initializer = initializers.get(kernel_initializer)
-        self.attention_options = checks.options_of(
-            "attention_options",
-            attention_options,
-            MultiHeadAttention,
-            given=("num_heads", "attention_axes", "output_shape"),
-        )
-
     def build(self, inputs_shape):
-        hidden_dim = inputs_shape[-1]
-        if hidden_dim is None:
-            raise ValueError(f"`inputs` must have a last axis of known size. Received: inputs.shape={inputs_shape}")
-        if "key_dim" not in self.attention_options and hidden_dim % self.num_heads:
-            raise ValueError(
-                "`hidden_dim`, the last axis of the inputs, must be divisible by `num_heads`; or give "
-                f"attention_options={{'key_dim': ...}}. Received: hidden_dim={hidden_dim}, num_heads={self.num_heads}"
-            )
-        options = {
-            "key_dim": hidden_dim // self.num_heads,
-            "dropout": self.attention_dropout,
-            "use_bias": self.use_bias,
-            "kernel_initializer": self.kernel_initializer,
-            **self.attention_options,
-        }
-        self.self_attention_norm = self._norm("self_attention_norm", inputs_shape)
-        self.self_attention = MultiHeadAttention(
-            self.num_heads, **options, dtype=self.dtype_policy, name="self_attention"
-        )
-        self.self_attention.build(inputs_shape, inputs_shape)
-        self.feed_forward_norm = self._norm("feed_forward_norm", inputs_shape)
-        self.feed_forward = FeedForward(
-            self.intermediate_dim,
-            activation=self.activation,
-            gated=self.gated,
-            dropout=self.activation_dropout,
-            use_bias=self.use_bias,
-            kernel_initializer=self.kernel_initializer,
-            dtype=self.dtype_policy,
-            name="feed_forward",
-        )
-        self.feed_forward.build(inputs_shape)
-        self._dropout_layer = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy)
-        self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: hidden_dim})
-
-    def _norm(self, name, inputs_shape):
-        layer = make_norm(self.normalization, self.layer_norm_epsilon, dtype=self.dtype_policy, name=name)
-        layer.build(inputs_shape)
-        return layer
+        self._check_hidden_dim(inputs_shape)
+        self.self_attention_norm, self.self_attention = self._attention("self_attention", inputs_shape, inputs_shape)
+        self.feed_forward_norm, self.feed_forward = self._feed_forward(inputs_shape)
 
     def call(
         self,
@@ -136,27 +58,25 @@ class EncoderLayer(MaskedLayer):
         attention_bias=None,
         return_attention_scores=False,
         training=None,
+        *,
+        positions=None,
     ):
         def attention(x):
-            outputs = self.self_attention(
+            return self.self_attention(
                 x,
                 x,
                 query_mask=mask,
                 value_mask=mask,
                 attention_mask=attention_mask,
                 attention_bias=attention_bias,
+                positions=positions,
                 return_attention_scores=return_attention_scores,
                 training=training,
             )
-            return outputs if return_attention_scores else (outputs, None)
 
-        def feed_forward(x):
-            return self.feed_forward(x, training=training), None
-
-        options = {"dropout": self._dropout_layer, "normalize_first": self.normalize_first, "training": training}
-        outputs, scores = residual(inputs, attention, norm=self.self_attention_norm, **options)
-        outputs, _ = residual(outputs, feed_forward, norm=self.feed_forward_norm, **options)
-        return (outputs, scores) if return_attention_scores else outputs
+        outputs, *scores = self._residual(inputs, "self_attention", attention, training)
+        outputs = self._feed(outputs, training)
+        return (outputs, *scores) if scores else outputs
 
     def compute_output_spec(self, inputs, *args, return_attention_scores=False, **kwargs):
         outputs = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
@@ -164,29 +84,9 @@ class EncoderLayer(MaskedLayer):
         scores = keras.KerasTensor((batch, self.num_heads, length, length), dtype="float32")
         return (outputs, scores) if return_attention_scores else outputs
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "intermediate_dim": self.intermediate_dim,
-            "num_heads": self.num_heads,
-            "dropout": self.dropout,
-            "attention_dropout": self.attention_dropout,
-            "activation_dropout": self.activation_dropout,
-            "activation": activations.serialize(self.activation),
-            "gated": self.gated,
-            "use_bias": self.use_bias,
-            "normalize_first": self.normalize_first,
-            "normalization": self.normalization,
-            "layer_norm_epsilon": self.layer_norm_epsilon,
-            "kernel_initializer": initializers.serialize(self.kernel_initializer),
-            "attention_options": {
-                name: keras.saving.serialize_keras_object(value) for name, value in self.attention_options.items()
-            },
-        }
-
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class Encoder(MaskedLayer):
+class Encoder(Stack):
     """A stack of encoder layers; a pre-norm stack ends with a norm. The width D comes from the input.
 
     Args:
@@ -194,9 +94,12 @@ class Encoder(MaskedLayer):
         num_heads, intermediate_dim, dropout, attention_dropout, activation_dropout, activation, gated, use_bias,
             normalize_first, normalization, layer_norm_epsilon, kernel_initializer, attention_options: of each
             `EncoderLayer`.
+        position_bias: None, "alibi", "relative" or a layer, whose bias on the products all layers share:
+            `AlibiBias`, or `RelativePositionBias` with its learned table.
 
     Call arguments:
-        inputs, mask, attention_mask, attention_bias, training: as for `EncoderLayer`; each layer gets the same.
+        inputs, mask, attention_mask, attention_bias, training, positions: as for `EncoderLayer`; each layer gets the
+            same.
         return_attention_scores: also return the scores of all layers.
 
     Returns:
@@ -206,58 +109,7 @@ class Encoder(MaskedLayer):
         ValueError: for a `num_layers` that is not positive, and as `EncoderLayer`.
     """
 
-    def __init__(
-        self,
-        num_layers,
-        num_heads,
-        intermediate_dim,
-        *,
-        dropout=0.0,
-        attention_dropout=None,
-        activation_dropout=0.0,
-        activation="relu",
-        gated=False,
-        use_bias=True,
-        normalize_first=False,
-        normalization="layer_norm",
-        layer_norm_epsilon=1e-5,
-        kernel_initializer="glorot_uniform",
-        attention_options=None,
-        **kwargs,
-    ):
-        super().__init__(**kwargs)
-        self.num_layers = checks.positive_int("num_layers", num_layers)
-        self.layers = [
-            EncoderLayer(
-                intermediate_dim,
-                num_heads,
-                dropout=dropout,
-                attention_dropout=attention_dropout,
-                activation_dropout=activation_dropout,
-                activation=activation,
-                gated=gated,
-                use_bias=use_bias,
-                normalize_first=normalize_first,
-                normalization=normalization,
-                layer_norm_epsilon=layer_norm_epsilon,
-                kernel_initializer=kernel_initializer,
-                attention_options=attention_options,
-                dtype=self.dtype_policy,
-                name=f"layer_{index}",
-            )
-            for index in range(num_layers)
-        ]
-        self.normalize_first = normalize_first
-        self.final_norm = None
-        if normalize_first:
-            self.final_norm = make_norm(normalization, layer_norm_epsilon, dtype=self.dtype_policy, name="final_norm")
-
-    def build(self, inputs_shape):
-        for layer in self.layers:
-            layer.build(inputs_shape)
-        self.input_spec = self.layers[0].input_spec
-        if self.final_norm is not None:
-            self.final_norm.build(inputs_shape)
+    block = EncoderLayer
 
     def call(
         self,
@@ -267,7 +119,10 @@ class Encoder(MaskedLayer):
         attention_bias=None,
         return_attention_scores=False,
         training=None,
+        *,
+        positions=None,
     ):
+        attention_bias = self._bias(inputs, attention_bias)
         outputs, scores = inputs, []
         for layer in self.layers:
             outputs = layer(
@@ -277,6 +132,7 @@ class Encoder(MaskedLayer):
                 attention_bias=attention_bias,
                 return_attention_scores=return_attention_scores,
                 training=training,
+                positions=positions,
             )
             if return_attention_scores:
                 outputs, layer_scores = outputs
@@ -290,9 +146,3 @@ class Encoder(MaskedLayer):
         batch, length = inputs.shape[:2]
         shape = (batch, self.num_layers, self.layers[0].num_heads, length, length)
         return (outputs, keras.KerasTensor(shape, dtype="float32")) if return_attention_scores else outputs
-
-    def get_config(self):
-        base = super().get_config()
-        layer = self.layers[0].get_config()
-        options = {name: layer[name] for name in layer if name not in base}
-        return {**base, "num_layers": self.num_layers, **options}

@@ -9,6 +9,7 @@ from keras import activations, initializers
 
 from keras_tx import checks
 from keras_tx.layers.initial import fresh
+from keras_tx.layers.projection import Projection
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -62,7 +63,7 @@ class FeedForward(keras.layers.Layer):
         self.output_dense = self._projection("output", (*inputs_shape[:-1], self.intermediate_dim), inputs_shape[-1])
 
     def _projection(self, name, input_shape, features, activation=None):
-        layer = keras.layers.Dense(
+        layer = Projection(
             features,
             activation=activation,
             use_bias=self.use_bias,

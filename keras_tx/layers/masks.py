@@ -5,7 +5,7 @@ B batch, N heads, T queries, S keys. A padding mask is (B, T), True at real toke
 
 import keras
 from keras import ops
-from keras.src.backend import get_keras_mask  # the public API has no reader of the mask that Keras attaches
+from keras.src.backend import get_keras_mask, set_keras_mask  # the public API has no way to the mask of a tensor
 
 from keras_tx.layers import folding
 from keras_tx.layers.ids import values_of
@@ -43,13 +43,16 @@ def join(*masks):
 
 
 def for_attention(
-    query, key, axes, query_mask, value_mask, key_mask, attention_mask, use_causal_mask=False, sliding_window=None
+    query, key, axes, query_mask, value_mask, key_mask, attention_mask, causally=False, sliding_window=None, start=0
 ):
-    """All masks of `query` (B, ..., N, H) and `key` joined, broadcastable to (B', N, T, S) of `folding.fold`."""
-    if len(axes) > 1 and (use_causal_mask or sliding_window):
+    """All masks of `query` (B, ..., N, H) and `key` joined, broadcastable to (B', N, T, S) of `folding.fold`.
+
+    The first query stands at the key `start`.
+    """
+    if len(axes) > 1 and (causally or sliding_window):
         raise ValueError(
             "`use_causal_mask` and `sliding_window` need a single attention axis. Received: "
-            f"attention_axes={axes}, use_causal_mask={use_causal_mask}, sliding_window={sliding_window}"
+            f"attention_axes={axes}, use_causal_mask={causally}, sliding_window={sliding_window}"
         )
     joined = []
     if attention_mask is not None:
@@ -61,10 +64,10 @@ def for_attention(
         if mask is not None:
             joined.append(keys(folding.fold_padding(name, mask, key, axes)))
     num_queries, num_keys = ops.shape(query)[axes[0]], ops.shape(key)[axes[0]]
-    if use_causal_mask:
-        joined.append(causal(num_queries, num_keys)[None, None])
+    if causally:
+        joined.append(causal(num_queries, num_keys, start)[None, None])
     if sliding_window:
-        joined.append(window(num_queries, num_keys, sliding_window)[None, None])
+        joined.append(window(num_queries, num_keys, sliding_window, start)[None, None])
     return join(*joined)
 
 
@@ -77,6 +80,17 @@ def _check_no_bias(attention_mask):
                 "`attention_mask` must be boolean, or 1 and 0; what is added to the products is `attention_bias`. "
                 f"Received: attention_mask with the value {values.min()}"
             )
+
+
+def same_document(document_ids):
+    """(B, T) document numbers of packed sequences -> (B, T, T): a token looks only at its own; 0 is padding."""
+    same = ops.equal(document_ids[:, :, None], document_ids[:, None, :])
+    return ops.logical_and(same, ops.not_equal(document_ids, 0)[:, None, :])
+
+
+def all_real(key):
+    """(B, S, K, H) -> (B, S), all True."""
+    return ops.ones(ops.shape(key)[:2], dtype="bool")
 
 
 def positions(mask):
@@ -93,36 +107,71 @@ class MaskedLayer(keras.layers.Layer):
 
     Keras itself does so only when there is no other tensor argument, and its operators (`x * 8`, `x + y`,
     `ops.tanh(x)`) drop the mask. Here the mask is found in both cases: a symbolic input without one takes that of the
-    tensors it was computed from, position by position.
+    tensors it was computed from, position by position. An argument `memory` gets its `memory_mask` in the same way.
     """
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.input_spec = keras.layers.InputSpec(ndim=3)
+        self._convert_input_args = False  # `converted` does it
 
     def __call__(self, inputs, *args, **kwargs):
-        mask = args[0] if args else kwargs.pop("mask", None)
-        if mask is None:
-            mask = lost_mask(inputs) if isinstance(inputs, keras.KerasTensor) else get_keras_mask(inputs)
-        if isinstance(mask, (list, tuple)):
-            mask = ops.convert_to_tensor(mask)
+        names = list(self._call_signature.parameters)[1 : 1 + len(args)]
+        arguments = {"inputs": inputs, **dict(zip(names, args, strict=True)), **kwargs}
+        if arguments.get("cache") is None:  # with a cache `mask` is that of all keys, not of the inputs
+            _fill_mask(arguments, "mask", inputs)
+        if arguments.get("memory") is not None:
+            _fill_mask(arguments, "memory_mask", arguments["memory"])
+        arguments = converted(self, {name: value for name, value in arguments.items() if value is not None})
+        return super().__call__(arguments.pop("inputs"), **arguments)
+
+    def compute_mask(self, inputs, mask=None):
+        return mask if mask is None or mask.shape[1] == inputs.shape[1] else None  # that of the slots of a cache
+
+
+def _fill_mask(arguments, name, tensor):
+    mask = arguments.get(name)
+    if mask is None:
+        mask = mask_of(tensor) if isinstance(tensor, keras.KerasTensor) else get_keras_mask(tensor)
+    if isinstance(mask, (list, tuple)):
+        mask = ops.convert_to_tensor(mask)
+    if mask is not None:
+        folding.check_shape(name, mask, tensor.shape[:2], exact=True)
+        arguments[name] = mask
+
+
+def converted(layer, arguments):
+    """The call arguments of `layer` as tensors of its dtype policy; an `attention_bias` keeps the dtype it has.
+
+    Keras would round the bias to bfloat16 before attention, which is float32 there, could add it.
+    """
+
+    def convert(x):
+        if isinstance(x, keras.KerasTensor):
+            return x
+        mask = get_keras_mask(x)
+        x = layer.dtype_policy.convert_input(x, layer.autocast, layer.input_dtype)
         if mask is not None:
-            folding.check_shape("mask", mask, inputs.shape[:2], exact=True)
-            kwargs["mask"] = mask
-        if args[1:]:
-            return super().__call__(inputs, kwargs.pop("mask", None), *args[1:], **kwargs)
-        return super().__call__(inputs, **kwargs)
+            set_keras_mask(x, mask)
+        return x
+
+    return {
+        name: _as_it_is(value) if name == "attention_bias" else keras.tree.map_structure(convert, value)
+        for name, value in arguments.items()
+    }
 
 
-def lost_mask(x):
-    """The mask (B, T) that an operator between `x` and its sources dropped; None if `x` has its own, or there is none.
+def _as_it_is(x):
+    return x if x is None or isinstance(x, keras.KerasTensor) else ops.convert_to_tensor(x)
+
+
+def mask_of(x):
+    """The mask (B, T) of a symbolic `x`, or, if an operator dropped it, that of the tensors `x` was computed from.
 
     Looks back through element-wise operators, and through layers that hand the mask of their input on.
     """
-    if not isinstance(x, keras.KerasTensor) or get_keras_mask(x) is not None:
-        return None
-    return _mask_of(x, {})
+    return _mask_of(x, {}) if isinstance(x, keras.KerasTensor) else None
 
 
 def _mask_of(x, seen):

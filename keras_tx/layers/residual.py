@@ -14,17 +14,18 @@ def residual(inputs, sublayer, *, norm, dropout, normalize_first, training=None)
 
     Args:
         inputs: x, (B, T, D).
-        sublayer: f, a function of one tensor that returns (B, T, D) and, beside it, anything: `(output, extra)`.
+        sublayer: f, a function of one tensor that returns (B, T, D), or a tuple of that and anything beside it.
         norm, dropout: layers.
         normalize_first: whether the norm comes before f (pre-norm) or after the sum (post-norm).
         training: whether dropout is on.
 
     Returns:
-        The sum (B, T, D), and what f returned beside its output.
+        A tuple: the sum (B, T, D), and what f returned beside its output.
     """
-    outputs, extra = sublayer(norm(inputs) if normalize_first else inputs)
+    outputs = sublayer(norm(inputs) if normalize_first else inputs)
+    outputs, *beside = outputs if isinstance(outputs, tuple) else (outputs,)
     outputs = inputs + dropout(outputs, training=training)
-    return (outputs if normalize_first else norm(outputs)), extra
+    return (outputs if normalize_first else norm(outputs)), *beside
 
 
 def make_norm(normalization, epsilon, **kwargs):

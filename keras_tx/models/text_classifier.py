@@ -8,12 +8,12 @@ from keras import activations
 
 from keras_tx import checks
 from keras_tx.layers import Encoder, TokenEmbedding
-from keras_tx.layers.ids import check_ids
 from keras_tx.models.pooling import TokenPooling
+from keras_tx.models.token_model import TokenModel, options
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class TextClassifier(keras.Model):
+class TextClassifier(TokenModel):
     """A functional `keras.Model` of token embedding, encoder, pooling and a dense head.
 
     Its input is `token_ids` (B, T), padded with the padding id; with segments, `token_ids` and `segment_ids`. A dict by
@@ -63,14 +63,10 @@ class TextClassifier(keras.Model):
         if checks.positive_int("num_classes", num_classes) < 2:
             raise ValueError(f"`num_classes` must be at least 2; yes or no are 2. Received: num_classes={num_classes}")
         intermediate_dim = 4 * hidden_dim if intermediate_dim is None else intermediate_dim
-        embedding_options = {
-            "position_encoding": "sinusoidal",
-            **checks.options_of(
-                "embedding_options", embedding_options, TokenEmbedding, ("vocabulary_size", "hidden_dim")
-            ),
-        }
-        sizes = ("num_layers", "num_heads", "intermediate_dim")
-        encoder_options = checks.options_of("encoder_options", encoder_options, Encoder, sizes)
+        embedding_options = options(
+            "embedding_options", embedding_options, TokenEmbedding, position_encoding="sinusoidal"
+        )
+        encoder_options = options("encoder_options", encoder_options, Encoder)
 
         # Layers
         embedding = TokenEmbedding(
@@ -109,45 +105,10 @@ class TextClassifier(keras.Model):
         self.embedding_options = embedding_options
         self.encoder_options = encoder_options
         self.embedding, self.encoder = embedding, encoder
-
-    def call(self, inputs, training=None, mask=None, **kwargs):
-        if any(given is not None for given in keras.tree.flatten(mask)):
-            raise ValueError("`mask` cannot be given: tokens that are `padding_id` are padding. Received: mask")
-        if not isinstance(inputs, (dict, list, tuple)):
-            inputs = [inputs]  # Keras does so for a tensor, and warns of an array
-        token_ids = inputs["token_ids"] if isinstance(inputs, dict) else inputs[0]
-        check_ids("token_ids", token_ids, self.embedding.vocabulary_size)  # Keras would cast floats and large integers
-        return super().call(inputs, training=training, mask=mask, **kwargs)
+        self.id_inputs = {"token_ids": embedding}
+        self.configured = {"embedding_options": embedding, "encoder_options": encoder}
 
     def attention_scores(self, inputs):
         """The attention scores of all layers, (B, L, N, T, T) in float32, at inference; `inputs` as for the model."""
-        if isinstance(inputs, dict):
-            inputs = [inputs[tensor.name] for tensor in self.inputs]
-        embedded = self.embedding(*(inputs if isinstance(inputs, (list, tuple)) else [inputs]), training=False)
+        embedded = self.embedding(*self._listed(inputs), training=False)
         return self.encoder(embedded, return_attention_scores=True, training=False)[1]
-
-    def get_config(self):
-        embedding = self.embedding.get_config()
-        return {
-            "name": self.name,
-            "trainable": self.trainable,
-            "dtype": embedding["dtype"],
-            "vocabulary_size": self.vocabulary_size,
-            "num_classes": self.num_classes,
-            "num_layers": self.num_layers,
-            "hidden_dim": self.hidden_dim,
-            "num_heads": self.num_heads,
-            "intermediate_dim": self.intermediate_dim,
-            "pooling": self.pooling,
-            "dropout": self.dropout,
-            "activation": activations.serialize(self.activation),
-            "embedding_options": {name: embedding[name] for name in self.embedding_options},
-            "encoder_options": {name: self.encoder.get_config()[name] for name in self.encoder_options},
-        }
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        options = dict(config.get("embedding_options") or {})
-        if isinstance(options.get("position_encoding"), dict):
-            options["position_encoding"] = keras.saving.deserialize_keras_object(options["position_encoding"])
-        return cls(**{**config, "embedding_options": options})

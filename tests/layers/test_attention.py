@@ -258,7 +258,7 @@ def test_axes_that_cannot_be_attended_over_are_refused(axes):
 def test_a_bias_too_low_for_half_precision_hides_and_gives_no_nan():
     layer = MultiHeadAttention(N, H, dtype="mixed_float16")
     bias = np.zeros((1, 1, T, S), "float32")
-    bias[..., 3], bias[:, :, 2] = -1e9, -1e9
+    bias[..., 3], bias[:, :, 2] = -1e9, -np.inf
     output, scores = layer(normal(B, T, 11), normal(B, S, 13), attention_bias=bias, return_attention_scores=True)
     assert np.isfinite(to_numpy(output)).all()
     assert not to_numpy(scores)[..., 3].any() and not to_numpy(scores)[:, :, 2].any()

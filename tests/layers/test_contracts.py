@@ -1,6 +1,5 @@
 """What every public layer must do, for every row of the catalogue."""
 
-import inspect
 import json
 from pathlib import Path
 
@@ -8,11 +7,13 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx import layers
+from keras_tx import checks, layers
 from tests import catalogue
 from tests.tools import assert_close, randomize, to_numpy
 
 rows = pytest.mark.parametrize("row", catalogue.ROWS, ids=catalogue.name)
+per_example = [row for row in catalogue.ROWS if row.per_example]
+examples = pytest.mark.parametrize("row", per_example, ids=catalogue.name)
 GOLDEN = Path(__file__).with_name("weights.json")
 
 
@@ -40,9 +41,7 @@ def test_every_public_layer_is_in_the_catalogue():
 @rows
 def test_the_config_is_the_signature(row):
     config = row.make().get_config()
-    parameters = inspect.signature(row.layer.__init__).parameters.values()
-    expected = {p.name for p in parameters if p.kind not in (p.VAR_KEYWORD,) and p.name != "self"}
-    assert set(config) - {"name", "trainable", "dtype"} == expected
+    assert set(config) - {"name", "trainable", "dtype"} == set(checks.parameters_of(row.layer))
 
 
 @rows
@@ -85,7 +84,7 @@ def test_weights_saved_alone_load_into_a_fresh_model(row, tmp_path):
     assert_close(fresh(row.inputs()), model(row.inputs()), atol=0, rtol=0)
 
 
-@rows
+@examples
 def test_lengths_and_batches_may_change_from_call_to_call(row):
     model = functional(row)
     for batch, length in ((1, 1), (3, 8), (2, 5)):
@@ -96,7 +95,7 @@ def test_lengths_and_batches_may_change_from_call_to_call(row):
             assert_close(model({name: x[i : i + 1] for name, x in inputs.items()})[0], whole[i], atol=2e-6)
 
 
-@rows
+@examples
 def test_an_empty_batch_gives_an_empty_output(row):
     layer = built(row)
     inputs = {name: x[:0] for name, x in row.inputs().items()}
@@ -140,7 +139,7 @@ def test_half_precision_stays_near_single_precision(row, policy):
     assert error < (0.05 if "bfloat16" in policy else 0.01)
 
 
-@rows
+@examples
 def test_every_weight_gets_a_gradient(row):
     inputs = row.inputs()
     model = functional(row)

@@ -126,10 +126,10 @@ def test_no_mask_is_found_where_tokens_moved():
     moves += [layer(x * 2.0) for layer in (keras.layers.Permute((2, 1)), keras.layers.Conv1D(D, 2, strides=2))]
     moves.append(keras.layers.Lambda(lambda t: keras.ops.flip(t, axis=1))(x * 2.0))  # of the same shape
     for moved in moves:
-        assert masks.lost_mask(moved) is None
-    assert masks.lost_mask(x) is None  # it has its own
-    assert masks.lost_mask(x * 2.0) is not None
-    assert masks.lost_mask(keras.Input((5, D)) * 2.0) is None
+        assert masks.mask_of(moved) is None
+    assert masks.mask_of(x) is x._keras_mask  # its own
+    assert masks.mask_of(x * 2.0) is not None
+    assert masks.mask_of(keras.Input((5, D)) * 2.0) is None
 
 
 def test_a_mask_may_be_a_list():
@@ -141,7 +141,7 @@ def test_a_mask_may_be_a_list():
 def test_masks_of_two_sources_are_joined():
     one, two = keras.Input((5,), dtype="int32"), keras.Input((5,), dtype="int32")
     x = embedding()(one) + embedding()(two)
-    found = keras.Model([one, two], masks.lost_mask(x))
+    found = keras.Model([one, two], masks.mask_of(x))
     ids = np.array([[1, 2, 0, 0, 3]]), np.array([[1, 0, 2, 0, 3]])
     assert to_numpy(found(ids)).astype(int).tolist() == [[1, 0, 0, 0, 1]]
 

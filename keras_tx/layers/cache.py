@@ -1,0 +1,74 @@
+"""The KV cache, a value that a decoding loop owns, hands in and gets back: keys (B, K, S, H) and values (B, K, S, V).
+
+B batch, K key heads, S slots for tokens, H head, V value head. Heads stand before slots, so that no step transposes a
+buffer. Each layer has a pair of its own, which is never stacked with others. The cache of a `MultiHeadAttention` is a
+`KeyValue` that grows, or a `Memory` that was computed once for cross-attention; that of a `DecoderLayer` a tuple of one
+or both; that of a `Decoder` a tuple over its layers.
+"""
+
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from keras_tx.layers import xla
+
+
+class KeyValue(NamedTuple):
+    """Keys and values of self-attention, filled up to some slot."""
+
+    key: Any
+    value: Any
+
+
+class Memory(NamedTuple):
+    """Keys and values of cross-attention, whole."""
+
+    key: Any
+    value: Any
+
+
+def write(cache, key, value, start):
+    """`cache` with `key` (B, K, T, H) and `value` (B, K, T, V) in the slots from `start` on."""
+    return KeyValue(_write(cache.key, key, start), _write(cache.value, value, start))
+
+
+def _write(buffer, update, start):
+    update = ops.cast(update, buffer.dtype)
+    if xla.is_traced() or keras.backend.backend() == "torch":
+        return ops.slice_update(buffer, (0, 0, start, 0), update)  # in place, but on TensorFlow by an op of XLA's
+    slots, length = buffer.shape[2], update.shape[2]
+    if length == 1:
+        here = ops.equal(ops.arange(slots, dtype="int32"), start)[:, None]
+        return ops.where(here, update, buffer)
+    indices = start + ops.arange(length, dtype="int32")
+    rows = ops.scatter_update(ops.moveaxis(buffer, 2, 0), indices[:, None], ops.moveaxis(update, 2, 0))
+    return ops.moveaxis(rows, 0, 2)
+
+
+def num_slots(cache):
+    """S, the length of the self-attention buffers of any layer's cache."""
+    return cache.key.shape[2] if isinstance(cache, KeyValue) else num_slots(cache[0])
+
+
+def growing(cache):
+    """The flat list of the tensors of self-attention, which change from step to step, in a fixed order."""
+    if isinstance(cache, Memory):
+        return []
+    if isinstance(cache, KeyValue):
+        return list(cache)
+    return [tensor for part in cache for tensor in growing(part)]
+
+
+def with_growing(cache, tensors):
+    """`cache` with other tensors in the place of those that `growing` lists."""
+    rest = iter(tensors)
+
+    def replaced(part):
+        if isinstance(part, Memory):
+            return part
+        if isinstance(part, KeyValue):
+            return KeyValue(next(rest), next(rest))
+        return tuple(replaced(one) for one in part)
+
+    return replaced(cache)

@@ -1,0 +1,201 @@
+"""Position biases, relative: lengths T and S -> (1, N, T, S), to be added to the scaled products of attention.
+
+T queries, S keys, N heads.
+AlibiBias: Press et al. 2022, arXiv:2108.12409; RelativePositionBias: Raffel et al. 2020, arXiv:1910.10683 (T5).
+"""
+
+import math
+
+import keras
+import numpy as np
+from keras import initializers, ops
+
+from keras_tx import checks
+from keras_tx.layers.ids import check_integers
+
+
+class PositionBias(keras.layers.Layer):
+    """What both biases share: the call. A subclass writes `bias`, from distances (T, S) to numbers (N, T, S).
+
+    `layer(query)` or `layer(query, key)` is for whole sequences. While decoding, `layer(x, start=..., num_keys=...)` is
+    for queries at the slots `start`, `start + 1`, ... of a buffer of keys: the same rows, cut out. Only distances
+    count, so padding at either end needs no care; padding between tokens, as where a cache goes on after prompts padded
+    on the right, counts as distance. Make the bias once and hand it as `attention_bias` to every layer.
+    """
+
+    def __init__(self, num_heads, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.autocast = False  # the values of query and key are not read, so they need no cast
+        self.num_heads = checks.positive_int("num_heads", num_heads)
+        self.input_spec = keras.layers.InputSpec(min_ndim=2)
+
+    def call(self, query, key=None, *, start=None, num_keys=None):
+        start = _check_slots(query, key, start, num_keys)
+        queries = start + ops.arange(ops.shape(query)[1], dtype="int32")
+        keys = ops.arange(num_keys or ops.shape(query if key is None else key)[1], dtype="int32")
+        return self.bias(keys[None, :] - queries[:, None])[None]
+
+    def compute_output_spec(self, query, key=None, *, start=None, num_keys=None):
+        _check_slots(query, key, start, num_keys)
+        keys = num_keys or (query if key is None else key).shape[1]
+        return keras.KerasTensor((1, self.num_heads, query.shape[1], keys), dtype="float32")
+
+    def compute_mask(self, inputs, previous_mask=None):
+        return None  # the mask of the query is no mask of (1, N, T, S)
+
+    def get_config(self):
+        return {**super().get_config(), "num_heads": self.num_heads}
+
+
+@keras.saving.register_keras_serializable(package="keras_tx")
+class AlibiBias(PositionBias):
+    """ALiBi: minus the distance of query and key, times a slope for each head. No weights, any length.
+
+    The distance counts to both sides; where a causal mask hides the later keys, this is the bias of the paper.
+
+    Args:
+        num_heads: N. The slopes are 2^(-8/N), 2^(-16/N), ... where N is a power of two, else as in the paper's code.
+
+    Call arguments:
+        query: (B, T, D), of which only the length is read.
+        key: (B, S, D), likewise; `query` if None.
+        start: integer or scalar integer tensor, the slot of the first query among the keys; 0 if None.
+        num_keys: the number of slots of a key buffer, in place of the length of `key`.
+
+    Returns:
+        (1, N, T, S) in float32 under any dtype policy.
+
+    Raises:
+        ValueError: for sizes that are not positive, a `start` that is no scalar integer, queries outside the buffer, or
+            both `key` and `num_keys`.
+    """
+
+    def bias(self, relative):
+        slopes = ops.convert_to_tensor(-slopes_of(self.num_heads), dtype="float32")
+        return slopes[:, None, None] * ops.cast(ops.abs(relative), "float32")
+
+
+@keras.saving.register_keras_serializable(package="keras_tx")
+class RelativePositionBias(PositionBias):
+    """T5's bias: a learned number for each head and bucket of distances, near ones apart, far ones together.
+
+    Args:
+        num_heads: N.
+        num_buckets: rows of the table; halved between keys before and after the query if `bidirectional`.
+        max_distance: from here on all distances share the last bucket.
+        bidirectional: for encoders. Otherwise keys after the query count as distance 0.
+        embeddings_initializer: of the table (num_buckets, N).
+
+    Call arguments:
+        query: (B, T, D), of which only the length is read.
+        key: (B, S, D), likewise; `query` if None.
+        start: integer or scalar integer tensor, the slot of the first query among the keys; 0 if None.
+        num_keys: the number of slots of a key buffer, in place of the length of `key`.
+
+    Returns:
+        (1, N, T, S) in float32 under any dtype policy.
+
+    Raises:
+        ValueError: for sizes that are not positive or leave no bucket, a `start` that is no scalar integer, queries
+            outside the buffer, or both `key` and `num_keys`.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        *,
+        num_buckets=32,
+        max_distance=128,
+        bidirectional=True,
+        embeddings_initializer="uniform",
+        **kwargs,
+    ):
+        super().__init__(num_heads, **kwargs)
+        self.num_buckets = checks.positive_int("num_buckets", num_buckets)
+        self.max_distance = checks.positive_int("max_distance", max_distance)
+        self.bidirectional = bidirectional
+        self.embeddings_initializer = initializers.get(embeddings_initializer)
+        least = 4 if bidirectional else 2
+        if num_buckets < least:
+            raise ValueError(
+                f"`num_buckets` must be at least {least}. Received: num_buckets={num_buckets}, "
+                f"bidirectional={bidirectional}"
+            )
+        if max_distance <= num_buckets // least:
+            raise ValueError(
+                f"`max_distance` must be above {num_buckets // least}, the distances that have a bucket of their own. "
+                f"Received: max_distance={max_distance}, num_buckets={num_buckets}, bidirectional={bidirectional}"
+            )
+        far = np.arange(-max_distance, max_distance + 1)
+        self._buckets = buckets(far, num_buckets, max_distance, bidirectional)
+
+    def build(self, query_shape):
+        self.embeddings = self.add_weight(
+            shape=(self.num_buckets, self.num_heads),
+            initializer=self.embeddings_initializer,
+            name="embeddings",
+            autocast=False,  # float32 under a mixed policy
+        )
+
+    def bias(self, relative):
+        index = ops.clip(relative + self.max_distance, 0, 2 * self.max_distance)
+        by_distance = ops.take(ops.convert_to_tensor(self._buckets, dtype="int32"), index)  # (T, S)
+        biases = ops.take(ops.cast(self.embeddings, "float32"), by_distance, axis=0)  # (T, S, N)
+        return ops.transpose(biases, (2, 0, 1))
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_buckets": self.num_buckets,
+            "max_distance": self.max_distance,
+            "bidirectional": self.bidirectional,
+            "embeddings_initializer": initializers.serialize(self.embeddings_initializer),
+        }
+
+
+def slopes_of(num_heads):
+    """ALiBi's slopes (N,), float64: those of the power of two below N, then every other one of the next power."""
+    below = 2 ** (num_heads.bit_length() - 1)
+    first = 2.0 ** (-8 / below * np.arange(1, below + 1))
+    between = 2.0 ** (-4 / below * np.arange(1, 2 * (num_heads - below), 2))
+    return np.concatenate([first, between])
+
+
+def buckets(relative, num_buckets, max_distance, bidirectional):
+    """T5's bucket of each distance, key minus query: an array of integers in [0, num_buckets).
+
+    The first half of the buckets holds a distance each, the second half ranges that grow up to `max_distance`. On the
+    edge of two ranges a distance falls as in `transformers`, which computes in float32.
+    """
+    if bidirectional:
+        num_buckets //= 2
+    distance = np.abs(relative) if bidirectional else np.maximum(-relative, 0)
+    exact = num_buckets // 2
+    ratio = (np.maximum(distance, 1) / exact).astype("float32")
+    share = np.log(ratio.astype("float64")).astype("float32") / np.float32(math.log(max_distance / exact))
+    far = exact + (share * np.float32(num_buckets - exact)).astype("int64")
+    bucket = np.where(distance < exact, distance, np.minimum(far, num_buckets - 1))
+    return bucket + num_buckets * (relative > 0) if bidirectional else bucket
+
+
+def _check_slots(query, key, start, num_keys):
+    """Returns `start` as an integer or an int32 tensor, or raises."""
+    checks.positive_int("num_keys", num_keys, none=True)
+    if key is not None and num_keys is not None:
+        raise ValueError(
+            "`key` and `num_keys` must not be given together, both say how many keys there are. Received: "
+            f"key.shape={tuple(key.shape)}, num_keys={num_keys}"
+        )
+    if start is None or (isinstance(start, int) and not isinstance(start, bool)):
+        first, queries = start or 0, query.shape[1] or 0
+        if first < 0 or (num_keys is not None and first + queries > num_keys):
+            raise ValueError(
+                "`query` must stand in the buffer of keys: 0 <= start and start + T <= num_keys. Received: "
+                f"start={start}, query.shape={tuple(query.shape)}, num_keys={num_keys}"
+            )
+        return first
+    if not hasattr(start, "shape") or tuple(start.shape) != ():
+        raise ValueError(f"`start` must be an integer or a scalar integer tensor. Received: start={start}")
+    check_integers("start", start)
+    return start if isinstance(start, keras.KerasTensor) else ops.cast(start, "int32")
