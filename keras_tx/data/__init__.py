@@ -1,4 +1,18 @@
 from keras_tx.data.buckets import bucket_by_length
 from keras_tx.data.datasets import TextDataset, load_dataset
+from keras_tx.data.masking import mask_tokens
+from keras_tx.data.packing import pack_sequences
+from keras_tx.data.plain_text import PlainText, load_text
+from keras_tx.data.translation import TranslationDataset, load_translation
 
-__all__ = ["TextDataset", "bucket_by_length", "load_dataset"]
+__all__ = [
+    "PlainText",
+    "TextDataset",
+    "TranslationDataset",
+    "bucket_by_length",
+    "load_dataset",
+    "load_text",
+    "load_translation",
+    "mask_tokens",
+    "pack_sequences",
+]

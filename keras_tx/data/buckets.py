@@ -13,8 +13,9 @@ _LONGEST = 2**30
 
 def bucket_by_length(
     dataset: Any,
-    batch_size: int | Sequence[int],
+    batch_size: int | Sequence[int] | None = None,
     *,
+    max_tokens: int | None = None,
     boundaries: Sequence[int] = (16, 32, 64, 128, 256, 512),
     length: Callable | None = None,
     pad_to_boundary: bool = False,
@@ -28,12 +29,16 @@ def bucket_by_length(
 
     Args:
         dataset: a `tf.data.Dataset` of unpadded elements: `features` or `(features, label)` or `(features, label,
-            sample_weight)`, where `features` is a dict of rank-1 tensors with "token_ids" among them, or a rank-1
-            tensor.
+            sample_weight)`, where `features` is a rank-1 tensor, a tuple of them, or a dict of which some are named
+            "token_ids", "source_ids" or otherwise end in "_ids".
         batch_size: of every bucket, or one for each boundary and one for longer elements.
+        max_tokens: instead of `batch_size`: as many elements as keep the batch within so many tokens, padding included,
+            and at least one. Batches of short elements have more of them, and every step has about the same work. Of
+            source and target the longer one counts, so that a batch has at most so many tokens of each.
         boundaries: the longest element of each bucket. Longer elements go on in buckets of twice the last boundary,
             four times, and so on.
-        length: how long an element is; called as the function of `Dataset.map` is. The number of token ids by default.
+        length: how long an element is; called as the function of `Dataset.map` is. By default the longest of the
+            features, in a dict of those that end in "_ids", "segment_ids" apart. Labels count for nothing.
         pad_to_boundary: pad to the boundary of the bucket, not only to the longest of the batch: then there are no more
             shapes than buckets, each of which `fit` compiles once.
         padding_values: as in `tf.data.Dataset.padded_batch`; 0 by default.
@@ -42,20 +47,11 @@ def bucket_by_length(
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(f"`dataset` must be a tf.data.Dataset. Received: dataset={dataset!r}")
     bounds = _bounds(boundaries)
-    if isinstance(batch_size, Sequence):
-        sizes = [positive_int("batch_size", size) for size in batch_size]
-        if len(sizes) != len(boundaries) + 1:
-            raise ValueError(
-                "`batch_size` must be an integer or hold one for each of `boundaries` and one more. Received: "
-                f"batch_size={batch_size}, boundaries={boundaries}"
-            )
-        sizes += sizes[-1:] * (len(bounds) + 1 - len(sizes))
-    else:
-        sizes = [positive_int("batch_size", batch_size)] * (len(bounds) + 1)
+    sizes = _batch_sizes(batch_size, max_tokens, boundaries, bounds)
     if length is None:
-        _check_tokens(dataset.element_spec)
+        length = _longest(dataset.element_spec)
     return dataset.bucket_by_sequence_length(
-        length or _count_tokens,
+        length,
         bucket_boundaries=[bound + 1 for bound in bounds],  # tf.data's boundaries are the first length outside
         bucket_batch_sizes=sizes,
         padding_values=padding_values,
@@ -74,19 +70,42 @@ def _bounds(boundaries):
     return bounds
 
 
-def _check_tokens(spec):
+def _batch_sizes(batch_size, max_tokens, boundaries, bounds):
+    """The size of a batch for each of `bounds`, and one more: tf.data wants it for what is longer than all of them."""
+    if (batch_size is None) == (max_tokens is None):
+        raise ValueError(
+            "One of `batch_size` and `max_tokens` must be given, and the other not. Received: "
+            f"batch_size={batch_size}, max_tokens={max_tokens}"
+        )
+    if max_tokens is not None:
+        return [max(1, positive_int("max_tokens", max_tokens) // bound) for bound in bounds] + [1]
+    if not isinstance(batch_size, Sequence):
+        return [positive_int("batch_size", batch_size)] * (len(bounds) + 1)
+    sizes = [positive_int("batch_size", size) for size in batch_size]
+    if len(sizes) != len(boundaries) + 1:
+        raise ValueError(
+            "`batch_size` must be an integer or hold one for each of `boundaries` and one more. Received: "
+            f"batch_size={batch_size}, boundaries={boundaries}"
+        )
+    return sizes + sizes[-1:] * (len(bounds) + 1 - len(sizes))
+
+
+def _longest(spec):
+    """The function of an element that gives the length of its longest feature."""
     features = spec[0] if isinstance(spec, tuple) else spec
+    names = None
     if isinstance(features, dict):
-        if "token_ids" not in features:
+        names = [name for name in features if name.endswith("_ids") and name != "segment_ids"]
+        if not names:
             raise ValueError(
-                "An element of `dataset` must have 'token_ids', or `length` must be given. Received: features "
-                f"{sorted(features)}"
+                "An element of `dataset` must have 'token_ids', or 'source_ids' and 'target_ids', or `length` must be "
+                f"given. Received: features {sorted(features)}"
             )
-        features = features["token_ids"]
-    if getattr(features, "shape", None) is None or features.shape.rank not in (1, None):
-        raise ValueError(f"The token ids of an element must be a tensor of rank 1, unbatched. Received: {features}")
 
+    def rows(features):
+        return [features[name] for name in names] if names else features if isinstance(features, tuple) else [features]
 
-def _count_tokens(*element):
-    features = element[0]
-    return tf.size(features["token_ids"] if isinstance(features, dict) else features)
+    for row in rows(features):
+        if getattr(row, "shape", None) is None or row.shape.rank not in (1, None):
+            raise ValueError(f"The token ids of an element must be a tensor of rank 1, unbatched. Received: {row}")
+    return lambda *element: tf.reduce_max([tf.size(row) for row in rows(element[0])])

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_tx.data import from_files, from_tfds, sample
+from keras_tx.data import from_files, from_tfds, sample, splits
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -56,10 +56,8 @@ def load_dataset(
         FileNotFoundError: there is no such file, or TFDS has not prepared the dataset and cannot download it.
         ValueError: anything else that is wrong, with the line of the file, or with the names that are near.
     """
-    if isinstance(test_fraction, bool) or not isinstance(test_fraction, (int, float)) or not 0 < test_fraction < 1:
-        raise ValueError(f"`test_fraction` must be a number between 0 and 1. Received: test_fraction={test_fraction!r}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"`seed` must be an integer of at least 0. Received: seed={seed!r}")
+    rng = splits.generator(seed)
+    splits.check_fraction("test_fraction", test_fraction)
     if not isinstance(name_or_path, (str, PathLike)):
         raise TypeError(f"`name_or_path` must be a string or a path. Received: name_or_path={name_or_path!r}")
     is_file = from_files.is_path(name_or_path)
@@ -76,12 +74,11 @@ def load_dataset(
         parts, names = from_files.read(paths, *columns)
     else:
         parts, names = from_tfds.read(str(name_or_path), data_dir, text_column, label_column)
-    rng = np.random.default_rng(seed)
     texts, labels = _columns(parts[0])
     if len(parts) == 2:
         order = rng.permutation(len(labels))
         return TextDataset(_dataset(texts, labels, order), _dataset(*_columns(parts[1])), tuple(names))
-    order, held_out = _hold_out(labels, test_fraction, rng)
+    order, held_out = splits.hold_out(labels, test_fraction, rng)
     if not len(held_out):
         raise ValueError(
             "`name_or_path` must hold two examples of some class, or come with `test`. Received: "
@@ -97,13 +94,3 @@ def _columns(examples: Sequence[tuple]):
 
 def _dataset(texts, labels, order=slice(None)):
     return tf.data.Dataset.from_tensor_slices((texts[order], labels[order]))
-
-
-def _hold_out(labels, fraction, rng):
-    """Indices in two parts; of each class the fraction, at least one, goes to the second. A single example stays."""
-    held_out = np.zeros(len(labels), bool)
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        count = min(max(1, round(len(members) * fraction)), len(members) - 1)
-        held_out[rng.permutation(members)[:count]] = True
-    return rng.permutation(np.flatnonzero(~held_out)), np.flatnonzero(held_out)

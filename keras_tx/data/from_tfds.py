@@ -1,4 +1,4 @@
-"""A TFDS name -> examples (text, label id) and class names."""
+"""A TFDS name -> examples (text, label id) and class names, or sentence pairs and languages."""
 
 import contextlib
 import difflib
@@ -17,18 +17,16 @@ tfds = Lazy("tensorflow_datasets", extra="data")
 
 _NAME = re.compile(r"[A-Za-z_]\w*(/[\w.-]+)?(:[\d.*]+)?")  # no `huggingface:...`: TFDS then asks the network
 _PROBE_SECONDS = 5
+_LABELLED = "a .jsonl, .csv or .tsv file (also .gz)"
+_PARALLEL = "parallel files"
 
 
 def read(name, data_dir, text_column, label_column):
     """Returns ([examples of train, and of test where there is one], names of the classes)."""
     with _quiet():
-        builder = _builder(name, data_dir)
+        builder = _builder(name, data_dir, _LABELLED)
         text, label = _columns(name, builder.info, text_column, label_column)
-        if not builder.is_prepared():
-            _prepare(name, builder)
-        splits = builder.info.splits
-        if "train" not in splits:
-            raise ValueError(f"`name_or_path` must have a split 'train'. Received: {name!r} with {list(splits)}")
+        splits = _splits(name, builder)
         parts = [_examples(builder, "train", text, label)]
         for split in ("test", "validation"):
             held_out = _examples(builder, split, text, label) if split in splits else []
@@ -40,7 +38,29 @@ def read(name, data_dir, text_column, label_column):
     return parts, tuple(builder.info.features[label].names)
 
 
-def _builder(name, data_dir):
+def read_pairs(name, data_dir):
+    """Returns ({"train": pairs, and "validation" and "test" where they are}, the languages, source first)."""
+    with _quiet():
+        builder = _builder(name, data_dir, _PARALLEL)
+        features = builder.info.features
+        if not isinstance(features, tfds.features.Translation):
+            raise ValueError(
+                "`name_or_path` must be a dataset of translations. Received: "
+                f"{name!r} with {list(features) if isinstance(features, dict) else features}"
+            )
+        splits = _splits(name, builder)
+        languages = tuple(builder.info.supervised_keys or features)
+        config = tfds.ReadConfig(try_autocache=False)
+        parts: dict[str, list] = {}
+        for split in ("train", "validation", "test"):
+            if split in splits:
+                batches = builder.as_dataset(split=split, read_config=config).batch(1024)
+                columns = ([np.asarray(batch[language]) for language in languages] for batch in batches)
+                parts[split] = [pair for sides in columns for pair in zip(*sides, strict=True)]
+    return parts, languages
+
+
+def _builder(name, data_dir, files):
     try:
         if _NAME.fullmatch(name):
             return tfds.builder(name, data_dir=data_dir)
@@ -53,8 +73,7 @@ def _builder(name, data_dir):
         raise ValueError(f"`name_or_path` must be a config and version that TFDS has. Received: {name!r}. {reason}")
     near = difflib.get_close_matches(dataset, known, n=5)
     raise ValueError(
-        "`name_or_path` must be 'sample', a .jsonl, .csv or .tsv file (also .gz) or the name of a TFDS dataset. "
-        f"Received: name_or_path={name!r}. "
+        f"`name_or_path` must be 'sample', {files} or the name of a TFDS dataset. Received: name_or_path={name!r}. "
         + (f"Names near it: {', '.join(near)}" if near else "No name of TFDS is near it")
     )
 
@@ -85,6 +104,16 @@ def _columns(name, info, text_column, label_column):
             )
         found.append(column)
     return found
+
+
+def _splits(name, builder):
+    """The splits of the dataset, "train" among them, prepared if they were not."""
+    if not builder.is_prepared():
+        _prepare(name, builder)
+    splits = builder.info.splits
+    if "train" not in splits:
+        raise ValueError(f"`name_or_path` must have a split 'train'. Received: {name!r} with {list(splits)}")
+    return splits
 
 
 def _prepare(name, builder):

@@ -18,7 +18,7 @@ class MaskedLM(TokenModel):
     """A functional `keras.Model` of token embedding, encoder, and BERT's head: dense, activation, norm, tied logits.
 
     Its input is `token_ids` (B, T), padded with the padding id; with segments, `token_ids` and `segment_ids`.
-    `keras_tx.data.mask_tokens` makes such inputs, their labels and the weights of the labels.
+    `keras_tx.data.mask_tokens` makes such inputs and their labels, for `keras_tx.training.PaddedCrossentropy`.
 
     Args:
         vocabulary_size: V; ids are in [0, V).

@@ -183,12 +183,13 @@ class BertTokenizer:
         ids = self._ragged_ids(texts)
         return ids[0] if texts.shape.rank == 0 else ids
 
-    def decode(self, ids, skip_special_tokens: bool = True):
+    def decode(self, ids, skip_special_tokens: bool = True, clean_up_tokenization_spaces: bool = True):
         """Ids to texts, as `transformers.BertTokenizer.decode` joins them: pieces to words, words by spaces.
 
         Args:
             ids: integers (T,), (B, T) or ragged (B, None): lists, arrays or tensors.
             skip_special_tokens: whether the special tokens are left out.
+            clean_up_tokenization_spaces: whether the spaces before punctuation and English contractions are dropped.
 
         Returns:
             Eagerly a `str`, or a list of B of them; in a graph a string tensor, () or (B,).
@@ -201,7 +202,7 @@ class BertTokenizer:
         rows = tf.RaggedTensor.from_tensor(ids[None]) if ids.shape.rank == 1 else ids
         rows = rows.with_values(within(rows.values, self.vocabulary_size, self.unknown_id))
         skipped = [self._id_of[token] for token in self._stand_ins] if skip_special_tokens else []
-        first_pieces, next_pieces = self._pieces
+        first_pieces, next_pieces = self._tidy_pieces if clean_up_tokenization_spaces else self._pieces
         texts = join(rows, first_pieces, next_pieces, skipped)
         if tf.executing_eagerly():
             texts = [text.decode("utf-8") for text in texts.numpy()]
@@ -246,5 +247,9 @@ class BertTokenizer:
         return build_wordpiece(vocabulary, self._stand_ins[self.special_tokens["unknown_token"]])
 
     @cached_property
+    def _tidy_pieces(self):
+        return build_pieces(self.vocabulary, tidy=True)
+
+    @cached_property
     def _pieces(self):
-        return build_pieces(self.vocabulary)
+        return build_pieces(self.vocabulary, tidy=False)

@@ -16,10 +16,10 @@ TIDY = [(" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't
 TIDY += [(" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")]
 
 
-def build_pieces(vocabulary: list[str]):
-    """Two string tensors (V,): what a token is at the beginning, and what it adds after another."""
+def build_pieces(vocabulary: list[str], tidy: bool):
+    """Two string tensors (V,): what a token is at the beginning, and what it adds after another, tidied or not."""
     with tf.init_scope():
-        return tf.constant(vocabulary), tf.constant([_joined(token) for token in vocabulary])
+        return tf.constant(vocabulary), tf.constant([_joined(token, tidy) for token in vocabulary])
 
 
 def join(ids, first_pieces, next_pieces, skipped: Sequence[int]):
@@ -41,9 +41,9 @@ def join(ids, first_pieces, next_pieces, skipped: Sequence[int]):
     return tf.strings.reduce_join(pieces, axis=-1)
 
 
-def _joined(token: str) -> str:
-    """What a token adds to the text before it: "##ing" -> "ing", "dog" -> " dog", "." -> "."."""
+def _joined(token: str, tidy: bool) -> str:
+    """What a token adds to the text before it: "##ing" -> "ing", "dog" -> " dog", and, if tidy, "." -> "."."""
     piece = token.removeprefix(PREFIX) if token.startswith(PREFIX) else " " + token
-    for untidy, tidy in TIDY:
-        piece = piece.replace(untidy, tidy)
+    for untidy, joined in TIDY if tidy else ():
+        piece = piece.replace(untidy, joined)
     return piece

@@ -79,12 +79,72 @@ def test_length_is_asked_of_the_whole_element():
     assert sorted(label.tolist() for _, label in batches.as_numpy_iterator()) == [[0, 1], [2]]
 
 
+@pytest.fixture(scope="module")
+def within_30_tokens():
+    """A function of pairs of lengths (source, target); its batches come from one graph."""
+    box = []
+
+    def generate():
+        for label, (source, target) in enumerate(box[0]):
+            yield {"source_ids": np.full(source, label + 1), "target_ids": np.full(target, label + 1)}, label
+
+    ids = tf.TensorSpec([None], "int32")
+    spec = {"source_ids": ids, "target_ids": ids}, tf.TensorSpec([], "int32")
+    dataset = tf.data.Dataset.from_generator(generate, output_signature=spec)
+    batches = bucket_by_length(dataset, max_tokens=30, boundaries=(3, 7, 11))
+
+    def run(lengths):
+        box[:] = [lengths]
+        return list(batches.as_numpy_iterator())
+
+    return run
+
+
+@given(st.lists(st.tuples(st.integers(0, 45), st.integers(0, 45)), min_size=1, max_size=40))
+def test_a_batch_has_at_most_max_tokens_with_its_padding(within_30_tokens, lengths):
+    found = []
+    for features, labels in within_30_tokens(lengths):
+        for ids in features.values():
+            assert ids.size <= 30 or len(ids) == 1
+        both = (np.count_nonzero(features[name], axis=1) for name in ("source_ids", "target_ids"))
+        found += zip(labels.tolist(), *both, strict=True)
+    assert sorted(found) == [(label, *pair) for label, pair in enumerate(lengths)]
+
+
+def test_max_tokens_makes_large_batches_of_what_is_short():
+    batches = bucket_by_length(elements([2] * 20 + [6] * 8 + [9] * 3 + [40]), max_tokens=30, boundaries=(3, 7, 11))
+    shapes = [features["token_ids"].shape for features, _ in batches.as_numpy_iterator()]
+    assert sorted(shapes) == [(1, 9), (1, 40), (2, 9), (4, 6), (4, 6), (10, 2), (10, 2)]
+
+
+PAIR = {"source_ids": [1, 2], "target_ids": [1, 2, 3, 4, 5]}
+
+
+@pytest.mark.parametrize(
+    ("features", "longest"),
+    [
+        (PAIR, 5),
+        (tuple(PAIR.values()), 5),
+        ({"encoder_token_ids": [1, 2, 3], "decoder_token_ids": [1], "segment_ids": [0] * 9, "mask": [1] * 8}, 3),
+        ({"token_ids": [1, 2], "segment_ids": [0, 0]}, 2),
+    ],
+)
+def test_the_longest_of_the_ids_counts_and_no_label(features, longest):
+    """A batch has as many elements as its bucket is long."""
+    dataset = tf.data.Dataset.from_tensors((features, [1] * 20)).repeat(10)
+    batches = bucket_by_length(dataset, range(1, 11), boundaries=range(1, 10), drop_remainder=True)
+    assert {len(labels) for _, labels in batches} == {longest}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"batch_size": 0}, r"`batch_size` must be a positive integer. Received: batch_size=0"),
         ({"batch_size": [2, -1]}, r"`batch_size` must be a positive integer. Received: batch_size=-1"),
         ({"batch_size": [2, 2, 2]}, r"and one more. Received: batch_size=\[2, 2, 2\], boundaries=\(4,\)"),
+        ({"max_tokens": 9}, r"and the other not. Received: batch_size=2, max_tokens=9"),
+        ({"batch_size": None}, r"and the other not. Received: batch_size=None, max_tokens=None"),
+        ({"batch_size": None, "max_tokens": 0}, r"`max_tokens` must be a positive integer. Received: max_tokens=0"),
         ({"boundaries": (7, 4)}, r"`boundaries` must be increasing .* Received: boundaries=\(7, 4\)"),
         ({"boundaries": ()}, r"`boundaries` must be increasing .* Received: boundaries=\(\)"),
         ({"boundaries": (0, 4)}, r"`boundaries` must be a positive integer. Received: boundaries=0"),
@@ -101,6 +161,19 @@ def test_an_element_without_token_ids_is_refused_unless_length_is_given():
         bucket_by_length(data, 2)
     lengths = bucket_by_length(data, 2, length=lambda features, label: tf.size(features["segment_ids"]))
     assert [features["segment_ids"].shape for features, _ in lengths] == [(2, 2)]
+
+
+def test_a_label_alone_counts_where_length_says_so():
+    """Source and target as features and label: the label is a translation, and may be the longer one."""
+    data = elements([5, 5], "pair").map(lambda ids, label: (ids, tf.concat([ids, ids], 0)))
+    both = bucket_by_length(data, max_tokens=12, boundaries=(5, 10), length=lambda *sides: tf.size(sides[1]))
+    assert [len(target) for _, target in both] == [1, 1]
+    assert [len(target) for _, target in bucket_by_length(data, max_tokens=12, boundaries=(5, 10))] == [2]
+
+
+def test_what_is_no_dataset_is_refused():
+    with pytest.raises(TypeError, match=r"`dataset` must be a tf.data.Dataset. Received: dataset=\[1\]"):
+        bucket_by_length([1], 2)
 
 
 def test_batched_elements_are_refused():

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_tx.data import from_tfds, load_dataset
-from keras_tx.data.datasets import _hold_out
+from keras_tx.data.splits import hold_out
+from tests.data.tfds_folder import prepared
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 
@@ -74,7 +75,7 @@ def test_one_file_is_split_by_class_and_by_seed(tmp_path):
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.floats(0.01, 0.99), st.integers(0, 99))
 def test_what_is_held_out_leaves_every_class_in_train(labels, fraction, seed):
     labels = np.array(labels)
-    train, test = _hold_out(labels, fraction, np.random.default_rng(seed))
+    train, test = hold_out(labels, fraction, np.random.default_rng(seed))
     assert sorted([*train, *test]) == list(range(len(labels)))
     assert set(labels[train]) == set(labels)
     assert set(labels[test]) == {label for label in set(labels) if np.sum(labels == label) > 1}
@@ -215,32 +216,6 @@ def test_the_text_feature_is_found():
 def test_a_column_that_the_tfds_dataset_lacks(tmp_path):
     with pytest.raises(ValueError, match=r"features of imdb_reviews, \['text'\]. Received: text_column='body'"):
         load_dataset("imdb_reviews", data_dir=tmp_path, text_column="body")
-
-
-def prepared(name, data_dir, splits):
-    """Writes what `tfds build` would have: examples by split, in the dataset's own format."""
-    builder = tfds.builder(name, data_dir=data_dir)
-    folder = Path(builder.data_path)
-    folder.mkdir(parents=True)
-    infos = []
-    for split, examples in splits.items():
-        records = [builder.info.features.serialize_example(example) for example in examples]
-        with tf.io.TFRecordWriter(str(folder / f"{builder.name}-{split}.tfrecord-00000-of-00001")) as writer:
-            for record in records:
-                writer.write(record)
-        template = tfds.core.ShardedFileTemplate(
-            dataset_name=builder.name, data_dir=builder.data_path, split=split, filetype_suffix="tfrecord"
-        )
-        infos.append(
-            tfds.core.SplitInfo(
-                name=split,
-                shard_lengths=[len(records)],
-                num_bytes=sum(map(len, records)),
-                filename_template=template,
-            )
-        )
-    builder.info.set_splits(tfds.core.splits.SplitDict(infos))
-    builder.info.write_to_directory(builder.data_path)
 
 
 def sst2(texts, label=None):

@@ -1,0 +1,163 @@
+"""Sentence pairs -> a trained encoder-decoder that translates, by beam search.
+
+python examples/translate.py
+python examples/translate.py --data FOLDER_OF_PARALLEL_FILES --source en --target de --epochs 40
+
+FOLDER holds train.en, train.de, val.en, val.de, test.en, test.de, plain or .gz, one sentence a line. Or --dataset takes
+a TFDS name, such as ted_hrlr_translate/pt_to_en. --resume goes on where an interrupted run stopped.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import sacrebleu
+import tensorflow as tf
+
+from keras_tx import data, models, plots, text, training
+from keras_tx.generation import Beam
+
+# A language of few words needs little; one of people is learned by Transformer-Tiny (Wu et al. 2021, arXiv:2105.14462).
+SMALL = {"vocabulary_size": 1000, "num_layers": 2, "hidden_dim": 96, "intermediate_dim": 192, "dropout": 0.1}
+SMALL |= {"epochs": 12, "learning_rate": 3e-3, "tokens": 2048}
+TINY = {"vocabulary_size": 10000, "num_layers": 4, "hidden_dim": 128, "intermediate_dim": 256, "dropout": 0.3}
+TINY |= {"epochs": 52, "learning_rate": 4e-3, "tokens": 4096}
+BLOCKS = {"normalize_first": True, "normalization": "rms_norm", "use_bias": False}
+JOINER = "￭"  # stands where no space was, so that every text comes back from its tokens as it was
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--dataset", default="sample", help='"sample", or a TFDS translation dataset')
+parser.add_argument("--data", help="a folder of parallel files")
+parser.add_argument("--data-dir", help="folder in which TFDS has prepared the dataset")
+parser.add_argument("--source", help="the language to translate from, as the files' names end")
+parser.add_argument("--target", help="the language to translate to")
+parser.add_argument("--epochs", type=int)
+parser.add_argument("--bleu", default="13a", help='sacrebleu\'s tokenizer; "none" for texts that are tokenized')
+parser.add_argument("--bfloat16", action="store_true", help="compute in mixed bfloat16, for CPUs with AMX and GPUs")
+parser.add_argument("--resume", action="store_true", help="go on from the last backup, if there is one")
+parser.add_argument("--out", default="saved_models", help="folder of results")
+arguments = parser.parse_args()
+start = time.time()
+keras.utils.set_random_seed(1)
+if arguments.bfloat16:
+    keras.mixed_precision.set_dtype_policy("mixed_bfloat16")
+name = arguments.data or arguments.dataset
+settings = SMALL if name == "sample" else TINY
+epochs = arguments.epochs or settings["epochs"]
+out = os.path.join(arguments.out, f"translate_{os.path.basename(os.path.normpath(name))}")
+backup = os.path.join(out, "backup")
+if not arguments.resume:
+    shutil.rmtree(backup, ignore_errors=True)
+os.makedirs(out, exist_ok=True)
+
+# 1. Text
+dataset = data.load_translation(name, source=arguments.source, target=arguments.target, data_dir=arguments.data_dir)
+parts = {
+    part: [[side.decode() for side in pair] for pair in getattr(dataset, part).as_numpy_iterator()]
+    for part in ("train", "validation", "test")
+}
+print(f"{name}: {' to '.join(dataset.languages)}, { ({part: len(pairs) for part, pairs in parts.items()}) }")
+
+
+# 2. Text -> ids
+def mark(sentence):
+    return re.sub(r"(?<=\S)(?=[^\w\s])|(?<=[^\w\s])(?=\S)", f" {JOINER} ", sentence)
+
+
+tokenizer = text.BertTokenizer.train(
+    (mark(side) for pair in parts["train"] for side in pair), settings["vocabulary_size"], lowercase=False
+)
+tokenizer.save(out)
+
+
+def encode(pairs):
+    """Unpadded ids: sources, targets behind a start token, and labels, which are the targets one step ahead."""
+    sources, targets = (tokenizer([mark(pair[side]) for pair in pairs])["token_ids"] for side in (0, 1))
+    sources, targets = (tf.RaggedTensor.from_tensor(ids, padding=tokenizer.pad_id) for ids in (sources, targets))
+    rows = ({"source_ids": sources, "target_ids": targets[:, :-1]}, targets[:, 1:])
+    return tf.data.Dataset.from_tensor_slices(rows).map(lambda *row: row).cache()  # mapped, rows are plain tensors
+
+
+def batches(rows, epoch=None):
+    """As many sentences of similar length as have `tokens` ids; their order depends on `epoch` alone."""
+    options = {"max_tokens": settings["tokens"], "boundaries": [*range(6, 40, 2), 48, 64, 128]}
+    count = sum(1 for _ in data.bucket_by_length(rows, **options)) if epoch is None else len(train)
+    rows = rows if epoch is None else rows.shuffle(len(parts["train"]), seed=epoch)
+    return data.bucket_by_length(rows, **options).apply(tf.data.experimental.assert_cardinality(count)).prefetch(4)
+
+
+pairs, validation = encode(parts["train"]), batches(encode(parts["validation"]))
+train = batches(pairs)
+
+# 3. Ids -> logits
+blocks = BLOCKS | dict.fromkeys(("attention_dropout", "activation_dropout"), settings["dropout"] / 3)
+model = models.Seq2Seq(
+    tokenizer.vocabulary_size,
+    num_layers=settings["num_layers"],
+    hidden_dim=settings["hidden_dim"],
+    num_heads=4,
+    intermediate_dim=settings["intermediate_dim"],
+    dropout=settings["dropout"],
+    encoder_options=blocks,
+    decoder_options=blocks,
+)
+model.summary()
+
+
+def translate(sentences, strategy=None):
+    rows = tokenizer([mark(sentence) for sentence in sentences])["token_ids"].numpy()
+    ids = model.generate(
+        {"source_ids": rows}, strategy, max_new_tokens=64, start_token=tokenizer.cls_id, stop_tokens=tokenizer.sep_id
+    )
+    written = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    return [re.sub(f" ?{JOINER} ?", "", sentence) for sentence in written]
+
+
+# 4. Fit
+resume = training.Resume(backup)
+steps = epochs * len(train)
+schedule = keras.optimizers.schedules.CosineDecay(
+    0.0, steps, warmup_target=settings["learning_rate"], warmup_steps=min(800, steps // 8)
+)
+loss = training.PaddedCrossentropy(label_smoothing=0.1)
+model.compile(keras.optimizers.Adam(schedule, beta_2=0.98, epsilon=1e-9), loss, metrics=[training.PaddedAccuracy()])
+sources, references = zip(*parts["validation"], strict=True)
+bleu = training.Bleu(sources, references, translate=translate, batch_size=128, tokenize=arguments.bleu)
+callbacks = [bleu, keras.callbacks.TensorBoard(os.path.join("logs", "translate")), resume]
+print(f"{steps} updates; {time.time() - start:.0f} s until here")
+shuffled = resume.dataset(lambda epoch: batches(pairs, epoch))
+history = model.fit(shuffled, validation_data=validation, epochs=epochs, callbacks=callbacks, shuffle=False, verbose=2)
+model.save(os.path.join(out, "model.keras"))
+plots.training_curves(history, os.path.join(out, "training_curves.png"))
+
+# 5. Translate the test part
+sources, references = (list(side) for side in zip(*parts["test"], strict=True))
+order = np.argsort([len(source) for source in sources])
+for label, strategy in (("greedy", None), ("beam 5", Beam(5, length_penalty=1.0))):
+    written = {}
+    progress = keras.utils.Progbar(len(order))
+    for batch in np.array_split(order, -(-len(order) // 100)):
+        written.update(zip(batch, translate([sources[i] for i in batch], strategy), strict=True))
+        progress.add(len(batch))
+    translations = [written[i] for i in range(len(sources))]
+    metric = sacrebleu.BLEU(tokenize=arguments.bleu, force=True)
+    score = metric.corpus_score(translations, [references])
+    print(f"test, {label}: {score} {metric.get_signature()}")
+with open(os.path.join(out, "test.txt"), "w", encoding="utf-8") as file:
+    file.write("\n".join(translations) + "\n")
+
+# 6. A picture of what the translator looked at
+source, translation = sources[0], translations[0]
+print(f"{source}\n-> {translation}")
+rows, columns = (tokenizer(mark(sentence))["token_ids"].numpy()[None] for sentence in (translation, source))
+scores = model.attention_scores([columns, rows[:, :-1]])["cross"][0]
+labels = [[tokenizer.id_to_token(int(i)) for i in ids[0]] for ids in (rows[:, 1:], columns)]
+picture = os.path.join(out, "attention.png")
+plots.attention_map(scores, labels[0], picture, key_tokens=labels[1], layer=-1, title=f"{source} -> {translation}")
+print(f"{out}/model.keras, training_curves.png, attention.png, test.txt after {time.time() - start:.0f} s")

@@ -1,0 +1,205 @@
+"""A seed -> 6,600 sentences of English and Tavic, a language made for it, in which no word can be translated alone.
+
+Tavic puts the verb last, after it the tense, before it "not"; adjectives after their noun, and prepositions too. Each
+noun has one of three genders, which nothing in it tells; determiners, adjectives, pronouns and plurals follow it, and
+determiners show the case. Some verbs leave a particle behind their subject, and some English ones part as well ("picks
+the lamp up"). Some English words have two translations: the bat that is fed is not the bat that is repaired, and a
+light bag is another light than a light house. Every English sentence has one translation, and is once in the sample.
+"""
+
+import random
+from typing import NamedTuple
+
+LANGUAGES = ("english", "tavic")
+SIZES = {"train": 6000, "validation": 300, "test": 300}
+LENGTHS = range(4, 15)  # words and the mark at the end
+
+# English singular and plural, Tavic stem, gender (the vowel of what agrees with it).
+NOUNS = {
+    "person": "man men drav o, woman women selk a, boy boys tibo o, girl girls mirn a, king kings orvad e, "
+    "baker bakers puln o, doctor doctors hesk a, teacher teachers lamd e",
+    "animal": "horse horses karb e, dog dogs wusk o, cat cats nial a, bird birds pirit e, goat goats bemek a",
+    "thing": "book books livra e, letter letters skeb o, lamp lamps fosh a, box boxes kastun o, key keys zikl a, "
+    "apple apples pomir e, bag bags turv a, chair chairs sedon o, picture pictures vidak e",
+    "place": "house houses dombu e, garden gardens hortil a, forest forests silg o, village villages pagur a, "
+    "tower towers turon o, bridge bridges ponde e",
+    "machine": "clock clocks tempra a, mill mills molnu e",
+    "instrument": "violin violins strigo o, flute flutes fulal a",
+    "game": "ball balls globi e, card cards shart o",
+    # The same words in English; they come only with verbs that tell which is meant.
+    "animal (double)": "bat bats fleru a, crane cranes gruk e",
+    "thing (double)": "bat bats kolb e, crane cranes levag o",
+}
+ANIMATE = ("person", "animal", "animal (double)")
+WARES = ("thing", "instrument", "game", "animal")
+# English base, third person, past and second half, Tavic particle ("-": none) and stem, subjects, objects.
+VERBS = (
+    ("see sees saw - - ornk", ANIMATE, ("person", "animal", "thing", "place", "machine")),
+    ("love loves loved - - amir", ANIMATE, ("person", "animal", "thing", "place", "instrument")),
+    ("find finds found - ap talm", ANIMATE, ("person", "animal", "thing", "instrument", "game")),
+    ("buy buys bought - - kesk", ("person",), (*WARES, "machine", "thing (double)")),
+    ("sell sells sold - ul kesk", ("person",), (*WARES, "machine", "thing (double)")),
+    ("carry carries carried - - portu", ("person",), ("thing", "instrument", "thing (double)")),
+    ("paint paints painted - - pinsh", ("person",), ("person", "animal", "place")),
+    ("feed feeds fed - em nutr", ("person",), ("animal", "animal (double)")),
+    ("repair repairs repaired - re fakt", ("person",), ("thing", "place", "machine", "thing (double)")),
+    ("pick picks picked up ap levu", ("person",), ("thing", "instrument", "game", "thing (double)")),
+    ("wake wakes woke up ul somn", ANIMATE, ("person", "animal", "animal (double)")),
+    ("play plays played - - musk", ("person",), ("instrument",)),
+    ("play plays played - - ludr", ("person",), ("game",)),
+    ("give gives gave - em dont", ("person",), WARES),
+    ("show shows showed - - mostr", ("person",), WARES),
+    ("sleep sleeps slept - - somn", ANIMATE, ()),
+    ("wait waits waited - re stant", ANIMATE, ()),
+    ("sing sings sang - - kantl", ("person", "animal (double)"), ()),
+    ("run runs ran - - korj", ("person", "animal"), ()),
+    ("run runs ran - - funk", ("machine",), ()),
+    ("get gets got up ul stant", ANIMATE, ()),
+)
+TO_SOMEBODY = ("give", "show")
+# English, Tavic stem, of which nouns.
+ADJECTIVES = (
+    ("old senk", ANIMATE),
+    ("old vetul", ("thing", "place", "machine", "instrument", "game", "thing (double)")),
+    ("light levik", ("thing", "instrument", "thing (double)")),
+    ("light lumik", ("place",)),
+    ("small piko", (*ANIMATE, "thing", "place", "machine", "instrument", "game", "thing (double)")),
+    ("beautiful belor", (*ANIMATE, "thing", "place", "machine", "instrument")),
+    ("red rush", ("thing", "place", "game", "thing (double)")),
+    ("green virg", ("thing", "place", "game")),
+    ("heavy grum", ("thing", "machine", "thing (double)")),
+    ("new novi", ("thing", "place", "machine", "instrument", "game", "thing (double)")),
+    ("young yunt", ANIMATE),
+    ("hungry famel", ANIMATE),
+)
+PREPOSITIONS = ("in ho", "behind dak", "near vis")
+TIMES = {"past": ("yesterday hev", "then olim"), "present": ("now nunk", "often sepe"), "future": ("tomorrow zav",)}
+TENSES = {"past": "pe", "present": "ha", "future": "vu"}
+DETERMINERS = {False: ("the l", "the l", "a un", "my b"), True: ("the l", "my b", "two duv", "many pol")}  # by plural
+PLURALS = {"o": "ek", "a": "im", "e": "us"}
+
+
+class Phrase(NamedTuple):
+    """A noun phrase in both languages; in Tavic the case is still open, and `vowel` is that of what agrees with it."""
+
+    english: str
+    determiner: str
+    rest: str
+    vowel: str
+    plural: bool
+    kind: str
+
+    def tavic(self, case=""):
+        return f"{self.determiner}{case} {self.rest}"
+
+
+def pairs(seed=0):
+    """Returns {"train": pairs, "validation": pairs, "test": pairs}, each pair (English, Tavic)."""
+    rng = random.Random(seed)
+    made: dict[str, str] = {}
+    while len(made) < sum(SIZES.values()):
+        english, tavic = _sentence(rng)
+        if len(english.split()) in LENGTHS:
+            made[english] = tavic
+    rest = iter(made.items())
+    return {part: [next(rest) for _ in range(size)] for part, size in SIZES.items()}
+
+
+def _sentence(rng):
+    tense = rng.choice(list(TENSES))
+    verb = rng.choice(VERBS)
+    subject = _subject(rng, verb[1])
+    asked = rng.random() < 0.15
+    first, english, tavic, thing = _predicate(rng, verb, tense, subject.plural, asked)
+    english, tavic = [first, subject.english, english], [subject.tavic(), tavic]
+    chance = rng.random()
+    if chance < 0.3:
+        time, its = rng.choice(TIMES[tense]).split()
+        english.insert(3 if asked else rng.choice((0, 3)), time)
+        tavic.insert(0, its)
+    elif chance < 0.5 and thing and thing.kind not in ANIMATE:
+        reason, its = _reason(rng, tense, thing)
+        english.append(reason)
+        tavic.append(its)
+    mark = "?" if asked else "."
+    return _joined(*english, mark), _joined("ka" * asked, *tavic, mark)
+
+
+def _reason(rng, tense, thing):
+    """Why it is done to the `thing`: a pronoun and an adjective, which both agree with it."""
+    adjective, its = _adjective(rng, thing.kind)
+    if tense == "past":
+        english = "they were" if thing.plural else "it was"
+    else:
+        tense, english = "present", "they are" if thing.plural else "it is"
+    return f"because {english} {adjective}", f", wen y{thing.vowel} {its}{thing.vowel} {TENSES[tense]}"
+
+
+def _subject(rng, kinds):
+    """A noun phrase, at times two of them or one with a relative clause."""
+    phrase = _noun_phrase(rng, kinds)
+    chance = rng.random()
+    if chance < 0.1:
+        other = _noun_phrase(rng, kinds)
+        english, before = f"{phrase.english} and {other.english}", f"{phrase.tavic()} sha {other.determiner}"
+        return other._replace(english=english, determiner=before, plural=True)
+    if chance < 0.25 and phrase.kind in ("person", "animal"):
+        verb = rng.choice([verb for verb in VERBS if phrase.kind in verb[1]])
+        _, english, tavic, _ = _predicate(rng, verb, rng.choice(list(TENSES)), phrase.plural)
+        who = "who" if phrase.kind == "person" else "that"
+        return phrase._replace(english=f"{phrase.english} {who} {english}", rest=f"{phrase.rest} ki {tavic} ,")
+    return phrase
+
+
+def _noun_phrase(rng, kinds):
+    kind = rng.choice(kinds)
+    singular, plural, stem, gender = rng.choice(NOUNS[kind].split(", ")).split()
+    many = rng.random() < 0.3
+    vowel = "i" if many else gender
+    english, rest = [plural if many else singular], [stem + PLURALS[gender] * many]
+    if rng.random() < 0.35:
+        adjective, its = _adjective(rng, kind)
+        english.insert(0, adjective)
+        rest.append(its + vowel)
+    determiner, its = rng.choice(DETERMINERS[many]).split()
+    english.insert(0, "an" if determiner == "a" and english[0][0] in "aeiou" else determiner)
+    return Phrase(_joined(*english), its + vowel, _joined(*rest), vowel, many, kind)
+
+
+def _adjective(rng, kind):
+    return rng.choice([words for words, kinds in ADJECTIVES if kind in kinds]).split()
+
+
+def _predicate(rng, verb, tense, plural, asked=False):
+    """What a subject does: what English puts before the subject, the rest of the English, the Tavic, the object."""
+    words, _, objects = verb
+    base, third, past, up, particle, stem = (word.strip("-") for word in words.split())
+    auxiliary = {"past": "did", "present": "do" if plural else "does", "future": "will"}[tense]
+    negated = rng.random() < 0.15
+    if asked or negated or tense == "future":
+        english = [auxiliary * (not asked), "not" * negated, base]
+    else:
+        english = [past if tense == "past" else base if plural else third]
+    tavic, thing = [particle], None
+    if objects:
+        thing = _noun_phrase(rng, objects)
+        somebody = _noun_phrase(rng, ("person", "animal")) if base in TO_SOMEBODY else None
+        if somebody:
+            english += rng.choice(([somebody.english, thing.english], [thing.english, "to", somebody.english]))
+            tavic.append(somebody.tavic("r"))
+        else:
+            english += rng.choice(([up, thing.english], [thing.english, up]))
+        tavic.append(thing.tavic("n"))
+    else:
+        english.append(up)
+    if rng.random() < 0.25:
+        place = _noun_phrase(rng, ("place",))
+        preposition, its = rng.choice(PREPOSITIONS).split()
+        english += [preposition, place.english]
+        tavic += [place.tavic("r"), its]
+    tavic += ["ni" * negated, stem + ("en" if plural else "at"), TENSES[tense]]
+    return auxiliary * asked, _joined(*english), _joined(*tavic), thing
+
+
+def _joined(*words):
+    return " ".join(word for word in words if word)

@@ -1,0 +1,278 @@
+"""Generation, the face: text or ids in, the same out, by any functional model whose outputs are next-token logits.
+
+B prompts, P tokens of a prompt, N new tokens.
+"""
+
+import numpy as np
+from keras import ops
+
+from keras_tx import checks
+from keras_tx.generation.greedy import Greedy
+from keras_tx.generation.loop import Loop, bucket
+from keras_tx.generation.processors import Constraints
+from keras_tx.generation.prompts import as_rows, as_strings, is_text, padded, until_stop
+from keras_tx.generation.steps import Steps
+
+
+def generate(model, inputs, strategy=None, **options):
+    """Writes on from prompts, or writes the targets of sources.
+
+    ```python
+    generate(model, [[5, 7, 11], [5]], max_new_tokens=20)
+    generate(translator, ["A dog runs."], Beam(5), max_new_tokens=40, tokenizer=tokenizer)
+    ```
+
+    The model runs once over the prompts and then once for each new token, on a KV cache. It may be of this package, or
+    any functional model put together from `Decoder`, `DecoderLayer` or causal `MultiHeadAttention` and layers that
+    treat each token by itself. Prompts and `max_new_tokens` are rounded up to powers of two for which everything is
+    compiled once; the answers are not affected.
+
+    Args:
+        model: functional; its output is logits (B, T, V).
+        inputs: texts (`str`, or a list of them) with a `tokenizer`; or ids: (P,), (B, P) padded on either side, or a
+            list of rows of any lengths. For a model with a source (`Seq2Seq`) they are sources. A dict by the names of
+            the model's inputs gives both sources and the beginning of the targets.
+        strategy: `Greedy()` (the default), `Sample(...)` or `Beam(...)`.
+        max_new_tokens: the most tokens to write.
+        min_new_tokens: no stop token before so many.
+        stop_tokens: an id, or several, that end a row; the tokenizer's `sep_id` if None and there is a tokenizer.
+        start_token: the id that begins a target, or a text prompt; the tokenizer's `cls_id` if None.
+        tokenizer: with `tokenize`, `decode` and, for sources, a call, as `keras_tx.text.BertTokenizer`.
+        repetition_penalty: divides (multiplies) positive (negative) scores of tokens already there; 1 does nothing.
+        no_repeat_ngram_size: no so many tokens in a row appear twice; 0 allows all.
+        forbidden_tokens: ids, or rows of ids, that are never written.
+        forced_tokens: dict {index of the new token: id}; -1 is the last possible one.
+        return_scores: also return the score of each answer, (B,) or (B, n).
+        target: the name of the input that grows, where the graph does not tell.
+        jit_compile: whether TensorFlow compiles by XLA; True if None.
+
+    Returns:
+        Texts for texts, rows for rows, an array for an array. Of a model without sources, the prompts and what follows;
+        else the targets without the start token. A stop token is included in ids; in an array padding follows it. With
+        `Beam(num_return_sequences=n)`, n > 1, a list (or an axis) of n for each prompt, best first.
+
+    Raises:
+        ValueError: for an empty prompt, one that is all padding, ids outside the vocabulary, `max_new_tokens` that are
+            not positive or beyond a table of learned positions, contradictory options, or logits that are NaN.
+        TypeError: for a model that is not functional.
+    """
+    return_scores = options.pop("return_scores", False)
+    job = _Job(model, inputs, strategy, **options)
+    state, tokens, fixed = job.begin()
+    state, _, _ = job.loop.go_on(state, tokens, fixed, job.limit)
+    job.check(state)
+    ids, scores = (ops.convert_to_numpy(x) for x in job.loop.strategy.result(state))
+    answers = job.answer(ids[:, :, : job.max_new_tokens])
+    return (answers, job.shaped(scores)) if return_scores else answers
+
+
+def stream(model, inputs, strategy=None, **options):
+    """Yields new tokens as they come: what `generate` returns behind the prompt, piece by piece.
+
+    Args:
+        model, inputs, strategy, options: as for `generate`, without `return_scores`; no `Beam`, whose beginning may
+            change until the end.
+
+    Yields:
+        For one text a piece of text, for several a list of pieces; for one row of ids an integer, for several an array
+        (B,), with the padding id behind the end of a row.
+
+    Raises:
+        ValueError: as `generate`, and for a strategy with beams.
+    """
+    job = _Job(model, inputs, strategy, **options)
+    if job.loop.strategy.width > 1:
+        raise ValueError(f"`strategy` must have no beams to be streamed. Received: strategy={strategy}")
+    return job.stream()
+
+
+class _Job:
+    """One call of `generate`: the prompts as arrays, and the compiled loop for them."""
+
+    def __init__(
+        self,
+        model,
+        inputs,
+        strategy=None,
+        *,
+        max_new_tokens,
+        min_new_tokens=0,
+        stop_tokens=None,
+        start_token=None,
+        tokenizer=None,
+        repetition_penalty=1.0,
+        no_repeat_ngram_size=0,
+        forbidden_tokens=(),
+        forced_tokens=None,
+        target=None,
+        jit_compile=None,
+    ):
+        self.max_new_tokens = checks.positive_int("max_new_tokens", max_new_tokens)
+        self.steps, loops = _compiled_before(model, target)
+        self.tokenizer = tokenizer
+        self.start_token = getattr(tokenizer, "cls_id", None) if start_token is None else start_token
+        stop_tokens = getattr(tokenizer, "sep_id", None) if stop_tokens is None else stop_tokens
+        self.stop_tokens = tuple(int(stop) for stop in np.ravel(() if stop_tokens is None else stop_tokens))
+        constraints = Constraints(
+            repetition_penalty=repetition_penalty,
+            no_repeat_ngram_size=no_repeat_ngram_size,
+            min_new_tokens=min_new_tokens,
+            forbidden_tokens=forbidden_tokens,
+            forced_tokens=forced_tokens,
+        )
+        constraints.check(max_new_tokens, self.steps.vocabulary_size, self.stop_tokens)
+        self._read(inputs)
+        self.padding_id = self.steps.padding_ids[self.steps.target] or 0
+        self._check_length()
+        strategy = Greedy() if strategy is None else strategy
+        jit_compile = True if jit_compile is None else jit_compile
+        self.limit = ops.convert_to_tensor(max_new_tokens, "int32")
+        num_new = bucket(max_new_tokens)
+        key = (strategy, constraints, self.stop_tokens, self.padding_id, num_new, jit_compile)
+        if key not in loops:
+            loops[key] = Loop(
+                model, self.steps, strategy, constraints, self.stop_tokens, self.padding_id, num_new, jit_compile
+            )
+        self.loop, self.strategy = loops[key], strategy
+
+    def _read(self, inputs):
+        """Sets `rows`, the beginnings of what grows, and `sources`, the rows of each other input."""
+        steps, self.as_text = self.steps, False
+        named = dict(inputs) if isinstance(inputs, dict) else {(steps.sources or [steps.target])[0]: inputs}
+        missing = [name for name in steps.sources if name not in named]
+        if missing or not set(named) & set(steps.inputs):
+            raise ValueError(f"`inputs` must have {steps.sources or steps.inputs}. Received: {sorted(named)}")
+        self.as_array = all(hasattr(value, "shape") for value in named.values())
+        read = {name: self._rows(name, named[name]) for name in steps.inputs if name in named}
+        self.one = all(one for _, one in read.values())
+        counts = {name: len(rows) for name, (rows, _) in read.items()}
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"`inputs` must be equally many. Received: {counts}")
+        self.sources = {name: read[name][0] for name in steps.sources}
+        if steps.target in read:
+            self.rows = read[steps.target][0]
+        elif self.start_token is None:
+            raise ValueError("`start_token` must be given: the id that begins a target. Received: start_token=None")
+        else:
+            self.rows = [np.array([self.start_token], "int32")] * next(iter(counts.values()))
+
+    def _rows(self, name, inputs):
+        vocabulary_size = self.steps.vocabulary_sizes[name] or self.steps.vocabulary_size
+        if not is_text(inputs):
+            return as_rows(name, inputs, self.steps.padding_ids[name], vocabulary_size)
+        if self.tokenizer is None:
+            raise ValueError(f"`tokenizer` must be given for texts. Received: tokenizer=None, {name}={inputs!r}")
+        self.as_text = True
+        texts, one = as_strings(inputs)
+        if name != self.steps.target:
+            rows = ops.convert_to_numpy(self.tokenizer(texts)["token_ids"])
+        else:
+            start = [] if self.start_token is None else [self.start_token]
+            rows = [start + list(row) for row in _listed(self.tokenizer.tokenize(texts))]
+        return as_rows(name, rows, self.steps.padding_ids[name], vocabulary_size)[0], one
+
+    def _check_length(self):
+        longest, limit = max(len(row) for row in self.rows), self.steps.max_length
+        if limit is not None and longest + self.max_new_tokens > limit:
+            raise ValueError(
+                "`max_new_tokens` and the prompt must fit into the learned positions. Received: "
+                f"max_new_tokens={self.max_new_tokens}, a prompt of {longest}, max_length={limit}"
+            )
+
+    def begin(self):
+        """The prompts through the model: the state, the first new tokens, and what the loop needs."""
+        length = bucket(max(len(row) for row in self.rows))
+        real = padded([np.ones_like(row) for row in self.rows], length, 0, left=True).astype(bool)
+        ids = padded(self.rows, length, self.padding_id, left=True)
+        noise = self.strategy.noise(len(self.rows), self.loop.num_new)
+        noise = noise if noise is None else ops.convert_to_tensor(noise, "float32")
+        sources = [ops.convert_to_tensor(self._source(name)) for name in self.steps.sources]
+        arrays = [ops.convert_to_tensor(array) for array in (ids, real)]
+        return self.loop.begin(*arrays, sources, self.limit, noise)
+
+    def _source(self, name):
+        rows, padding_id, limit = self.sources[name], self.steps.padding_ids[name], self.steps.max_source_length
+        longest = max(len(row) for row in rows)
+        if padding_id is None:
+            if len({len(row) for row in rows}) > 1:
+                raise ValueError(
+                    f"`{name}` must be of one length: its embedding has no `padding_id`. Received: lengths "
+                    f"{sorted({len(row) for row in rows})}"
+                )
+            return padded(rows, longest, 0, left=False)
+        length = bucket(longest)
+        return padded(rows, longest if limit and longest <= limit < length else length, padding_id, left=False)
+
+    def check(self, state):
+        if bool(ops.convert_to_numpy(state["broken"])):
+            raise ValueError(
+                "The logits must not be NaN, nor minus infinity for all tokens. Received: such logits at the new "
+                f"token {int(ops.convert_to_numpy(state['step']))}"
+            )
+
+    def stream(self):
+        state, tokens, fixed = self.begin()
+        written, texts = [], [""] * len(self.rows)
+        while True:
+            self.check(state)
+            written.append(ops.convert_to_numpy(tokens))
+            if self.as_text:
+                answers = self._texts(np.stack(written, axis=1)[:, None])
+                pieces = [answer[0][len(text) :] for answer, text in zip(answers, texts, strict=True)]
+                texts = [answer[0] for answer in answers]
+                yield pieces[0] if self.one else pieces
+            else:
+                yield int(written[-1][0]) if self.one else written[-1]
+            if not bool(ops.convert_to_numpy(self.strategy.going(state))):
+                return
+            state, tokens, fixed = self.loop.go_on(
+                state, tokens, fixed, ops.convert_to_tensor(len(written) + 1, "int32")
+            )
+
+    def answer(self, ids):
+        """New ids (B, n, N) -> what `generate` returns."""
+        if self.as_text:
+            return self.shaped(self._texts(ids))
+        if not self.as_array:
+            return self.shaped([[row.tolist() for row in rows] for rows in self._whole(ids)])
+        longest = max(len(until_stop(row, self.stop_tokens)) for rows in ids for row in rows)
+        ids = ids[:, :, :longest]
+        if not self.steps.sources:
+            prompts = padded(self.rows, max(len(row) for row in self.rows), self.padding_id, left=True)
+            ids = np.concatenate([np.repeat(prompts[:, None], ids.shape[1], axis=1), ids], axis=2)
+        return self.shaped(ids)
+
+    def _whole(self, ids):
+        """For each prompt its n rows, up to the stop token; behind the prompt, where there is no source."""
+        before = [np.array([], "int32")] * len(ids) if self.steps.sources else self.rows
+        return [
+            [np.concatenate([prompt, until_stop(row, self.stop_tokens)]) for row in rows]
+            for prompt, rows in zip(before, ids, strict=True)
+        ]
+
+    def _texts(self, ids):
+        whole = self._whole(ids)
+        texts = iter(self.tokenizer.decode([row.tolist() for rows in whole for row in rows]))
+        return [[next(texts) for _ in rows] for rows in whole]
+
+    def shaped(self, answers):
+        """One answer for one prompt; one for each prompt where n is 1."""
+        if len(answers[0]) == 1:
+            answers = answers[:, 0] if hasattr(answers, "shape") else [rows[0] for rows in answers]
+        return answers[0] if self.one else answers
+
+
+def _listed(rows):
+    return rows.to_list() if hasattr(rows, "to_list") else rows
+
+
+def _compiled_before(model, target):
+    """The `Steps` of a model and its compiled loops, kept with the model as long as it has the same variables."""
+    variables = [id(variable) for variable in model.variables]
+    kept = vars(model).get("_keras_tx_loops")
+    if kept is None or kept[0] != variables:
+        kept = (variables, {})
+        object.__setattr__(model, "_keras_tx_loops", kept)  # not tracked: it is no part of the model
+    if target not in kept[1]:
+        kept[1][target] = (Steps(model, target), {})
+    return kept[1][target]

@@ -1,0 +1,313 @@
+"""A functional model -> the same model in steps: ids (B, T) at the slots from `start` on -> logits (B, V), and a cache.
+
+B batch, T tokens of this step, S slots of the cache, V vocabulary. The nodes of the model's graph are run one by one,
+as Keras itself runs them. Layers that look at other tokens get a part of the cache, layers that need positions get
+them, and what does not depend on the growing ids (an encoder) is computed once.
+"""
+
+import keras
+from keras import ops
+from keras.src.models import Functional  # public only as what `keras.Model(inputs, outputs)` returns
+
+from keras_tx.layers import (
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderLayer,
+    LearnedPositionalEncoding,
+    MultiHeadAttention,
+    TokenEmbedding,
+)
+from keras_tx.layers import cache as caches
+
+_ATTENTION = (MultiHeadAttention, DecoderLayer, Decoder)
+_MIXING = (
+    Encoder,
+    EncoderLayer,
+    keras.layers.MultiHeadAttention,
+    keras.layers.GroupQueryAttention,
+    keras.layers.Attention,
+    keras.layers.RNN,
+    keras.layers.Bidirectional,
+    keras.layers.Conv1D,
+    keras.layers.SeparableConv1D,
+    keras.layers.GlobalAveragePooling1D,
+    keras.layers.GlobalMaxPooling1D,
+    keras.layers.AveragePooling1D,
+    keras.layers.MaxPooling1D,
+    keras.layers.BatchNormalization,
+    keras.layers.Flatten,
+    keras.layers.Permute,
+    keras.layers.Reshape,
+)
+
+
+class _Node:
+    """One call of an operation: which values go in, which come out."""
+
+    def __init__(self, node, symbols, fresh):
+        self.operation = node.operation
+        self.arguments = node.arguments
+        self.inputs = {id(x): symbols[id(x)] for x in node.input_tensors}
+        self.outputs = [fresh() for _ in node.outputs]
+
+    def filled(self, values):
+        """The arguments of the call; None for a memory that is in the cache."""
+        return self.arguments.fill_in({key: values.get(symbol) for key, symbol in self.inputs.items()})
+
+    def symbols_of(self, name, index):
+        """The values that go into the call argument of this name or place."""
+        args, kwargs = self.arguments.args, self.arguments.kwargs
+        given = args[index] if index < len(args) else kwargs.get(name)
+        return [self.inputs[id(x)] for x in keras.tree.flatten(given) if isinstance(x, keras.KerasTensor)]
+
+
+class Steps:
+    """A functional model that writes, taken apart.
+
+    Args:
+        model: functional; integer ids in, logits (B, T, V) out. Its causal layers are `Decoder`, `DecoderLayer` and
+            `MultiHeadAttention(...)(x, x, use_causal_mask=True)`; all others must treat each token by itself.
+        target: the name of the input that grows; None if it can be told from the graph.
+
+    Raises:
+        TypeError: a model that is not functional.
+        ValueError: a model with several outputs, without causal layers, or with layers that mix tokens otherwise.
+    """
+
+    def __init__(self, model, target=None):
+        self.inputs = [x.name for x in _functional(model).inputs]
+        self._nodes, self._symbols = [], iter(range(10**9))
+        inputs = [next(self._symbols) for _ in self.inputs]
+        outputs = self._inline(_functional(model), inputs)
+        if len(outputs) != 1 or len(model.outputs[0].shape) != 3:
+            shapes = [tuple(x.shape) for x in model.outputs]
+            raise ValueError(f"`model` must have one output, logits (B, T, V). Received: outputs of shapes {shapes}")
+        self.vocabulary_size = model.outputs[0].shape[-1]
+        self._output = outputs[0]
+        self._keep_needed()
+        self.target = self._find_target(inputs) if target is None else target
+        if self.target not in self.inputs:
+            raise ValueError(f"`target` must be one of the inputs {self.inputs}. Received: target={target!r}")
+        self._target = inputs[self.inputs.index(self.target)]
+        self.sources = [name for name in self.inputs if name != self.target]
+        self._source_symbols = [symbol for symbol in inputs if symbol != self._target]
+        self._split()
+        embeddings = {name: self._embedding_of(symbol) for name, symbol in zip(self.inputs, inputs, strict=True)}
+        self.padding_ids = {name: getattr(layer, "padding_id", None) for name, layer in embeddings.items()}
+        self.vocabulary_sizes = {name: getattr(layer, "vocabulary_size", None) for name, layer in embeddings.items()}
+        self.max_length = _shortest_table(self._growing)
+        self.max_source_length = _shortest_table(self._once)
+
+    def prepare(self, sources, batch_size, num_slots):
+        """Everything that does not depend on the growing ids.
+
+        Args:
+            sources: tensors in the order of `self.sources`.
+            batch_size: B.
+            num_slots: S.
+
+        Returns:
+            The values that each step needs, a dict, and an empty cache, a tuple.
+        """
+        values = dict(zip(self._source_symbols, sources, strict=True))
+        for node in self._once:
+            _store(values, node, _call(node.operation, *node.filled(values)))
+        cache = tuple(self._new_cache(node, values, batch_size, num_slots) for node in self._cached)
+        return {str(symbol): values[symbol] for symbol in self._shared}, cache
+
+    def step(self, ids, values, cache, *, mask, real, positions, start):
+        """The model on `ids` (B, T).
+
+        Args:
+            ids: (B, T) integers.
+            values, cache: of `prepare`, or the cache of the step before.
+            mask: (B, S), True at slots that may be looked at once they are filled.
+            real: (B, T), True at ids that are not padding.
+            positions: (B, T), the number of real tokens before each.
+            start: the slot of the first id.
+
+        Returns:
+            The logits (B, V) at the last id, float32, and the cache.
+        """
+        values = {**{int(symbol): value for symbol, value in values.items()}, self._target: ids}
+        slots = {"start": start, "num_keys": mask.shape[1]}
+        cache, last = list(cache), {}
+        for node in self._growing:
+            if node in self._tail:  # after the last attention only the last token is of interest
+                for symbol in node.inputs.values():
+                    if symbol in self._cut:
+                        last[symbol] = values[symbol][:, -1:]
+            args, kwargs = node.filled({**values, **last} if node in self._tail else values)
+            names = _parameters(node.operation)
+            if node in self._cached:
+                index = self._cached.index(node)
+                outputs, cache[index] = self._attend(node, args, kwargs, cache[index], mask, positions, start)
+            else:
+                if "num_keys" in names:
+                    kwargs = {**kwargs, **slots}
+                elif "positions" in names and _adds_positions(node.operation) and not kwargs.get("reverse"):
+                    kwargs = {**kwargs, "positions": positions, "mask": real}
+                outputs = _call(node.operation, args, kwargs)
+            _store(values, node, outputs)
+        return ops.cast(values[self._output][:, -1], "float32"), tuple(cache)
+
+    def _attend(self, node, args, kwargs, cache, mask, positions, start):
+        if kwargs.get("attention_mask") is not None:
+            raise ValueError(
+                f"Layer '{node.operation.name}' gets an `attention_mask`, which does not grow with the ids. Received: "
+                "attention_mask"
+            )
+        kwargs = {**kwargs, "cache": cache, "return_attention_scores": False, "training": False}
+        if isinstance(cache, caches.Memory):
+            outputs = node.operation(args[0], None, **{k: v for k, v in kwargs.items() if k not in ("value", "key")})
+        elif isinstance(cache, caches.KeyValue):
+            kwargs = {k: v for k, v in kwargs.items() if k not in ("query_mask", "key_mask")}
+            outputs = node.operation(
+                *args[:3], **{**kwargs, "value_mask": mask, "positions": positions, "start": start}
+            )
+        else:
+            kwargs = {**kwargs, "memory": None, "mask": mask, "positions": positions, "start": start}
+            outputs = node.operation(args[0], **kwargs)
+        return outputs[0], outputs[-1]
+
+    def _new_cache(self, node, values, batch_size, num_slots):
+        args, kwargs = node.filled(values)
+        if not isinstance(node.operation, MultiHeadAttention):
+            memory = kwargs.get("memory", args[1] if len(args) > 1 else None)
+            return node.operation.new_cache(batch_size, num_slots, memory)
+        if self._depends(node.symbols_of("value", 1)):
+            return node.operation.new_cache(batch_size, num_slots)
+        key = kwargs.get("key", args[2] if len(args) > 2 else None)
+        return node.operation.new_memory(kwargs.get("value", args[1] if len(args) > 1 else None), key)
+
+    def _inline(self, function, inputs):
+        """Appends the nodes of `function`, those of nested functional models in their place; returns its outputs."""
+        symbols = dict(zip((id(x) for x in function.inputs), inputs, strict=True))
+        for depth in sorted(function._nodes_by_depth, reverse=True):
+            for node in function._nodes_by_depth[depth]:
+                if node.is_input or any(id(x) not in symbols for x in node.input_tensors):
+                    continue
+                if isinstance(node.operation, (keras.Sequential, Functional)):
+                    nested = [symbols[id(x)] for x in keras.tree.flatten(node.arguments.args[0])]
+                    outputs = self._inline(_functional(node.operation), nested)
+                else:
+                    self._nodes.append(_Node(node, symbols, self._symbols.__next__))
+                    outputs = self._nodes[-1].outputs
+                symbols.update(zip((id(x) for x in node.outputs), outputs, strict=True))
+        return [symbols[id(x)] for x in function.outputs]
+
+    def _embedding_of(self, symbol):
+        """The token embedding that reads this input, if it is one of this package."""
+        layers = [node.operation for node in self._nodes if symbol in node.inputs.values()]
+        return next((layer for layer in layers if isinstance(layer, TokenEmbedding)), None)
+
+    def _keep_needed(self):
+        needed, kept = {self._output}, []
+        for node in reversed(self._nodes):
+            if needed.intersection(node.outputs):
+                needed.update(node.inputs.values())
+                kept.append(node)
+        self._nodes = kept[::-1]
+
+    def _find_target(self, inputs):
+        """The input that the first causal layer's queries come from."""
+        sources = {symbol: {name} for symbol, name in zip(inputs, self.inputs, strict=True)}
+        for node in self._nodes:
+            found = set().union(*[sources[symbol] for symbol in node.inputs.values()], set())
+            sources.update({symbol: found for symbol in node.outputs})
+            if isinstance(node.operation, (Decoder, DecoderLayer)) or node.arguments.kwargs.get("use_causal_mask"):
+                names = set().union(*[sources[symbol] for symbol in node.symbols_of("query", 0)])
+                if len(names) == 1:
+                    return names.pop()
+        if len(self.inputs) == 1:
+            return self.inputs[0]
+        raise ValueError(
+            "`target` must be given: no causal layer says which input grows. Received: target=None for a model with "
+            f"the inputs {self.inputs}"
+        )
+
+    def _depends(self, symbols):
+        return any(symbol in self._dependent for symbol in symbols)
+
+    def _split(self):
+        self._dependent, self._once, self._growing, self._cached = {self._target}, [], [], []
+        for node in self._nodes:
+            if not self._depends(node.inputs.values()):
+                self._once.append(node)
+                continue
+            self._dependent.update(node.outputs)
+            self._growing.append(node)
+            if isinstance(node.operation, _ATTENTION):
+                self._check_causal(node)
+                self._cached.append(node)
+            elif any(isinstance(layer, (*_MIXING, *_ATTENTION)) for layer in _layers(node.operation)):
+                raise ValueError(
+                    "A model that writes may look at other tokens only in `Decoder`, `DecoderLayer` and causal "
+                    f"`MultiHeadAttention` of keras_tx. Received: layer '{node.operation.name}' of type "
+                    f"{type(node.operation).__name__}"
+                )
+        if not self._cached:
+            raise ValueError("`model` must have a causal layer over the growing ids. Received: a model without one")
+        last = self._growing.index(self._cached[-1])
+        self._tail = self._growing[last + 1 :]
+        self._cut = {symbol for node in self._growing[: last + 1] for symbol in node.outputs}
+        needed = {symbol for node in self._growing for symbol in node.inputs.values()} - self._dependent
+        memories = {symbol for node in self._cached for symbol in self._memory_of(node)}
+        others = {symbol for node in self._growing for symbol in self._not_memory_of(node)}
+        self._shared = sorted((needed - memories) | (needed & others))
+
+    def _memory_of(self, node):
+        if isinstance(node.operation, MultiHeadAttention):
+            return [*node.symbols_of("value", 1), *node.symbols_of("key", 2)]
+        return node.symbols_of("memory", 1)
+
+    def _not_memory_of(self, node):
+        memory = self._memory_of(node) if node in self._cached else []
+        return [symbol for symbol in node.inputs.values() if symbol not in memory]
+
+    def _check_causal(self, node):
+        layer = node.operation
+        own = not isinstance(layer, MultiHeadAttention) or self._depends(node.symbols_of("value", 1))
+        if own and isinstance(layer, MultiHeadAttention) and not node.arguments.kwargs.get("use_causal_mask"):
+            raise ValueError(
+                f"Self-attention of a model that writes needs `use_causal_mask=True`. Received: layer '{layer.name}' "
+                "without it"
+            )
+        if not isinstance(layer, MultiHeadAttention) and self._depends(node.symbols_of("memory", 1)):
+            raise ValueError(f"The memory of layer '{layer.name}' must not depend on `target`. Received: {self.target}")
+
+
+def _functional(model):
+    function = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model
+    if not isinstance(function, Functional):
+        raise TypeError(f"`model` must be a functional keras.Model, built. Received: model={model!r}")
+    return function
+
+
+def _shortest_table(nodes):
+    """The length of the shortest table of learned positions; None if there is none."""
+    layers = [layer for node in nodes for layer in _layers(node.operation)]
+    return min((x.max_length for x in layers if isinstance(x, LearnedPositionalEncoding)), default=None)
+
+
+def _layers(operation):
+    return operation._flatten_layers() if isinstance(operation, keras.layers.Layer) else []
+
+
+def _adds_positions(operation):
+    return not isinstance(operation, TokenEmbedding) or operation.positions is not None
+
+
+def _parameters(operation):
+    return operation._call_signature.parameters if isinstance(operation, keras.layers.Layer) else ()
+
+
+def _call(operation, args, kwargs):
+    if "training" in _parameters(operation):
+        kwargs = {**kwargs, "training": False}
+    return operation(*args, **kwargs)
+
+
+def _store(values, node, outputs):
+    values.update(zip(node.outputs, keras.tree.flatten(outputs), strict=False))

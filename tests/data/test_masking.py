@@ -1,0 +1,60 @@
+"""Random masking as in BERT's training."""
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+tf = pytest.importorskip("tensorflow")
+
+from keras_tx.data import mask_tokens  # noqa: E402
+from keras_tx.text import BertTokenizer  # noqa: E402
+
+WORDS = [f"word{i}" for i in range(53)]
+TOKENIZER = BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])
+SPECIAL = [0, 1, 2, 3, 4]
+
+
+def sentences(count=3001, length=17):
+    ids = np.random.default_rng(1).integers(5, 58, size=(count, length)).astype("int32")
+    ids[:, 0], ids[:, 13], ids[:, 14:] = 2, 3, 0
+    ids[::7, 5] = 1
+    return ids
+
+
+def test_of_the_chosen_tokens_80_percent_are_masked_10_replaced_and_10_kept():
+    ids = sentences()
+    features, labels = mask_tokens({"token_ids": tf.constant(ids), "other": 1}, TOKENIZER, rate=0.23, seed=(1, 2))
+    hidden, labels = features["token_ids"].numpy(), labels.numpy()
+    chosen = labels != 0
+    ordinary = ~np.isin(ids, SPECIAL)
+    assert features["other"] == 1
+    np.testing.assert_array_equal(hidden[~chosen], ids[~chosen])
+    np.testing.assert_array_equal(labels[chosen], ids[chosen])
+    assert not chosen[~ordinary].any()
+    share = chosen[ordinary].mean()
+    assert abs(share - 0.23) < 4 * np.sqrt(0.23 * 0.77 / ordinary.sum())
+    masked, same = hidden[chosen] == 4, hidden[chosen] == ids[chosen]
+    for observed, expected in ((masked, 0.8), (same, 0.1 + 0.1 / 53)):
+        assert abs(observed.mean() - expected) < 4 * np.sqrt(expected * (1 - expected) / chosen.sum())
+    replaced = hidden[chosen][~masked & ~same]
+    assert set(np.unique(replaced)) == set(range(5, 58))
+
+
+def test_each_pass_over_a_dataset_chooses_others_and_a_seed_the_same():
+    rows = tf.data.Dataset.from_tensors(sentences(31)).repeat(2)
+    again = [labels.numpy() for _, labels in rows.map(lambda x: mask_tokens(x, TOKENIZER))]
+    assert (again[0] != again[1]).any()
+    seeded = [mask_tokens(sentences(31), TOKENIZER, seed=(3, n))[1].numpy() for n in (1, 1, 2)]
+    assert (seeded[0] == seeded[1]).all() and (seeded[0] != seeded[2]).any()
+
+
+def test_what_cannot_be_masked_is_refused():
+    with pytest.raises(ValueError, match=r"`rate` must be a number in \(0, 1\). Received: rate=0"):
+        mask_tokens(sentences(2), TOKENIZER, rate=0)
+    with pytest.raises(ValueError, match=r"`rate` must be a number in \[0, 1\). Received: rate=1.5"):
+        mask_tokens(sentences(2), TOKENIZER, rate=1.5)
+    with pytest.raises(ValueError, match=r"`features` must have 'token_ids'. Received: features \['ids'\]"):
+        mask_tokens({"ids": sentences(2)}, TOKENIZER)
+    without = BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "word"])
+    with pytest.raises(ValueError, match="`tokenizer` must have a mask token. Received: special tokens"):
+        mask_tokens(sentences(2), without)

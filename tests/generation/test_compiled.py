@@ -1,0 +1,100 @@
+"""Strategies and constraints in one compiled loop give what they give step by step."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_tx.generation.beam import Beam
+from keras_tx.generation.greedy import Greedy
+from keras_tx.generation.processors import Constraints
+from keras_tx.generation.sampling import Sample
+from tests.generation.driver import drive, markov
+from tests.tools import assert_close, to_numpy
+
+SIZE, NEW, LIMIT, STOP, PAD = 17, 11, 9, (2, 5), 1
+RULES = Constraints(
+    repetition_penalty=1.2,
+    no_repeat_ngram_size=2,
+    min_new_tokens=2,
+    forbidden_tokens=[3, (4, 7), (6, 7, 8)],
+    forced_tokens={0: 9, -1: 2},
+)
+TABLE = markov(SIZE, order=1)(np.arange(SIZE)[:, None], None)
+IDS = np.random.default_rng(1).integers(4, SIZE, size=(3, 5)).astype("int32")
+REAL = np.arange(5) >= np.array([[0], [2], [4]])
+IDS[~REAL] = PAD
+
+
+def program(strategy, rules):
+    """The whole search as one function; the model is a table of what follows each token."""
+
+    def run(ids, real, limit, noise=None):
+        state = strategy.begin(ids, real, NEW, limit, SIZE, padding_id=PAD, noise=noise)
+        tokens = ops.repeat(ids[:, -1], strategy.width, axis=0)
+
+        def step(state, tokens):
+            logits = ops.take(ops.convert_to_tensor(TABLE), tokens, axis=0)
+            state, tokens, _ = strategy.advance(logits, state, rules, STOP)
+            return state, tokens
+
+        state, _ = ops.while_loop(lambda state, tokens: strategy.going(state), step, (state, tokens))
+        return strategy.result(state)
+
+    return run
+
+
+def arguments(strategy):
+    noise = strategy.noise(len(IDS), NEW)
+    arrays = [IDS, REAL, np.int32(LIMIT)] + ([] if noise is None else [noise])
+    return [ops.convert_to_tensor(array) for array in arrays]
+
+
+def step_by_step(strategy, rules):
+    run = {"new": NEW, "limit": LIMIT, "size": SIZE, "stop": STOP, "padding": PAD, "constraints": rules}
+    return drive(strategy, lambda ids, real: TABLE[ids[:, -1]], IDS, REAL, **run)[:2]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rules"),
+    [(Sample(0.8, top_k=7, min_p=0.01, seed=3), Constraints()), (Beam(3, num_return_sequences=2), RULES)],
+    ids=["sample", "beam"],
+)
+def test_a_compiled_loop_gives_what_single_steps_give(strategy, rules):
+    backend = keras.backend.backend()
+    if backend == "torch":
+        pytest.skip("PyTorch runs the loop as it is")
+    if backend == "jax":
+        import jax
+
+        compiled = jax.jit(program(strategy, rules))
+    else:
+        import tensorflow as tf
+
+        compiled = tf.function(program(strategy, rules), jit_compile=True)
+    ids, scores = compiled(*arguments(strategy))
+    expected_ids, expected_scores = step_by_step(strategy, rules)
+    np.testing.assert_array_equal(to_numpy(ids), expected_ids)
+    assert_close(scores, expected_scores, atol=1e-4)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("strategy", "rules"),
+    [(Greedy(), RULES), (Sample(top_p=0.9, seed=3), Constraints()), (Beam(3), Constraints())],
+    ids=["greedy", "sample", "beam"],
+)
+def test_a_graph_for_any_batch_holds_no_operation_of_xla(strategy, rules):
+    import tensorflow as tf
+
+    specs = [tf.TensorSpec((None, None), "int32"), tf.TensorSpec((None, None), "bool"), tf.TensorSpec((), "int32")]
+    if strategy.noise(1, 1) is not None:
+        specs.append(tf.TensorSpec((NEW, None), "float32"))
+    graph = tf.function(program(strategy, rules)).get_concrete_function(*specs)
+    definition = graph.graph.as_graph_def()
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    assert not [node.op for node in nodes if "Xla" in node.op or "PyFunc" in node.op]
+    ids, scores = graph(*arguments(strategy))
+    expected_ids, expected_scores = step_by_step(strategy, rules)
+    np.testing.assert_array_equal(to_numpy(ids), expected_ids)
+    assert_close(scores, expected_scores, atol=1e-4)

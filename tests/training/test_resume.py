@@ -1,0 +1,304 @@
+"""`Resume`: a training that was cut off anywhere ends as one that was not."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_tx.training import Resume, backups
+from tests.tools import to_numpy
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="forks processes")
+IDS = np.random.default_rng(0).integers(1, 11, size=(23, 3)).astype("int32")
+
+EAGER = keras.backend.backend() != "jax"  # JAX compiles each operation; elsewhere tracing would be most of the time
+
+
+def new_model(units=11, optimizer="adam", dtype=None):
+    model = keras.Sequential(
+        [
+            keras.Input((3,), dtype="int32"),
+            keras.layers.Embedding(11, 7, dtype=dtype),
+            keras.layers.Dropout(0.5, dtype=dtype),
+            keras.layers.Dense(units, dtype=dtype),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(
+        optimizer() if callable(optimizer) else optimizer, loss, metrics=["accuracy"], run_eagerly=True
+    )  # tracing would be most of the time
+    return model
+
+
+def data_of(resume):
+    ids = tf.data.Dataset.from_tensor_slices((IDS, IDS))
+    return resume.dataset(lambda epoch: ids.shuffle(23, seed=epoch).batch(5))
+
+
+class CutOff(Exception):
+    pass
+
+
+def cut_off(epoch, batch):
+    """Ends `fit` in the midst of an epoch."""
+    now = []
+
+    def on_batch(b, logs):
+        if now[-1] == epoch and b == batch:
+            raise CutOff
+
+    return keras.callbacks.LambdaCallback(on_epoch_begin=lambda e, logs: now.append(e), on_train_batch_end=on_batch)
+
+
+def fit(folder, *callbacks, epochs=5, kept=(), **model):
+    """(history, model) of a model made anew, as by the same command started again."""
+    keras.utils.set_random_seed(1)
+    resume, model = Resume(folder, callbacks=kept), new_model(**model)
+    history = model.fit(data_of(resume), epochs=epochs, shuffle=False, verbose=0, callbacks=[*callbacks, *kept, resume])
+    return history, model
+
+
+def assert_same_weights(model, other):
+    for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def killed(folder, *arguments):
+    environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-m", "tests.training.killed", str(folder), *arguments]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def assert_same_files(one, other):
+    with np.load(one / "weights.npz") as one, np.load(other / "weights.npz") as other:
+        assert set(one.files) == set(other.files) > {"loss", "epoch", "arr_0"}
+        for name in one.files:
+            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+@LINUX
+@pytest.mark.tensorflow
+def test_killed_at_any_moment_it_ends_with_the_weights_of_a_run_never_killed(tmp_path):
+    process = killed(tmp_path, "write:1", "batch:8", "written:1", "replaced:2")
+    output = process.communicate()[0]
+    assert process.returncode == 0, output[-3000:]
+    assert_same_files(tmp_path / "killed", tmp_path / "whole")
+    assert os.listdir(tmp_path / "killed" / "backup") == ["backup.npz"]
+
+
+@LINUX
+@pytest.mark.slow
+@pytest.mark.tensorflow
+def test_killed_from_outside_at_random_times(tmp_path):
+    generator, kills, whole = random.Random(0), 0, None
+    for part in ("whole", "killed"):
+        (tmp_path / part).mkdir()
+        while not (tmp_path / part / "weights.npz").exists():
+            process, begun = killed(tmp_path / part, "alone"), time.monotonic()
+            if part == "killed" and kills < 6:
+                # the imports take most of the time; a kill there proves nothing
+                time.sleep(whole * generator.uniform(0.6, 1.0))
+                process.send_signal(signal.SIGKILL)
+                kills += 1
+            output = process.communicate()[0]
+            assert process.returncode in (0, -signal.SIGKILL), output[-3000:]
+            whole = whole or time.monotonic() - begun
+    assert_same_files(tmp_path / "killed", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_momentum=0.5),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(), dynamic_growth_steps=7),
+    ],
+)
+def test_resumed_equals_whole(tmp_path, optimizer):
+    history, whole = fit(tmp_path / "whole", epochs=3, optimizer=optimizer)
+    with pytest.raises(CutOff):
+        fit(tmp_path / "cut", cut_off(1, 2), epochs=3, optimizer=optimizer)
+    resumed_history, resumed = fit(tmp_path / "cut", epochs=3, optimizer=optimizer)
+    assert_same_weights(resumed, whole)
+    assert resumed_history.history == history.history
+    assert resumed_history.epoch == history.epoch == [0, 1, 2]
+    for one, two in zip(resumed.optimizer.variables, whole.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(to_numpy(one), to_numpy(two), err_msg=one.path)
+
+
+def test_what_draws_from_the_global_generators_goes_on(tmp_path):
+    def draws(folder, epochs):
+        drawn = []
+
+        def draw(batch, logs):
+            drawn.append((random.random(), np.random.normal(), np.random.permutation(5).tolist()))
+
+        fit(folder, keras.callbacks.LambdaCallback(on_train_batch_begin=draw), epochs=epochs)
+        return drawn
+
+    whole = draws(tmp_path / "whole", 2)
+    assert draws(tmp_path / "parts", 1) == whole[:5]
+    assert draws(tmp_path / "parts", 2) == whole[5:]
+
+
+def test_half_precision_is_kept_to_the_bit(tmp_path):
+    _, whole = fit(tmp_path, epochs=2, dtype="bfloat16")
+    _, again = fit(tmp_path, epochs=2, dtype="bfloat16")
+    assert {w.dtype.name for w in again.get_weights()} == {"bfloat16"}
+    assert_same_weights(again, whole)
+
+
+def test_a_finished_training_is_not_repeated_and_can_be_prolonged(tmp_path, capsys):
+    history, whole = fit(tmp_path / "whole", epochs=4)
+    fit(tmp_path / "parts", epochs=2)
+    _, parts = fit(tmp_path / "parts", epochs=4)
+    assert_same_weights(parts, whole)
+    batches = []
+    count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append(batch))
+    again, model = fit(tmp_path / "parts", count, epochs=4)
+    assert batches == []
+    assert_same_weights(model, whole)
+    assert again.history == history.history
+    assert model.fit(IDS, IDS, epochs=1, verbose=0).epoch == [0]  # without Resume: an ordinary fit
+
+
+def test_it_says_where_it_goes_on(tmp_path, capsys):
+    fit(tmp_path, epochs=2)
+    assert capsys.readouterr().out == ""
+    model = new_model()
+    model.fit(IDS, IDS, epochs=3, verbose=2, callbacks=[Resume(tmp_path)])
+    assert f"Resuming after 2 epochs: {tmp_path / 'backup.npz'}" in capsys.readouterr().out
+
+
+def test_the_data_of_an_epoch_depend_on_its_number_alone(tmp_path):
+    resume, ids = Resume(tmp_path), tf.data.Dataset.range(23)
+    data = resume.dataset(lambda epoch: ids.shuffle(23, seed=epoch).batch(5))
+    assert data.cardinality() == 5
+
+    def order(epoch):
+        resume.on_epoch_begin(epoch)
+        return [tuple(batch) for batch in data.as_numpy_iterator()]
+
+    resume._unrestored = None
+    assert order(0) == order(0) != order(1) != order(2)
+    assert order(1) == order(1)
+    assert sorted(sum(order(3), ())) == list(range(23))
+    assert resume.dataset(lambda epoch: ids.filter(lambda i: i < 3)).cardinality() == tf.data.UNKNOWN_CARDINALITY
+
+
+def test_the_state_of_other_callbacks_goes_on(tmp_path):
+    def stopper():
+        return keras.callbacks.EarlyStopping("loss", patience=2, min_delta=10.0, restore_best_weights=True)
+
+    def plateau():
+        return keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=2, min_delta=10.0)
+
+    kept = stopper(), plateau()
+    history, whole = fit(tmp_path / "whole", epochs=9, kept=kept)
+    assert len(history.epoch) == 3 and kept[0].best_epoch == 0
+    for epoch in (1, 2):
+        with pytest.raises(CutOff):
+            fit(tmp_path / "cut", cut_off(epoch, 1), epochs=9, kept=(stopper(), plateau()))
+    kept = stopper(), plateau()
+    history, resumed = fit(tmp_path / "cut", epochs=9, kept=kept)
+    assert history.epoch == [0, 1, 2]
+    assert_same_weights(resumed, whole)
+    assert float(to_numpy(resumed.optimizer.learning_rate)) == float(to_numpy(whole.optimizer.learning_rate)) < 0.001
+    history, again = fit(tmp_path / "cut", epochs=9, kept=(stopper(), plateau()))  # it stays stopped
+    assert history.epoch == [0, 1, 2]
+    assert_same_weights(again, whole)
+
+
+def test_what_the_state_of_a_callback_is():
+    class Odd(keras.callbacks.Callback):
+        def __init__(self, given):
+            super().__init__()
+            self.given = self.seen = given
+            self.table = [np.arange(3), (np.float32(0.5), None)]
+            self.open = open
+
+    arrays = {}
+    state = json.loads(json.dumps(backups.encoded_state(Odd(4), arrays)))
+    assert state == {"seen": 4, "table": [{"array": "array 0"}, [0.5, None]]}
+    other = Odd(5)
+    backups.restore_state(other, state, arrays)
+    assert (other.given, other.seen, other.open) == (5, 4, open)
+    np.testing.assert_array_equal(other.table[0], np.arange(3))
+    assert other.table[1] == [0.5, None]
+
+
+def test_a_backup_of_another_model_is_refused_with_the_difference(tmp_path):
+    fit(tmp_path, epochs=1)
+    with pytest.raises(ValueError, match=r"which has the variable .*kernel \(7, 11\) float32. Received: .* \(7, 13\)"):
+        fit(tmp_path, units=13)
+    with pytest.raises(ValueError, match=r"the variable adam\S* \(\) int\d+. Received: \S*sgd"):
+        fit(tmp_path, optimizer="sgd")
+    model = new_model()
+    small = keras.Sequential(model.layers[:2])
+    small.compile("adam", "mse")
+    with pytest.raises(ValueError, match=r"must be those of the backup, which has"):
+        small.fit(IDS, np.ones((23, 3, 7)), verbose=0, callbacks=[Resume(tmp_path)])
+    with pytest.raises(ValueError, match=r"which has 3 variables. Received: 2, backup 'x'; only one .* has c \(2,\) f"):
+        backups.check_same([["a", [], "f"], ["b", [], "f"], ["c", [2], "f"]], [["a", [], "f"], ["b_1", [], "f"]], "x")
+    with pytest.raises(
+        ValueError, match=r"`callbacks` must be those of the backup, \[\]. Received: \['EarlyStopping'\]"
+    ):
+        fit(tmp_path, kept=[keras.callbacks.EarlyStopping()])
+
+
+def test_a_damaged_or_foreign_backup_is_refused(tmp_path):
+    path = tmp_path / "backup.npz"
+    backups.write(path, {"a": 1}, {"x": np.arange(5.0), "y": np.arange(3)})
+    whole = path.read_bytes()
+    for size in range(0, len(whole), 17):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match=r"must be a whole file of `Resume`; .* Received: '.*backup.npz'"):
+            backups.read(path)
+    for place in range(0, len(whole), 5):
+        flipped = bytearray(whole)
+        flipped[place] ^= 255
+        path.write_bytes(flipped)
+        try:
+            state, arrays = backups.read(path)
+        except ValueError as error:
+            assert "must be a whole file of `Resume`; delete it to begin anew" in str(error)
+        else:  # a time or another byte that nobody reads
+            assert state["a"] == 1
+            np.testing.assert_array_equal(arrays["x"], np.arange(5.0))
+            np.testing.assert_array_equal(arrays["y"], np.arange(3))
+    np.savez(path, a=np.ones(3))
+    with pytest.raises(ValueError, match=r"whole file of `Resume`; .* Received: '.*backup.npz' \('state"):
+        fit(tmp_path)
+    np.savez(path, state=np.frombuffer(b'{"format": "x", "arrays": []}', "uint8"))
+    with pytest.raises(ValueError, match=r"Received: '.*backup.npz' \(format 'x' for 'keras_tx"):
+        fit(tmp_path)
+
+
+def test_an_error_while_writing_leaves_the_old_backup_and_nothing_else(tmp_path, monkeypatch):
+    backups.write(tmp_path / "b.npz", {"a": 1}, {"x": np.arange(3)})
+
+    def full(*_, **__):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        backups.write(tmp_path / "b.npz", {"a": 2}, {"x": np.arange(4)})
+    assert os.listdir(tmp_path) == ["b.npz"]
+    state, arrays = backups.read(tmp_path / "b.npz")
+    assert (state["a"], arrays["x"].tolist()) == (1, [0, 1, 2])
+
+
+def test_arguments_of_a_wrong_type_are_refused(tmp_path):
+    with pytest.raises(TypeError, match="`directory` must be a path. Received: directory=3"):
+        Resume(3)
+    with pytest.raises(TypeError, match="`callbacks` must be a list of Keras callbacks. Received: 'loss' among them"):
+        Resume(tmp_path, callbacks=["loss"])
+    with pytest.raises(TypeError, match=r"`make` must return a tf.data.Dataset. Received: \[1\]"):
+        Resume(tmp_path).dataset(lambda epoch: [1])
