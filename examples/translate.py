@@ -25,9 +25,9 @@ from keras_tx.generation import Beam
 
 # A language of few words needs little; one of people is learned by Transformer-Tiny (Wu et al. 2021, arXiv:2105.14462).
 SMALL = {"vocabulary_size": 1000, "num_layers": 2, "hidden_dim": 96, "intermediate_dim": 192, "dropout": 0.1}
-SMALL |= {"epochs": 12, "learning_rate": 3e-3, "tokens": 2048}
+SMALL |= {"epochs": 12, "learning_rate": 3e-3, "tokens": 2048, "bleu_every": 3}
 TINY = {"vocabulary_size": 10000, "num_layers": 4, "hidden_dim": 128, "intermediate_dim": 256, "dropout": 0.3}
-TINY |= {"epochs": 52, "learning_rate": 4e-3, "tokens": 4096}
+TINY |= {"epochs": 52, "learning_rate": 4e-3, "tokens": 4096, "bleu_every": 4}
 BLOCKS = {"normalize_first": True, "normalization": "rms_norm", "use_bias": False}
 JOINER = "￭"  # stands where no space was, so that every text comes back from its tokens as it was
 
@@ -123,12 +123,14 @@ def translate(sentences, strategy=None):
 resume = training.Resume(backup)
 steps = epochs * len(train)
 schedule = keras.optimizers.schedules.CosineDecay(
-    0.0, steps, warmup_target=settings["learning_rate"], warmup_steps=min(800, steps // 8)
+    0.0, steps, warmup_target=settings["learning_rate"], warmup_steps=min(600, steps // 8)
 )
 loss = training.PaddedCrossentropy(label_smoothing=0.1)
 model.compile(keras.optimizers.Adam(schedule, beta_2=0.98, epsilon=1e-9), loss, metrics=[training.PaddedAccuracy()])
 sources, references = zip(*parts["validation"], strict=True)
-bleu = training.Bleu(sources, references, translate=translate, batch_size=128, tokenize=arguments.bleu)
+bleu = training.Bleu(
+    sources, references, translate=translate, batch_size=128, every=settings["bleu_every"], tokenize=arguments.bleu
+)
 callbacks = [bleu, keras.callbacks.TensorBoard(os.path.join("logs", "translate")), resume]
 print(f"{steps} updates; {time.time() - start:.0f} s until here")
 shuffled = resume.dataset(lambda epoch: batches(pairs, epoch))

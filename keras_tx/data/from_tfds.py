@@ -44,10 +44,7 @@ def read_pairs(name, data_dir):
         builder = _builder(name, data_dir, _PARALLEL)
         features = builder.info.features
         if not isinstance(features, tfds.features.Translation):
-            raise ValueError(
-                "`name_or_path` must be a dataset of translations. Received: "
-                f"{name!r} with {list(features) if isinstance(features, dict) else features}"
-            )
+            raise ValueError(f"`name_or_path` must be a dataset of translations. Received: {name!r} with {features}")
         splits = _splits(name, builder)
         languages = tuple(builder.info.supervised_keys or features)
         config = tfds.ReadConfig(try_autocache=False)

@@ -15,39 +15,40 @@ def is_place(name_or_path) -> bool:
     return isinstance(name_or_path, PathLike) or any(_listed(Path(name_or_path)))
 
 
-def find(place: str | PathLike, source: str | None, target: str | None, chosen: dict[str, str | None]):
+def find(place: str | PathLike, source: str | None, target: str | None, begins: dict[str, str | None]):
     """Finds the two files of each part.
 
     Args:
         place: a folder; or a path of which the last part is what the names of the files begin with.
         source, target: what the names end with, ".gz" apart. One may be None if the folder knows but two.
-        chosen: what the names of a part begin with, instead of the usual.
+        begins: for each part wanted, what the names of its files begin with; None is the usual.
 
     Returns:
-        ({part: (source file, target file)}, (source, target)); a part that has no files is left out.
+        ({part: (source file, target file)}, (source, target)); a part without files is left out, unless it is train or
+        its files were named.
     """
     files: dict[str, dict[str, Path]] = defaultdict(dict)  # by stem and language
     for stem, language, path in _listed(Path(place)):
         files[stem][language] = path
     languages = _languages(place, files, source, target)
     found = {}
-    for part, usual in PARTS.items():
-        begins = (chosen.get(part),) if chosen.get(part) else usual
-        stems = [stem for stem in files if _fits(part, stem, begins) and set(languages) & set(files[stem])]
+    for part, named in begins.items():
+        stems = [stem for stem in files if _fits(stem, part, named) and set(languages) & set(files[stem])]
         whole = [stem for stem in stems if set(languages) <= set(files[stem])]
-        if begins[0] in whole and begins != usual:
-            whole = [begins[0]]
-        if len(whole) == 1:
-            found[part] = tuple(files[whole[0]][language] for language in languages)
-        elif whole:
+        if named in whole:
+            whole = [named]
+        if len(whole) > 1:
             raise ValueError(
-                f"The files of {part!r} must be the only ones; choose some by what their names begin with. Received: "
+                f"The files of {part!r} must be the only ones, or be chosen by what their names begin with. Received: "
                 f"{str(place)!r} with {whole}"
             )
-        elif stems or part == "train" or begins != usual:
+        if whole:
+            found[part] = tuple(files[whole[0]][language] for language in languages)
+        elif stems or named or part == "train":
+            names = [path.name for stem in stems for path in files[stem].values()]
             raise FileNotFoundError(
                 f"The files of {part!r} must be there in {languages[0]!r} and {languages[1]!r}. Received: "
-                f"{str(place)!r} with {[str(path.name) for stem in stems for path in files[stem].values()]}"
+                f"{str(place)!r} with {names}"
             )
     return found, languages
 
@@ -77,14 +78,14 @@ def _listed(place: Path) -> Iterator[tuple[str, str, Path]]:
             yield name.strip("._-"), language, path
 
 
-def _fits(part, stem, begins):
-    return stem.startswith(begins) or (part == "train" and not stem)
+def _fits(stem, part, named=None):
+    return stem.startswith(named or PARTS[part]) or (part == "train" and not stem)
 
 
 def _languages(place, files, source, target):
     """(source, target); the one that is None is the other one of the two that the files have."""
     if source is None or target is None:
-        pairs = [languages for stem, languages in files.items() if _fits("train", stem, PARTS["train"])]
+        pairs = [languages for stem, languages in files.items() if _fits(stem, "train")]
         known = sorted({language for languages in pairs if len(languages) > 1 for language in languages})
         others = [language for language in known if language not in (source, target)]
         if len(known) != 2 or len(others) != 1:

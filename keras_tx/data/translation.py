@@ -69,10 +69,9 @@ def load_translation(
             f"name_or_path={name_or_path!r}"
         )
     elif name_or_path != "sample" and parallel_files.is_place(name_or_path):
-        begins = {part: name for part, name in chosen.items() if not _is_pair(name)}
+        begins = {part: name for part, name in {"train": None, **chosen}.items() if not _is_pair(name)}
         found, languages = parallel_files.find(name_or_path, source, target, begins)
-        found |= {part: paths for part, paths in chosen.items() if _is_pair(paths)}
-        parts, languages = _from_files(found, *languages)
+        parts, languages = _from_files({**chosen, **found}, *languages)
     elif validation is not None or test is not None:
         raise ValueError(
             "`validation` and `test` must be None unless `name_or_path` names files. Received: "
@@ -87,7 +86,7 @@ def load_translation(
     for part in ("test", "validation"):
         if part not in parts:
             count = max(1, round(len(parts["train"]) * test_fraction))
-            order, held_out = order[count:], np.sort(order[:count])
+            held_out, order = np.sort(order[:count]), order[count:]
             parts[part] = [parts["train"][i] for i in held_out]
     if not len(order):
         raise ValueError(
@@ -102,17 +101,16 @@ def _is_pair(paths):
     return isinstance(paths, (tuple, list)) and len(paths) == 2
 
 
-def _from_files(found, source, target):
+def _from_files(files, source, target):
     """Two files of each part -> its pairs. The languages are the last suffixes of the train part's unless given."""
     parts = {}
-    for part, paths in found.items():
-        if paths is None:
-            continue
-        if not _is_pair(paths):
+    for part, paths in files.items():
+        if _is_pair(paths):
+            parts[part] = parallel_files.read(tuple(Path(path) for path in paths))
+        elif paths is not None:
             raise ValueError(f"`{part}` must be two files where `name_or_path` is. Received: {part}={paths!r}")
-        parts[part] = parallel_files.read(tuple(Path(path) for path in paths))
-    languages = (parallel_files.language_of(Path(path)) for path in found["train"])
-    return parts, tuple(given or language for given, language in zip((source, target), languages, strict=True))
+    suffixes = (parallel_files.language_of(Path(path)) for path in files["train"])
+    return parts, tuple(given or suffix for given, suffix in zip((source, target), suffixes, strict=True))
 
 
 def _directed(parts, languages, source, target):

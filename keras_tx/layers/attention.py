@@ -14,6 +14,7 @@ from keras_tx import checks
 from keras_tx.layers import cache as caches
 from keras_tx.layers import folding, masks
 from keras_tx.layers.attend import attend, attend_fused
+from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.initial import fresh
 from keras_tx.layers.projection import HeadProjection
 from keras_tx.layers.residual import make_norm
@@ -158,7 +159,7 @@ class MultiHeadAttention(keras.layers.Layer):
             self.key_norm = make_norm("rms_norm", 1e-6, dtype=self.dtype_policy, name="key_norm")
             self.query_norm.build((None, self.key_dim))
             self.key_norm.build((None, self.key_dim))
-        self._dropout_layer = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy, seed=self.seed)
+        self._dropout_layer = Dropout(self.dropout, dtype=self.dtype_policy, seed=self.seed)
 
     def _projection(self, name, input_shape, features, activation=None, bound=1):
         """A dense layer from the last `bound` axes of its input to `features`."""

@@ -8,6 +8,7 @@ from keras import activations, initializers, ops
 
 from keras_tx import checks
 from keras_tx.layers.attention import MultiHeadAttention
+from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.feed_forward import FeedForward
 from keras_tx.layers.masks import MaskedLayer
 from keras_tx.layers.position_bias import AlibiBias, RelativePositionBias
@@ -97,7 +98,7 @@ class Block(MaskedLayer):
             name="feed_forward",
         )
         layer.build(inputs_shape)
-        self._dropout_layer = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy)
+        self._dropout_layer = Dropout(self.dropout, dtype=self.dtype_policy)
         return norm, layer
 
     def _norm(self, name, inputs_shape):

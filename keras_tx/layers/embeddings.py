@@ -10,6 +10,7 @@ import keras
 from keras import initializers, ops
 
 from keras_tx import checks
+from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.folding import check_shape
 from keras_tx.layers.ids import check_ids, check_integers, inside, look_up
 from keras_tx.layers.initial import fresh
@@ -134,7 +135,7 @@ class TokenEmbedding(keras.layers.Layer):
         if self.normalization:
             self.norm = make_norm(self.normalization, self.layer_norm_epsilon, dtype=self.dtype_policy, name="norm")
             self.norm.build(shape)
-        self._dropout_layer = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy)
+        self._dropout_layer = Dropout(self.dropout, dtype=self.dtype_policy)
 
     def call(self, inputs, segment_ids=None, mask=None, positions=None, reverse=False, training=None):
         if reverse:

@@ -8,6 +8,7 @@ import keras
 from keras import activations, initializers
 
 from keras_tx import checks
+from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.initial import fresh
 from keras_tx.layers.projection import Projection
 
@@ -59,7 +60,7 @@ class FeedForward(keras.layers.Layer):
             self.gate_dense = self._projection("gate", inputs_shape, self.intermediate_dim, self.activation)
         activation = None if self.gated else self.activation
         self.intermediate_dense = self._projection("intermediate", inputs_shape, self.intermediate_dim, activation)
-        self._dropout_layer = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy)
+        self._dropout_layer = Dropout(self.dropout, dtype=self.dtype_policy)
         self.output_dense = self._projection("output", (*inputs_shape[:-1], self.intermediate_dim), inputs_shape[-1])
 
     def _projection(self, name, input_shape, features, activation=None):

@@ -8,6 +8,7 @@ from keras import activations
 
 from keras_tx import checks
 from keras_tx.layers import Encoder, TokenEmbedding
+from keras_tx.layers.dropout import Dropout
 from keras_tx.models.pooling import TokenPooling
 from keras_tx.models.token_model import TokenModel, options
 
@@ -81,7 +82,7 @@ class TextClassifier(TokenModel):
             name="encoder",
         )
         pooler = TokenPooling(pooling, dtype=dtype, name="pooling")
-        head_dropout = keras.layers.Dropout(dropout, dtype=dtype, name="dropout")
+        head_dropout = Dropout(dropout, dtype=dtype, name="dropout")
         head = keras.layers.Dense(num_classes, activation=activation, dtype="float32", name="head")
 
         # Functional model

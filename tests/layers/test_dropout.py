@@ -1,0 +1,47 @@
+"""Dropout: shares, scale and seeds."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.layers.dropout import Dropout
+from tests.tools import to_numpy
+
+ONES = np.ones((101, 53, 7), "float32")
+
+
+@pytest.mark.parametrize("rate", [0.1, 1 / 3, 0.9])
+def test_the_share_that_is_dropped_is_the_rate_and_the_mean_stays(rate):
+    outputs = to_numpy(Dropout(rate, seed=3)(ONES, training=True))
+    assert set(np.unique(outputs > 0)) == {False, True}
+    error = 4 * np.sqrt(rate * (1 - rate) / ONES.size)
+    assert abs((outputs == 0).mean() - rate) < error
+    np.testing.assert_allclose(outputs[outputs > 0], 1 / (1 - rate), rtol=2e-4)
+
+
+def test_nothing_is_dropped_at_inference_and_other_calls_drop_others():
+    layer = Dropout(0.5, seed=3)
+    assert (to_numpy(layer(ONES)) == 1).all() and (to_numpy(Dropout(0.0)(ONES, training=True)) == 1).all()
+    one, two = (to_numpy(layer(ONES, training=True)) for _ in range(2))
+    assert 0.45 < (one != two).mean() < 0.55
+    again = Dropout(0.5, seed=3)
+    np.testing.assert_array_equal(to_numpy(again(ONES, training=True)), one)
+
+
+def test_a_noise_shape_drops_whole_slices_also_in_half_precision():
+    outputs = to_numpy(
+        keras.ops.cast(Dropout(0.5, noise_shape=(None, 1, 7), seed=1, dtype="bfloat16")(ONES, training=True), "float32")
+    )
+    assert (outputs == outputs[:, :1]).all() and 0.3 < (outputs == 0).mean() < 0.7
+
+
+@pytest.mark.tensorflow
+def test_graphs_drop_as_eager_calls_do_whatever_the_length():
+    import tensorflow as tf
+
+    for jit_compile in (False, True):
+        for size in (1, 5, 8):
+            eager = Dropout(0.4, seed=5)(ONES[:, :size], training=True)
+            layer = Dropout(0.4, seed=5)
+            graph = tf.function(lambda x, layer=layer: layer(x, training=True), jit_compile=jit_compile)
+            np.testing.assert_array_equal(to_numpy(graph(ONES[:, :size])), to_numpy(eager))
