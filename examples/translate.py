@@ -25,9 +25,9 @@ from keras_tx.generation import Beam
 
 # A language of few words needs little; one of people is learned by Transformer-Tiny (Wu et al. 2021, arXiv:2105.14462).
 SMALL = {"vocabulary_size": 1000, "num_layers": 2, "hidden_dim": 96, "intermediate_dim": 192, "dropout": 0.1}
-SMALL |= {"epochs": 12, "learning_rate": 3e-3, "tokens": 2048, "bleu_every": 3}
+SMALL |= {"epochs": 12, "learning_rate": 3e-3, "tokens": 2048}
 TINY = {"vocabulary_size": 10000, "num_layers": 4, "hidden_dim": 128, "intermediate_dim": 256, "dropout": 0.3}
-TINY |= {"epochs": 52, "learning_rate": 4e-3, "tokens": 4096, "bleu_every": 4}
+TINY |= {"epochs": 52, "learning_rate": 4e-3, "tokens": 4096}
 BLOCKS = {"normalize_first": True, "normalization": "rms_norm", "use_bias": False}
 JOINER = "￭"  # stands where no space was, so that every text comes back from its tokens as it was
 
@@ -129,7 +129,7 @@ loss = training.PaddedCrossentropy(label_smoothing=0.1)
 model.compile(keras.optimizers.Adam(schedule, beta_2=0.98, epsilon=1e-9), loss, metrics=[training.PaddedAccuracy()])
 sources, references = zip(*parts["validation"], strict=True)
 bleu = training.Bleu(
-    sources, references, translate=translate, batch_size=128, every=settings["bleu_every"], tokenize=arguments.bleu
+    sources, references, translate=translate, batch_size=128, every=4 if epochs >= 20 else 1, tokenize=arguments.bleu
 )
 callbacks = [bleu, keras.callbacks.TensorBoard(os.path.join("logs", "translate")), resume]
 print(f"{steps} updates; {time.time() - start:.0f} s until here")
@@ -158,8 +158,8 @@ with open(os.path.join(out, "test.txt"), "w", encoding="utf-8") as file:
 source, translation = sources[0], translations[0]
 print(f"{source}\n-> {translation}")
 rows, columns = (tokenizer(mark(sentence))["token_ids"].numpy()[None] for sentence in (translation, source))
-scores = model.attention_scores([columns, rows[:, :-1]])["cross"][0]
+scores = model.attention_scores([columns, rows[:, :-1]])["cross"][0, -1]
 labels = [[tokenizer.id_to_token(int(i)) for i in ids[0]] for ids in (rows[:, 1:], columns)]
 picture = os.path.join(out, "attention.png")
-plots.attention_map(scores, labels[0], picture, key_tokens=labels[1], layer=-1, title=f"{source} -> {translation}")
+plots.attention_map(scores, labels[0], picture, key_tokens=labels[1], title=f"{source} -> {translation}")
 print(f"{out}/model.keras, training_curves.png, attention.png, test.txt after {time.time() - start:.0f} s")

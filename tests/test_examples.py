@@ -12,14 +12,45 @@ WORDS = {"dull": "negative", "moving": "positive"}
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
+def run(tmp_path, name, *arguments):
+    """Runs an example in an empty folder and returns what it printed."""
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    command = [sys.executable, EXAMPLES / name, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
 @pytest.mark.tensorflow
 def test_classify_reviews_goes_from_a_file_to_answers_and_pictures(tmp_path):
     rows = [{"text": f"a {word} film number {i}", "label": label} for i in range(12) for word, label in WORDS.items()]
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    command = [sys.executable, EXAMPLES / "classify_reviews.py", "--dataset", "mine.jsonl", "--epochs", "1"]
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
-    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert "saved_models/mine/1: ok" in run.stdout and "test accuracy" in run.stdout
+    printed = run(tmp_path, "classify_reviews.py", "--dataset", "mine.jsonl", "--epochs", "1")
+    assert "saved_models/mine/1: ok" in printed and "test accuracy" in printed
     for name in ("1/saved_model.pb", "training_curves.png", "attention.png"):
         assert (tmp_path / "saved_models/mine" / name).stat().st_size > 1000
+
+
+@pytest.mark.tensorflow
+def test_translate_goes_from_parallel_files_to_translations_and_goes_on_where_it_stopped(tmp_path):
+    english = ["a dog runs .", "two t-shirts sing .", "a cat , a dog ."] * 7
+    for part in ("train", "val", "test"):
+        (tmp_path / f"{part}.en").write_text("\n".join(english) + "\n")
+        (tmp_path / f"{part}.de").write_text("\n".join(line.upper() for line in english) + "\n")
+    arguments = ("--data", ".", "--source", "en", "--target", "de", "--epochs", "4")
+    printed = run(tmp_path, "translate.py", *arguments)
+    assert "test, beam 5: BLEU = " in printed and "val_bleu" in printed
+    out = next((tmp_path / "saved_models").iterdir())
+    assert len((out / "test.txt").read_text().splitlines()) == 21
+    for name in ("model.keras", "training_curves.png", "attention.png", "backup/backup.npz"):
+        assert (out / name).stat().st_size > 1000
+    again = run(tmp_path, "translate.py", *arguments, "--resume")
+    assert "Epoch 4/4" not in again and again.splitlines()[-3:-1] == printed.splitlines()[-3:-1]
+
+
+@pytest.mark.tensorflow
+def test_write_text_streams_what_a_model_of_the_file_writes(tmp_path):
+    (tmp_path / "mine.txt").write_text("the cat sat on the mat, the dog ran.\n" * 200)
+    arguments = ("--data", "mine.txt", "--steps", "120", "--length", "30", "--prompt", "the c")
+    printed = run(tmp_path, "write_text.py", *arguments)
+    assert "validation loss" in printed and "\nthe cat sat on the" in printed

@@ -21,8 +21,8 @@ def mask_tokens(features: Any, tokenizer: Any, *, rate: float = 0.15, seed: Any 
     dataset.map(lambda sentences: mask_tokens(tokenizer(sentences), tokenizer))
     ```
 
-    Special tokens, padding among them, are never chosen, and no token becomes a special one but the mask. Each pass over
-    a dataset chooses others; after `keras.utils.set_random_seed` only if it is repeated before it is mapped, for
+    Special tokens, padding among them, are never chosen, and no token becomes a special one but the mask. Each pass
+    over a dataset chooses others; after `keras.utils.set_random_seed` only if it is repeated before it is mapped, for
     TensorFlow then begins each iteration with the same numbers.
 
     Args:

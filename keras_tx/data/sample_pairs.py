@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 LANGUAGES = ("english", "tavic")
 SIZES = {"train": 6000, "validation": 300, "test": 300}
-LENGTHS = range(4, 15)  # words and the mark at the end
+LENGTHS = range(3, 14)  # English words
 
 # English singular and plural, Tavic stem, gender (the vowel of what agrees with it).
 NOUNS = {
@@ -122,7 +122,7 @@ def _sentence(rng):
         english.append(reason)
         tavic.append(its)
     mark = "?" if asked else "."
-    return _joined(*english, mark), _joined("ka" * asked, *tavic, mark)
+    return _joined(*english) + mark, _joined("ka" * asked, *tavic).replace(" ,", ",") + mark
 
 
 def _reason(rng, tense, thing):

@@ -212,7 +212,8 @@ class _Job:
 
     def stream(self):
         state, tokens, fixed = self.begin()
-        written, texts = [], [""] * len(self.rows)
+        written, nothing = [], np.empty((len(self.rows), 1, 0), "int32")
+        texts = [answer[0] for answer in self._texts(nothing)] if self.as_text else []  # those of the prompts
         while True:
             self.check(state)
             written.append(ops.convert_to_numpy(tokens))

@@ -227,8 +227,13 @@ class MultiHeadAttention(keras.layers.Layer):
         cache=None,
         start=None,
     ):
-        gate = self._gate_dense(query) if self.use_gate else None
         is_memory = isinstance(cache, caches.Memory)
+        if isinstance(cache, caches.KeyValue) != (start is not None):
+            raise ValueError(
+                "`start` must be given with a `cache` that grows, and not without. Received: "
+                f"start={start}, cache of type {type(cache).__name__}"
+            )
+        gate = self._gate_dense(query) if self.use_gate else None
         key, value = (ops.swapaxes(x, 1, 2) for x in cache) if is_memory else self._keys_and_values(value, key)
         query = self.query_dense(query)
         if self.qk_norm:
@@ -238,7 +243,10 @@ class MultiHeadAttention(keras.layers.Layer):
         if start is not None:
             cache = caches.write(cache, ops.swapaxes(key, 1, 2), ops.swapaxes(value, 1, 2), start)
             if isinstance(start, int) and start == 0 and not return_attention_scores:
-                value_mask, attention_bias = _first_keys(key.shape[1], value_mask, attention_bias)
+                # An empty cache: nobody looks at other keys than those that this call brings.
+                value_mask, attention_mask, attention_bias = (
+                    _first_keys(x, key.shape[1]) for x in (value_mask, attention_mask, attention_bias)
+                )
             else:
                 key, value = (ops.swapaxes(x, 1, 2) for x in cache)
         axes = folding.attention_axes(self.attention_axes, len(query.shape) - 1)
@@ -345,10 +353,9 @@ def _rotary(rotary):
     raise ValueError(f"`rotary` must be True, None or a RotaryEmbedding. Received: rotary={rotary!r}")
 
 
-def _first_keys(count, value_mask, attention_bias):
-    """Mask and bias cut to the keys of an empty cache that a first call fills: nobody looks at the others."""
-    bias = attention_bias if attention_bias is None else attention_bias[..., :count]
-    return value_mask[:, :count], bias
+def _first_keys(x, count):
+    """A mask or bias (..., S) -> (..., count); None stays."""
+    return None if x is None else x[..., :count]
 
 
 def _letters(*counts):

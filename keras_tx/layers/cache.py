@@ -29,7 +29,17 @@ class Memory(NamedTuple):
 
 
 def write(cache, key, value, start):
-    """`cache` with `key` (B, K, T, H) and `value` (B, K, T, V) in the slots from `start` on."""
+    """`cache` with `key` (B, K, T, H) and `value` (B, K, T, V) in the slots from `start` on.
+
+    Raises:
+        ValueError: where there are no such slots, as far as `start` is known.
+    """
+    slots, length = cache.key.shape[2], key.shape[2]
+    if isinstance(start, int) and not 0 <= start <= slots - length:
+        raise ValueError(
+            "`cache` must have slots for the tokens: start + T <= slots. Received: "
+            f"start={start}, T={length}, slots={slots}"
+        )
     return KeyValue(_write(cache.key, key, start), _write(cache.value, value, start))
 
 

@@ -21,11 +21,9 @@ class Dropout(keras.layers.Dropout):
         if not training or not self.rate or keras.backend.backend() != "tensorflow":
             return super().call(inputs, training=training)
         seed = tf.cast(self.seed_generator.next(), "int32")
-        shape = [
-            tf.shape(inputs)[axis] if size is None else size
-            for axis, size in enumerate(self.noise_shape or inputs.shape)
-        ]
-        dropped = round(self.rate * _LEVELS)
+        sizes = enumerate(self.noise_shape or inputs.shape)
+        shape = [tf.shape(inputs)[axis] if size is None else size for axis, size in sizes]
+        dropped = min(round(self.rate * _LEVELS), _LEVELS - 1)
         kept = tf.cast(_random_bits(shape, seed) >= tf.constant(dropped, "uint16"), inputs.dtype)
         return inputs * (kept * tf.cast(_LEVELS / (_LEVELS - dropped), inputs.dtype))
 

@@ -89,8 +89,9 @@ def same_document(document_ids):
 
 
 def all_real(key):
-    """(B, S, K, H) -> (B, S), all True."""
-    return ops.ones(ops.shape(key)[:2], dtype="bool")
+    """The keys (B, K, S, H) of a cache -> (B, S), all True."""
+    batch, _, slots, _ = ops.shape(key)
+    return ops.ones((batch, slots), dtype="bool")
 
 
 def positions(mask):

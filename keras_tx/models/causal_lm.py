@@ -99,8 +99,11 @@ class CausalLM(Writer):
     def _writing_model(self):
         if not self.packed:
             return self
-        token_ids = keras.Input((None,), dtype="int32", name="token_ids")
-        return keras.Model(token_ids, logits_of(self.decoder(self.embedding(token_ids)), self.embedding, self.head))
+        if "_unpacked" not in vars(self):
+            token_ids = keras.Input((None,), dtype="int32", name="token_ids")
+            logits = logits_of(self.decoder(self.embedding(token_ids)), self.embedding, self.head)
+            object.__setattr__(self, "_unpacked", keras.Model(token_ids, logits))  # not tracked: the same layers
+        return self._unpacked
 
     def attention_scores(self, inputs):
         """The attention scores of all layers, (B, L, N, T, T) in float32, at inference; `inputs` are token ids."""

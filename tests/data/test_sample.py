@@ -1,15 +1,13 @@
 """The embedded sample: enough reviews, all different, and not to be had by counting words."""
 
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from keras_tx.data import load_dataset, sample
+from tests.data.processes import same_in_every_process
 
 
 @pytest.fixture(scope="module")
@@ -78,21 +76,7 @@ def test_counting_words_is_not_enough(parts):
 
 
 def test_two_processes_make_the_same_reviews():
-    code = (
-        f"import hashlib, runpy; made = runpy.run_path({sample.__file__!r})['reviews'](); "
-        "print(hashlib.sha256(repr(made).encode()).hexdigest())"
-    )
-    digests = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert digests[0] == digests[1] != ""
+    assert same_in_every_process(sample, "reviews")
 
 
 def test_another_seed_makes_other_reviews(parts):

@@ -87,7 +87,8 @@ def test_a_model_trains_is_saved_and_evaluates_the_same(policy, tmp_path):
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     metrics = [PaddedAccuracy(), Perplexity()]
     loss = PaddedCrossentropy(label_smoothing=0.1)
-    model.compile(optimizer, loss, metrics=metrics, weighted_metrics=[Perplexity(name="w")])
+    eager = policy == "mixed_bfloat16" and keras.backend.backend() != "jax"  # both ways, and the faster one here
+    model.compile(optimizer, loss, metrics=metrics, weighted_metrics=[Perplexity(name="w")], run_eagerly=eager)
     ids = np.random.default_rng(0).integers(1, 11, (13, 5)).astype("int32")
     ids[:, 3:][::2] = 0
     ids[4] = 0

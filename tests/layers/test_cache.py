@@ -1,0 +1,244 @@
+"""Decoding with a cache gives what the whole sequence gives: step by step and in pieces, eagerly and compiled."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_tx.layers import Decoder, DecoderLayer, MultiHeadAttention, RotaryEmbedding, cache, xla
+from tests.tools import assert_close, normal, randomize, to_numpy
+
+B, T, S, N, D, F, SLOTS = 2, 7, 5, 6, 24, 19, 11
+MASK = np.array([[False, False, True, True, True, True, True], [True] * T])
+MEMORY = normal(B, S, 13, seed=1)
+MEMORY_MASK = np.array([[True, True, True, False, False], [True] * S])
+ONE_BY_ONE, PIECES = [1] * T, [3, 1, 1, 2]
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+def rotary(**arguments):
+    return {"attention_options": {"rotary": RotaryEmbedding(**arguments)}}
+
+
+KINDS = {
+    "post-norm": {},
+    "pre-norm": {"normalize_first": True},
+    "rms-norm": {"normalize_first": True, "normalization": "rms_norm", "gated": True, "use_bias": False},
+    "rotary": rotary(),
+    "interleaved": rotary(layout="interleaved", base=100),
+    "partial": rotary(fraction=0.5),
+    "linear": rotary(scaling={"rope_type": "linear", "factor": 2.0}),
+    "llama3": rotary(scaling=LLAMA3),
+    "yarn": rotary(scaling=YARN),
+    "alibi": {"position_bias": "alibi"},
+    "relative": {"position_bias": "relative"},
+    "grouped": {"attention_options": {"num_key_value_heads": 2}},
+    "window": {"attention_options": {"sliding_window": 3}},
+    "sizes": {"attention_options": {"key_dim": 5, "value_dim": 3, "scale": 0.7, "qk_norm": True, "use_gate": True}},
+    "hard": {"attention_options": {"hard_attention": True}},
+    "cross": {"cross_attention": True},
+    "everything": {
+        "cross_attention": True,
+        "normalize_first": True,
+        "position_bias": "relative",
+        "attention_options": {"rotary": True, "num_key_value_heads": 3, "sliding_window": 4, "qk_norm": True},
+    },
+}
+
+
+def made(kind):
+    decoder = Decoder(2, N, F, **KINDS[kind])
+    decoder(normal(B, T, D), **memory_of(decoder))
+    return randomize(decoder)
+
+
+def memory_of(layer):
+    return {"memory": MEMORY, "memory_mask": MEMORY_MASK} if layer.has_cross_attention else {}
+
+
+def over_slots(mask):
+    """(B, T) -> (B, SLOTS): what is still to come is real."""
+    return np.concatenate([mask, np.ones((B, SLOTS - T), bool)], axis=1)
+
+
+def in_pieces(layer, x, lengths, mask=None, as_start=int, **arguments):
+    """What `layer` returns for each piece of `x`, one after the other with a cache, joined; and the cache."""
+    memory = memory_of(layer)
+    state = layer.new_cache(B, SLOTS, memory.pop("memory", None))
+    start, pieces = 0, []
+    for length in lengths:
+        piece = x[:, start : start + length]
+        *outputs, state = layer(piece, mask=mask, cache=state, start=as_start(start), **memory, **arguments)
+        pieces.append([to_numpy(output) for output in outputs])
+        start += length
+    return [np.concatenate(parts, axis=-2) for parts in zip(*pieces, strict=True)], state
+
+
+def scalar(start):
+    return ops.convert_to_tensor(start, dtype="int32")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_a_cache_a_decoder_gives_what_it_gives_for_the_whole(kind):
+    decoder, x = made(kind), normal(B, T, D)
+    (steps,), _ = in_pieces(decoder, x, ONE_BY_ONE, as_start=scalar)
+    assert_close(steps, decoder(x, **memory_of(decoder)), atol=1e-5)
+    (pieces,), _ = in_pieces(decoder, x, PIECES, over_slots(MASK))
+    assert_close(pieces[MASK], to_numpy(decoder(x, mask=MASK, **memory_of(decoder)))[MASK], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["everything", "alibi", "rotary"])
+def test_padding_on_the_left_changes_nothing_with_a_cache(kind):
+    decoder, x = made(kind), normal(B, T, D)
+    (padded,), _ = in_pieces(decoder, x, PIECES, over_slots(MASK))
+    memory = {name: value[:1] for name, value in memory_of(decoder).items()}
+    assert_close(padded[:1, 2:], decoder(x[:1, 2:], **memory), atol=1e-5)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("by_xla", [True, False])
+def test_compiled_steps_give_what_the_whole_gives(by_xla):
+    import tensorflow as tf
+
+    decoder, x = made("everything"), normal(B, T, D)
+    state, mask = decoder.new_cache(B, SLOTS, MEMORY), over_slots(MASK)
+
+    @tf.function(jit_compile=by_xla)
+    def step(x, state, start):
+        return decoder(x, mask=mask, memory_mask=MEMORY_MASK, cache=state, start=start)
+
+    start, outputs = 0, []
+    with xla.tracing(by_xla):
+        for length in (3, 1, 1, 1, 1):
+            output, state = step(x[:, start : start + length], state, tf.constant(start))
+            outputs.append(output)
+            start += length
+        graph = step.get_concrete_function(x[:, :1], state, tf.constant(0)).graph
+    assert any(op.type.startswith("Xla") for op in graph.get_operations()) == by_xla
+    whole = to_numpy(decoder(x, mask=MASK, **memory_of(decoder)))
+    assert_close(np.concatenate(outputs, axis=1)[MASK], whole[MASK], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["cross", "everything"])
+def test_scores_with_a_cache_are_those_of_the_whole_and_zero_at_empty_slots(kind):
+    decoder, x = made(kind), normal(B, T, D)
+    _, own, cross = decoder(x, mask=MASK, return_attention_scores=True, **memory_of(decoder))
+    (_, own_pieces, cross_pieces), _ = in_pieces(decoder, x, PIECES, over_slots(MASK), return_attention_scores=True)
+    assert own_pieces.shape == (B, 2, N, T, SLOTS) and cross_pieces.shape == (B, 2, N, T, S)
+    real = np.broadcast_to(MASK[:, None, None, :], own.shape[:-1])
+    assert_close(own_pieces[real][:, :T], to_numpy(own)[real], atol=1e-5)
+    assert_close(cross_pieces[real], to_numpy(cross)[real], atol=1e-5)
+    assert not own_pieces[..., T:].any()
+    assert_close(own_pieces[real].sum(-1), np.ones(real.sum()), atol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [ONE_BY_ONE, PIECES], ids=str)
+def test_a_decoder_layer_and_an_attention_go_in_steps_by_themselves(lengths):
+    layer, x = DecoderLayer(F, N, cross_attention=True, attention_options={"rotary": True}), normal(B, T, D)
+    layer(x, MEMORY)
+    randomize(layer)
+    (outputs,), _ = in_pieces(layer, x, lengths)
+    assert_close(outputs, layer(x, MEMORY, memory_mask=MEMORY_MASK), atol=1e-5)
+
+    attention = MultiHeadAttention(N, 4, value_dim=3, num_key_value_heads=2, rotary=True)
+    attention(x, x)
+    randomize(attention)
+    state, start, outputs = attention.new_cache(B, SLOTS), 0, []
+    for length in lengths:
+        piece = x[:, start : start + length]
+        output, state = attention(piece, piece, cache=state, start=start)
+        outputs.append(to_numpy(output))
+        start += length
+    assert_close(np.concatenate(outputs, axis=1), attention(x, x, use_causal_mask=True), atol=1e-5)
+
+
+def test_positions_and_masks_and_biases_over_the_slots_are_taken_with_a_cache():
+    decoder, x = made("rotary"), normal(B, T, D)
+    positions = np.array([3, 4, 9, 10, 11, 20, 21])
+    seen = np.random.default_rng(3).random((B, T, SLOTS)) < 0.6
+    bias = normal(B, N, T, SLOTS, seed=4)
+    whole = decoder(x, positions=positions, attention_mask=seen[..., :T], attention_bias=bias[..., :T])
+    state, start, outputs = decoder.new_cache(B, SLOTS), 0, []
+    for length in PIECES:
+        here = slice(start, start + length)
+        output, state = decoder(
+            x[:, here],
+            positions=positions[here],
+            attention_mask=seen[:, here],
+            attention_bias=bias[:, :, here],
+            cache=state,
+            start=start,
+        )
+        outputs.append(to_numpy(output))
+        start += length
+    assert_close(np.concatenate(outputs, axis=1), whole, atol=1e-5)
+
+
+def test_a_memory_is_computed_once_and_used_in_place_of_value_and_key():
+    attention = MultiHeadAttention(N, 3, num_key_value_heads=2, qk_norm=True)
+    attention(normal(B, T, D), MEMORY)
+    randomize(attention)
+    memory = attention.new_memory(MEMORY)
+    assert isinstance(memory, cache.Memory) and tuple(memory.key.shape) == (B, 2, S, 3)
+    for masked in ({}, {"value_mask": MEMORY_MASK}):
+        output, scores, same = attention(normal(B, T, D), None, cache=memory, return_attention_scores=True, **masked)
+        expected, expected_scores = attention(normal(B, T, D), MEMORY, return_attention_scores=True, **masked)
+        assert_close(output, expected, atol=1e-5)
+        assert_close(scores, expected_scores, atol=1e-5)
+        assert isinstance(same, cache.Memory)
+
+
+def test_a_cache_has_the_sizes_of_key_heads_and_the_dtype_of_the_computation():
+    decoder = Decoder(2, N, F, attention_options={"num_key_value_heads": 3, "value_dim": 5}, dtype="mixed_bfloat16")
+    decoder(normal(B, T, D))
+    ((first,), (_,)) = state = decoder.new_cache(B, SLOTS)
+    assert tuple(first.key.shape) == (B, 3, SLOTS, 4) and tuple(first.value.shape) == (B, 3, SLOTS, 5)
+    assert {keras.backend.standardize_dtype(x.dtype) for x in cache.growing(state)} == {"bfloat16"}
+    assert cache.num_slots(state) == SLOTS and len(cache.growing(state)) == 4
+
+
+def test_the_growing_part_of_a_cache_can_be_taken_out_and_put_back():
+    state = made("cross").new_cache(B, SLOTS, MEMORY)
+    others = [x + 1 for x in cache.growing(state)]
+    again = cache.with_growing(state, others)
+    assert all(one is other for one, other in zip(cache.growing(again), others, strict=True))
+    assert again[1][1] is state[1][1] and len(others) == 4
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda layer, x, state: layer(x, cache=state),
+            "`start` must be given with a `cache` that grows, .*Received: start=None, cache of type KeyValue",
+        ),
+        (
+            lambda layer, x, state: layer(x, start=3),
+            "`start` must be given with a `cache` that grows, .*Received: start=3, cache of type NoneType",
+        ),
+        (
+            lambda layer, x, state: layer(x, cache=state, start=5),
+            "`cache` must have slots for the tokens: start \\+ T <= slots. Received: start=5, T=7, slots=11",
+        ),
+        (
+            lambda layer, x, state: layer(x, cache=state, start=-1),
+            "`cache` must have slots for the tokens: .*Received: start=-1, T=7, slots=11",
+        ),
+        (lambda layer, x, state: layer.new_cache(B, SLOTS, MEMORY), r"`memory` needs `cross_attention=True`"),
+        (
+            lambda layer, x, state: made("cross").new_cache(B, SLOTS),
+            "`memory` must be given with `cross_attention=True`. Received: memory=None, cross_attention=True",
+        ),
+    ],
+)
+def test_what_a_cache_cannot_do_is_refused(call, message):
+    decoder = made("post-norm")
+    with pytest.raises(ValueError, match=message):
+        call(decoder, normal(B, T, D), decoder.new_cache(B, SLOTS))
