@@ -158,7 +158,7 @@ def _in_memory(values):
             return _as_ragged(values)
         reason = f"rank {values.shape.rank}"
     except (TypeError, ValueError) as error:
-        reason = error
+        reason = str(error)
     raise TypeError(
         "`sequences` must be a tf.data.Dataset, a list of arrays, a ragged tensor or a rectangular array. Received: "
         f"{reprlib.repr(values)} ({reason})"

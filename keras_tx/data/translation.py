@@ -69,7 +69,7 @@ def load_translation(
             f"name_or_path={name_or_path!r}"
         )
     elif name_or_path != "sample" and parallel_files.is_place(name_or_path):
-        begins = {part: name for part, name in {"train": None, **chosen}.items() if not _is_pair(name)}
+        begins: Any = {part: name for part, name in {"train": None, **chosen}.items() if not _is_pair(name)}
         found, languages = parallel_files.find(name_or_path, source, target, begins)
         parts, languages = _from_files({**chosen, **found}, *languages)
     elif validation is not None or test is not None:
@@ -80,7 +80,8 @@ def load_translation(
     elif name_or_path == "sample":
         parts, languages = _directed(sample_pairs.pairs(), sample_pairs.LANGUAGES, source, target)
     else:
-        parts, languages = _directed(*from_tfds.read_pairs(name_or_path, data_dir), source, target)
+        found, both = from_tfds.read_pairs(name_or_path, data_dir)
+        parts, languages = _directed(found, both, source, target)
     parts["train"] = _without_empty(parts["train"])
     order = rng.permutation(len(parts["train"]))
     for part in ("test", "validation"):
@@ -94,7 +95,8 @@ def load_translation(
             f"name_or_path={name_or_path!r} with {len(parts['train'])}, test_fraction={test_fraction}"
         )
     parts["train"] = [parts["train"][i] for i in order]
-    return TranslationDataset(*(_dataset(parts[part]) for part in ("train", "validation", "test")), languages)
+    train, held_out, tested = (_dataset(parts[part]) for part in ("train", "validation", "test"))
+    return TranslationDataset(train, held_out, tested, languages)
 
 
 def _is_pair(paths):
@@ -106,7 +108,7 @@ def _from_files(files, source, target):
     parts = {}
     for part, paths in files.items():
         if _is_pair(paths):
-            parts[part] = parallel_files.read(tuple(Path(path) for path in paths))
+            parts[part] = parallel_files.read((Path(paths[0]), Path(paths[1])))
         elif paths is not None:
             raise ValueError(f"`{part}` must be two files where `name_or_path` is. Received: {part}={paths!r}")
     suffixes = (parallel_files.language_of(Path(path)) for path in files["train"])

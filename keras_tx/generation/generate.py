@@ -10,7 +10,8 @@ from keras_tx import checks
 from keras_tx.generation.greedy import Greedy
 from keras_tx.generation.loop import Loop, bucket
 from keras_tx.generation.processors import Constraints
-from keras_tx.generation.prompts import as_rows, as_strings, is_text, padded, until_stop
+from keras_tx.generation.prompts import Pieces, as_rows, as_strings, is_text, padded, until_stop
+from keras_tx.generation.rows import Strategy
 from keras_tx.generation.steps import Steps
 
 
@@ -108,11 +109,14 @@ class _Job:
         jit_compile=None,
     ):
         self.max_new_tokens = checks.positive_int("max_new_tokens", max_new_tokens)
+        strategy = Greedy() if strategy is None else strategy
+        if not isinstance(strategy, Strategy):
+            raise TypeError(f"`strategy` must be `Greedy()`, `Sample()` or `Beam()`. Received: strategy={strategy!r}")
         self.steps, loops = _compiled_before(model, target)
         self.tokenizer = tokenizer
         self.start_token = getattr(tokenizer, "cls_id", None) if start_token is None else start_token
         stop_tokens = getattr(tokenizer, "sep_id", None) if stop_tokens is None else stop_tokens
-        self.stop_tokens = tuple(int(stop) for stop in np.ravel(() if stop_tokens is None else stop_tokens))
+        self.stop_tokens = _ids("stop_tokens", () if stop_tokens is None else stop_tokens)
         constraints = Constraints(
             repetition_penalty=repetition_penalty,
             no_repeat_ngram_size=no_repeat_ngram_size,
@@ -124,7 +128,6 @@ class _Job:
         self._read(inputs)
         self.padding_id = self.steps.padding_ids[self.steps.target] or 0
         self._check_length()
-        strategy = Greedy() if strategy is None else strategy
         jit_compile = True if jit_compile is None else jit_compile
         self.limit = ops.convert_to_tensor(max_new_tokens, "int32")
         num_new = bucket(max_new_tokens)
@@ -154,7 +157,13 @@ class _Job:
         elif self.start_token is None:
             raise ValueError("`start_token` must be given: the id that begins a target. Received: start_token=None")
         else:
-            self.rows = [np.array([self.start_token], "int32")] * next(iter(counts.values()))
+            start = _ids("start_token", self.start_token)
+            if len(start) != 1 or not 0 <= start[0] < steps.vocabulary_size:
+                raise ValueError(
+                    f"`start_token` must be an id in [0, {steps.vocabulary_size}). Received: "
+                    f"start_token={self.start_token!r}"
+                )
+            self.rows = [np.array(start, "int32")] * next(iter(counts.values()))
 
     def _rows(self, name, inputs):
         vocabulary_size = self.steps.vocabulary_sizes[name] or self.steps.vocabulary_size
@@ -212,22 +221,21 @@ class _Job:
 
     def stream(self):
         state, tokens, fixed = self.begin()
-        written, nothing = [], np.empty((len(self.rows), 1, 0), "int32")
-        texts = [answer[0] for answer in self._texts(nothing)] if self.as_text else []  # those of the prompts
+        written = np.empty((len(self.rows), 0), "int32")
+        pieces = Pieces(self._prompts()) if self.as_text else None
         while True:
             self.check(state)
-            written.append(ops.convert_to_numpy(tokens))
+            written = np.concatenate([written, ops.convert_to_numpy(tokens)[:, None]], axis=1)
+            going = bool(ops.convert_to_numpy(self.strategy.going(state)))
             if self.as_text:
-                answers = self._texts(np.stack(written, axis=1)[:, None])
-                pieces = [answer[0][len(text) :] for answer, text in zip(answers, texts, strict=True)]
-                texts = [answer[0] for answer in answers]
-                yield pieces[0] if self.one else pieces
+                texts = pieces.new_in([texts[0] for texts in self._texts(written[:, None])], last=not going)
+                yield texts[0] if self.one else texts
             else:
-                yield int(written[-1][0]) if self.one else written[-1]
-            if not bool(ops.convert_to_numpy(self.strategy.going(state))):
+                yield int(written[0, -1]) if self.one else written[:, -1]
+            if not going:
                 return
             state, tokens, fixed = self.loop.go_on(
-                state, tokens, fixed, ops.convert_to_tensor(len(written) + 1, "int32")
+                state, tokens, fixed, ops.convert_to_tensor(written.shape[1] + 1, "int32")
             )
 
     def answer(self, ids):
@@ -251,6 +259,10 @@ class _Job:
             for prompt, rows in zip(before, ids, strict=True)
         ]
 
+    def _prompts(self):
+        """The texts that the answers begin with."""
+        return [""] * len(self.rows) if self.steps.sources else self.tokenizer.decode([x.tolist() for x in self.rows])
+
     def _texts(self, ids):
         whole = self._whole(ids)
         texts = iter(self.tokenizer.decode([row.tolist() for rows in whole for row in rows]))
@@ -261,6 +273,14 @@ class _Job:
         if len(answers[0]) == 1:
             answers = answers[:, 0] if hasattr(answers, "shape") else [rows[0] for rows in answers]
         return answers[0] if self.one else answers
+
+
+def _ids(name, ids):
+    """An id, or several -> a tuple."""
+    array = np.ravel(ids)
+    if array.size and array.dtype.kind not in "iu":
+        raise ValueError(f"`{name}` must be integers. Received: {name}={ids!r}")
+    return tuple(int(token) for token in array)
 
 
 def _listed(rows):

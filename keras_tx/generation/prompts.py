@@ -3,6 +3,8 @@
 B prompts, P slots of a prompt, N new tokens.
 """
 
+from os.path import commonprefix
+
 import numpy as np
 
 from keras_tx.optional import Lazy
@@ -47,7 +49,7 @@ def as_rows(name, inputs, padding_id, vocabulary_size):
     else:
         array = np.asarray(inputs.detach().cpu() if hasattr(inputs, "detach") else inputs)
         one = array.ndim == 1
-        rows = list(np.atleast_2d(array))
+        rows = list(np.atleast_2d(array)) if array.ndim else [array]
     if not rows or any(row.ndim != 1 for row in rows):
         shapes = [row.shape for row in rows]
         raise ValueError(f"`{name}` must be rows of ids, (P,) or (B, P), and not empty. Received: shapes {shapes}")
@@ -72,6 +74,24 @@ def padded(rows, length, padding_id, left):
     for row, tokens in zip(ids, rows, strict=True):
         row[length - len(tokens) if left else 0 : length if left else len(tokens)] = tokens
     return ids
+
+
+class Pieces:
+    """Texts that grow, again and again -> what is new in each of them since the last time.
+
+    Tokens that follow may change the end of a text: "don '" becomes "don't". So a piece waits for a few more texts.
+    """
+
+    def __init__(self, texts, wait=3):
+        self._recent, self._sent = [texts] * (wait + 1), [len(text) for text in texts]
+
+    def new_in(self, texts, last):
+        """The pieces of `texts` that nothing will change; all that is left if these are the `last`."""
+        self._recent = [*self._recent[1:], texts]
+        settled = texts if last else [commonprefix(row) for row in zip(*self._recent, strict=True)]
+        pieces = [text[sent:] for text, sent in zip(settled, self._sent, strict=True)]
+        self._sent = [sent + len(piece) for sent, piece in zip(self._sent, pieces, strict=True)]
+        return pieces
 
 
 def until_stop(ids, stop_tokens):

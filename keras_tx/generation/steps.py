@@ -94,8 +94,8 @@ class Steps:
         self._source_symbols = [symbol for symbol in inputs if symbol != self._target]
         self._split()
         embeddings = {name: self._embedding_of(symbol) for name, symbol in zip(self.inputs, inputs, strict=True)}
-        self.padding_ids = {name: getattr(layer, "padding_id", None) for name, layer in embeddings.items()}
-        self.vocabulary_sizes = {name: getattr(layer, "vocabulary_size", None) for name, layer in embeddings.items()}
+        self.padding_ids = {name: _padding_id(layer) for name, layer in embeddings.items()}
+        self.vocabulary_sizes = {name: _vocabulary_size(layer) for name, layer in embeddings.items()}
         self.max_length = _shortest_table(self._growing)
         self.max_source_length = _shortest_table(self._once)
 
@@ -135,6 +135,7 @@ class Steps:
         cache, last = list(cache), {}
         for node in self._growing:
             if node in self._tail:  # after the last attention only the last token is of interest
+                positions, real = positions[:, -1:], real[:, -1:]
                 for symbol in node.inputs.values():
                     if symbol in self._cut:
                         last[symbol] = values[symbol][:, -1:]
@@ -145,9 +146,9 @@ class Steps:
                 outputs, cache[index] = self._attend(node, args, kwargs, cache[index], mask, positions, start)
             else:
                 if "num_keys" in names:
-                    kwargs = {**kwargs, **slots}
+                    args, kwargs = args[:1], {**kwargs, "key": None, **slots}
                 elif "positions" in names and _adds_positions(node.operation) and not kwargs.get("reverse"):
-                    kwargs = {**kwargs, "positions": positions, "mask": real}
+                    kwargs = {**kwargs, "positions": positions, **({"mask": real} if "mask" in names else {})}
                 outputs = _call(node.operation, args, kwargs)
             _store(values, node, outputs)
         return ops.cast(values[self._output][:, -1], "float32"), tuple(cache)
@@ -198,9 +199,9 @@ class Steps:
         return [symbols[id(x)] for x in function.outputs]
 
     def _embedding_of(self, symbol):
-        """The token embedding that reads this input, if it is one of this package."""
+        """The layer that looks these ids up."""
         layers = [node.operation for node in self._nodes if symbol in node.inputs.values()]
-        return next((layer for layer in layers if isinstance(layer, TokenEmbedding)), None)
+        return next((layer for layer in layers if isinstance(layer, (TokenEmbedding, keras.layers.Embedding))), None)
 
     def _keep_needed(self):
         needed, kept = {self._output}, []
@@ -251,7 +252,7 @@ class Steps:
             raise ValueError("`model` must have a causal layer over the growing ids. Received: a model without one")
         last = self._growing.index(self._cached[-1])
         self._tail = self._growing[last + 1 :]
-        self._cut = {symbol for node in self._growing[: last + 1] for symbol in node.outputs}
+        self._cut = {self._target, *[symbol for node in self._growing[: last + 1] for symbol in node.outputs]}
         needed = {symbol for node in self._growing for symbol in node.inputs.values()} - self._dependent
         memories = {symbol for node in self._cached for symbol in self._memory_of(node)}
         others = {symbol for node in self._growing for symbol in self._not_memory_of(node)}
@@ -268,14 +269,24 @@ class Steps:
 
     def _check_causal(self, node):
         layer = node.operation
-        own = not isinstance(layer, MultiHeadAttention) or self._depends(node.symbols_of("value", 1))
-        if own and isinstance(layer, MultiHeadAttention) and not node.arguments.kwargs.get("use_causal_mask"):
+        if not isinstance(layer, MultiHeadAttention):
+            if self._depends(node.symbols_of("memory", 1)):
+                raise ValueError(
+                    f"The memory of layer '{layer.name}' must not depend on `target`. Received: target={self.target}"
+                )
+            return
+        causal, own = node.arguments.kwargs.get("use_causal_mask"), self._depends(node.symbols_of("value", 1))
+        if own and not causal:
             raise ValueError(
                 f"Self-attention of a model that writes needs `use_causal_mask=True`. Received: layer '{layer.name}' "
                 "without it"
             )
-        if not isinstance(layer, MultiHeadAttention) and self._depends(node.symbols_of("memory", 1)):
-            raise ValueError(f"The memory of layer '{layer.name}' must not depend on `target`. Received: {self.target}")
+        if not own and (causal or layer.rotary or layer.sliding_window):
+            raise ValueError(
+                "Cross-attention of a model that writes must not depend on the places of its queries. Received: layer "
+                f"'{layer.name}' with use_causal_mask={causal}, rotary={layer.rotary}, "
+                f"sliding_window={layer.sliding_window}"
+            )
 
 
 def _functional(model):
@@ -293,6 +304,18 @@ def _shortest_table(nodes):
 
 def _layers(operation):
     return operation._flatten_layers() if isinstance(operation, keras.layers.Layer) else []
+
+
+def _padding_id(embedding):
+    if isinstance(embedding, keras.layers.Embedding):
+        return 0 if embedding.mask_zero else None
+    return None if embedding is None else embedding.padding_id
+
+
+def _vocabulary_size(embedding):
+    if isinstance(embedding, keras.layers.Embedding):
+        return embedding.input_dim
+    return None if embedding is None else embedding.vocabulary_size
 
 
 def _adds_positions(operation):

@@ -241,6 +241,7 @@ class MultiHeadAttention(keras.layers.Layer):
         if self.rotary is not None:
             query, key = self._rotate(query, key, positions, query_mask, value_mask, start)
         if start is not None:
+            key_mask = None  # that of the keys of this call, if Keras filled it; `value_mask` is over all slots
             cache = caches.write(cache, ops.swapaxes(key, 1, 2), ops.swapaxes(value, 1, 2), start)
             if isinstance(start, int) and start == 0 and not return_attention_scores:
                 # An empty cache: nobody looks at other keys than those that this call brings.

@@ -197,7 +197,7 @@ class Stack(MaskedLayer):
 
         self.position_bias = self._position_bias(position_bias, num_heads)
 
-    further_options = ()  # those of the block that a kind of stack takes beside the ones above
+    further_options: tuple[str, ...] = ()  # those of the block that a kind of stack takes beside the ones above
     bidirectional = True  # whether a query may look at later keys
 
     def _position_bias(self, position_bias, num_heads):

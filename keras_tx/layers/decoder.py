@@ -46,7 +46,6 @@ class DecoderLayer(Block):
 
     def __init__(self, intermediate_dim, num_heads, *, cross_attention=False, **kwargs):
         super().__init__(intermediate_dim, num_heads, **kwargs)
-        self.cross_attention = None
         self.has_cross_attention = cross_attention
 
     def build(self, inputs_shape, memory_shape=None):
@@ -211,13 +210,12 @@ class Decoder(Stack):
             beside.append(beside_one)
         if self.final_norm is not None:
             outputs = self.final_norm(outputs)
-        beside = [*zip(*beside, strict=True)]
+        of_layers = [*zip(*beside, strict=True)]
+        scores = of_layers if cache is None else of_layers[:-1]
+        stacked = [ops.stack(one, axis=1) for one in scores]
         if cache is not None:
-            *scores, cache = beside
-            beside = [*[ops.stack(one, axis=1) for one in scores], cache]
-        else:
-            beside = [ops.stack(one, axis=1) for one in beside]
-        return (outputs, *beside) if beside else outputs
+            return outputs, *stacked, of_layers[-1]
+        return (outputs, *stacked) if stacked else outputs
 
     def compute_output_spec(self, inputs, memory=None, *args, return_attention_scores=False, **kwargs):
         outputs = self.layers[0].compute_output_spec(inputs, memory, return_attention_scores=return_attention_scores)

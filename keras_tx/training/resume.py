@@ -5,6 +5,7 @@ What is on disk is always one whole backup: it is written beside the old one and
 
 import os
 from pathlib import Path
+from typing import Any
 
 import keras
 
@@ -89,7 +90,8 @@ class Resume(keras.callbacks.Callback):
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
-        self._epochs, self._logs, self._unrestored = [], {}, None
+        self._unrestored: Any = None
+        self._epochs, self._logs = [], {}
         if self.path.exists():
             self._read()
 

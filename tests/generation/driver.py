@@ -23,8 +23,10 @@ def drive(strategy, model, ids, real=None, *, new, size, limit=None, stop=(), pa
         np.testing.assert_array_equal(cache[live], known["ids"][live, :slot])
         logits = model(known["ids"][:, :slot], known["real"][:, :slot])
         state, tokens, origin = strategy.advance(logits, state, constraints or Constraints(), tuple(stop))
-        assert (to_numpy(tokens)[~live] == padding).all()
-        cache = cache if origin is None else cache[to_numpy(origin)]
+        origin = np.arange(len(live)) if origin is None else to_numpy(origin)
+        assert (to_numpy(tokens)[~live] == padding).all() and (origin[~live] == np.flatnonzero(~live)).all()
+        np.testing.assert_array_equal(to_numpy(state["ids"])[~live], known["ids"][~live])
+        cache = cache[origin]
         cache = np.concatenate([cache, to_numpy(tokens)[:, None]], axis=1)
     results, scores = strategy.result(state)
     return to_numpy(results), to_numpy(scores), {k: to_numpy(v) for k, v in state.items()}
