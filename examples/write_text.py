@@ -30,6 +30,8 @@ parser.add_argument("--length", type=int, default=400, help="tokens to write")
 parser.add_argument("--temperature", type=float, default=0.8)
 parser.add_argument("--out", default="saved_models", help="folder of results")
 arguments = parser.parse_args()
+if arguments.steps <= WARM_UP:
+    parser.error(f"--steps must be above {WARM_UP}, the steps of the warm-up")
 start = time.time()
 keras.utils.set_random_seed(1)
 out = os.path.join(arguments.out, "write_text")
@@ -64,11 +66,11 @@ train, validation = (np.array(list(tokenizer.tokenize([part])[0]), "int32") for 
 print(f"{tokenizer.vocabulary_size} tokens; {len(train)} to learn from")
 
 
-def rows(ids, starts):
+def rows(ids, starts, batch_size):
     """Batches of CONTEXT tokens, and of the tokens that follow each."""
     windows = tf.data.Dataset.from_tensor_slices(starts).map(lambda i: tf.strided_slice(ids, [i], [i + CONTEXT + 1]))
     windows = windows.map(lambda window: (tf.ensure_shape(window, [CONTEXT + 1])[:-1], window[1:]))
-    return windows.batch(BATCH, drop_remainder=len(starts) > BATCH).prefetch(4)
+    return windows.batch(batch_size).prefetch(4)
 
 
 starts = np.random.default_rng(1).integers(0, len(train) - CONTEXT, arguments.steps * BATCH)
@@ -87,7 +89,7 @@ model = models.CausalLM(
 model.summary()
 
 # 4. Fit
-epochs = 10
+epochs = 5
 schedule = keras.optimizers.schedules.CosineDecay(
     0.0, arguments.steps - WARM_UP, alpha=0.1, warmup_target=LEARNING_RATE, warmup_steps=WARM_UP
 )
@@ -98,8 +100,8 @@ model.compile(
     steps_per_execution=arguments.steps // epochs,
 )
 history = model.fit(
-    rows(train, starts).repeat(),
-    validation_data=rows(validation, validation_starts),
+    rows(train, starts, BATCH).repeat(),
+    validation_data=rows(validation, validation_starts, 128),
     steps_per_epoch=arguments.steps // epochs,
     epochs=epochs,
     shuffle=False,
@@ -113,6 +115,7 @@ plots.training_curves(history, os.path.join(out, "training_curves.png"))
 prompt = arguments.prompt or texts.validation.splitlines()[0] + "\n"
 print(f"\n{prompt}", end="")
 sample = generation.Sample(arguments.temperature, top_k=50, seed=1)
-for piece in generation.stream(model, prompt, sample, max_new_tokens=arguments.length, tokenizer=tokenizer):
+options = {"max_new_tokens": arguments.length, "tokenizer": tokenizer, "start_token": False, "stop_tokens": ()}
+for piece in generation.stream(model, prompt, sample, **options):
     print(piece, end="", flush=True)
 print(f"\n\n{out}/model.keras, training_curves.png after {time.time() - start:.0f} s")

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Collection
+from numbers import Integral
 from typing import Any
 
 
@@ -9,10 +10,10 @@ def positive_int(name: str, value: Any, none: bool = False) -> Any:
     """Returns `value` if it is a positive integer (or None, where `none` allows it)."""
     if none and value is None:
         return value
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value <= 0:
         rule = "a positive integer or None" if none else "a positive integer"
         raise ValueError(f"The argument `{name}` must be {rule}. Received: {name}={value!r}")
-    return value
+    return int(value)
 
 
 def rate(name: str, value: Any) -> float:

@@ -12,7 +12,8 @@ PARTS = {"train": ("train",), "validation": ("val", "dev"), "test": ("test",)}  
 
 def is_place(name_or_path) -> bool:
     """True for a path object, a folder that is there, and whatever the names of files that are there begin with."""
-    return isinstance(name_or_path, PathLike) or any(_listed(Path(name_or_path)))
+    place = Path(name_or_path)
+    return isinstance(name_or_path, PathLike) or place.is_dir() or any(_listed(place))
 
 
 def find(place: str | PathLike, source: str | None, target: str | None, begins: dict[str, str | None]):

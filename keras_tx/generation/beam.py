@@ -88,57 +88,69 @@ class Beam(Strategy):
         }
 
     def advance(self, logits, state, constraints, stop_tokens):
-        width, step, slots = self.width, state["step"], ops.arange(state["ended_ids"].shape[2], dtype="int32")
+        width, live = self.width, ops.logical_not(state["done"])
         log_probs = ops.log_softmax(ops.cast(logits, "float32"), axis=-1)
         scores = constraints(log_probs, state, stop_tokens) + ops.reshape(state["scores"], (-1, 1))
 
         # Each stop token can end a continuation of each beam: these many candidates leave W that go on.
         count = min(max(2, 1 + len(set(stop_tokens))) * width, width * scores.shape[-1])
         scores, tokens, origin = _candidates(scores, width, count)  # (B, C), the best first
-        at_limit = step + 1 >= state["limit"]
+        at_limit = state["step"] + 1 >= state["limit"]
         ends = ops.logical_or(rows.is_one_of(tokens, stop_tokens), at_limit)
+        new = self._results(state, scores, tokens, origin, ends)
+        new["scores"], places = ops.top_k(scores + ops.where(ends, NOWHERE, 0.0), width)  # of those that go on
 
-        live = ops.logical_not(state["done"])
-        going = scores + ops.where(ends, NOWHERE, 0.0)
-        going_scores, going_places = ops.top_k(going, width)
-        going_tokens = ops.take_along_axis(tokens, going_places, axis=1)  # (B, W)
-        going_origin = ops.take_along_axis(origin, going_places, axis=1)
-
-        # Only the W best candidates may be results: the others are there to go on.
-        ending = ops.logical_and(ops.logical_and(ends, ops.arange(count) < width), scores > NOWHERE / 2)
-        divisors = _powers(slots.shape[0], self.length_penalty)
-        ending_scores = ops.where(ending, scores / ops.take(divisors, step + 1), NOWHERE)
-        ending_ids = ops.take(state["ids"][:, -slots.shape[0] :], origin, axis=0)  # (B, C, M)
-        ending_ids = ops.where(slots == step, tokens[:, :, None], ending_ids)
-        ended_scores, places = ops.top_k(ops.concatenate([state["ended_scores"], ending_scores], axis=1), width)
-        ended = ops.take_along_axis(ops.concatenate([state["ended"], ending], axis=1), places, axis=1)
-        ended_ids = ops.concatenate([state["ended_ids"], ending_ids], axis=1)
-        ended_ids = ops.take_along_axis(ended_ids, places[:, :, None], axis=1)
-
-        never = self.early_stopping == "never" and self.length_penalty > 0
-        hoped = going_scores[:, :1] / ops.take(divisors, state["limit"] if never else step + 1)
-        worst = ops.where(ended, ops.min(ended_scores, axis=1, keepdims=True), NOWHERE)
-        done = ops.logical_not(ops.logical_and(ops.any(hoped > worst, axis=1), going_scores[:, 0] > NOWHERE / 2))
-        if self.early_stopping is True or width == 1:
-            done = ops.logical_or(done, ops.all(ended, axis=1))
         # One NaN, an infinity or nothing but minus infinity make all of a row's log-probabilities NaN.
         lost = ops.any(self._split(ops.isnan(log_probs[:, 0])), axis=1)
-        stuck = ops.logical_not(ops.logical_or(scores[:, 0] > NOWHERE / 2, ops.any(state["ended"], axis=1)))
-        lost = ops.any(ops.logical_and(live, ops.logical_or(lost, stuck)))
+        left = ops.logical_or(scores[:, 0] > NOWHERE / 2, ops.any(state["ended"], axis=1))
+        lost = ops.logical_and(live, ops.logical_or(lost, ops.logical_not(left)))
+        done = ops.logical_or(at_limit, ops.logical_not(self._may_improve(state, **new)))
 
         live_rows = ops.repeat(live, width, axis=0)
-        own = ops.arange(ops.shape(live_rows)[0], dtype="int32")
-        origin = ops.where(live_rows, ops.reshape(going_origin, (-1,)), own)
-        tokens = ops.where(live_rows, ops.reshape(going_tokens, (-1,)), state["padding"])
-        new = {"scores": going_scores, "ended": ended, "ended_scores": ended_scores, "ended_ids": ended_ids}
+        tokens, origin = (ops.reshape(ops.take_along_axis(x, places, axis=1), (-1,)) for x in (tokens, origin))
+        tokens = ops.where(live_rows, tokens, state["padding"])
+        origin = ops.where(live_rows, origin, ops.arange(ops.shape(live_rows)[0], dtype="int32"))
+        for name, value in new.items():
+            new[name] = ops.where(ops.reshape(live, (-1,) + (1,) * (len(value.shape) - 1)), value, state[name])
         state = {
             **state,
+            **new,
             **rows.write(state, ops.take(state["ids"], origin, axis=0), tokens, live_rows),
-            **{k: ops.where(live[:, None, None] if k == "ended_ids" else live[:, None], new[k], state[k]) for k in new},
-            "broken": ops.logical_or(state["broken"], lost),
-            "done": ops.logical_or(state["done"], ops.logical_or(done, at_limit)),
+            "broken": ops.logical_or(state["broken"], ops.any(lost)),
+            "done": ops.logical_or(state["done"], done),
         }
         return state, tokens, origin
+
+    def _results(self, state, scores, tokens, origin, ends):
+        """The W best of the results so far and of the candidates (B, C) that end."""
+        step, count, num_new = state["step"], tokens.shape[1], state["ended_ids"].shape[2]
+        # Only the W best candidates may be results: the others are there to go on.
+        ends = ops.logical_and(ops.logical_and(ends, ops.arange(count) < self.width), scores > NOWHERE / 2)
+        scores = ops.where(ends, scores / ops.take(self._divisors(num_new), step + 1), NOWHERE)
+        ids = ops.take(state["ids"][:, -num_new:], origin, axis=0)  # (B, C, M)
+        ids = ops.where(ops.arange(num_new, dtype="int32") == step, tokens[:, :, None], ids)
+        scores, places = ops.top_k(ops.concatenate([state["ended_scores"], scores], axis=1), self.width)
+        ended = ops.take_along_axis(ops.concatenate([state["ended"], ends], axis=1), places, axis=1)
+        ids = ops.take_along_axis(ops.concatenate([state["ended_ids"], ids], axis=1), places[:, :, None], axis=1)
+        return {"ended": ended, "ended_scores": scores, "ended_ids": ids}
+
+    def _may_improve(self, state, scores, ended, ended_scores, ended_ids):
+        """Whether the beams that go on could still better the results, (B,)."""
+        never = self.early_stopping == "never" and self.length_penalty > 0
+        length = state["limit"] if never else state["step"] + 1
+        hoped = scores[:, :1] / ops.take(self._divisors(ended_ids.shape[2]), length)
+        worst = ops.where(ended, ops.min(ended_scores, axis=1, keepdims=True), NOWHERE)
+        better = ops.logical_and(ops.any(hoped > worst, axis=1), scores[:, 0] > NOWHERE / 2)
+        if self.early_stopping is True or self.width == 1:
+            return ops.logical_and(better, ops.logical_not(ops.all(ended, axis=1)))
+        return better
+
+    def _divisors(self, longest):
+        """length ** length_penalty for lengths 0 (never used) to `longest`, rounded to float32 once."""
+        lengths, limits = np.maximum(np.arange(longest + 1.0), 1), np.finfo("float32")
+        with np.errstate(over="ignore", under="ignore"):
+            powers = lengths**self.length_penalty
+        return ops.convert_to_tensor(np.clip(powers, limits.tiny, limits.max).astype("float32"))
 
     def result(self, state):
         """The best results (B, n, M), the padding id behind the stop token, and their scores (B, n), the best first.
@@ -164,11 +176,3 @@ def _candidates(scores, width, count):
     tokens = ops.take_along_axis(ops.reshape(tokens, (-1, width * kept)), places, axis=1)
     first = ops.arange(ops.shape(scores)[0], dtype="int32")[:, None] * width
     return scores, rows.integer(tokens), first + rows.integer(places) // kept
-
-
-def _powers(longest, exponent):
-    """length ** exponent for lengths 0 (never used) to `longest`, rounded to float32 once."""
-    lengths = np.maximum(np.arange(longest + 1), 1).astype("float64")
-    limits = np.finfo("float32")
-    with np.errstate(over="ignore", under="ignore"):
-        return ops.convert_to_tensor(np.clip(lengths**exponent, limits.tiny, limits.max).astype("float32"))

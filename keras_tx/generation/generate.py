@@ -3,6 +3,8 @@
 B prompts, P tokens of a prompt, N new tokens.
 """
 
+import inspect
+
 import numpy as np
 from keras import ops
 
@@ -15,7 +17,25 @@ from keras_tx.generation.rows import Strategy
 from keras_tx.generation.steps import Steps
 
 
-def generate(model, inputs, strategy=None, **options):
+def generate(
+    model,
+    inputs,
+    strategy=None,
+    *,
+    max_new_tokens,
+    min_new_tokens=0,
+    stop_tokens=None,
+    start_token=None,
+    tokenizer=None,
+    source_tokenizer=None,
+    repetition_penalty=1.0,
+    no_repeat_ngram_size=0,
+    forbidden_tokens=(),
+    forced_tokens=None,
+    return_scores=False,
+    target=None,
+    jit_compile=True,
+):
     """Writes on from prompts, or writes the targets of sources.
 
     ```python
@@ -26,7 +46,7 @@ def generate(model, inputs, strategy=None, **options):
     The model runs once over the prompts and then once for each new token, on a KV cache. It may be of this package, or
     any functional model put together from `Decoder`, `DecoderLayer` or causal `MultiHeadAttention` and layers that
     treat each token by itself. Prompts and `max_new_tokens` are rounded up to powers of two for which everything is
-    compiled once; the answers are not affected.
+    compiled once; the answers are not affected. Another strategy, constraint or number of prompts compiles anew.
 
     Args:
         model: functional; its output is logits (B, T, V).
@@ -37,28 +57,46 @@ def generate(model, inputs, strategy=None, **options):
         max_new_tokens: the most tokens to write.
         min_new_tokens: no stop token before so many.
         stop_tokens: an id, or several, that end a row; the tokenizer's `sep_id` if None and there is a tokenizer.
-        start_token: the id that begins a target, or a text prompt; the tokenizer's `cls_id` if None.
+        start_token: the id that begins a target, or a text prompt; the tokenizer's `cls_id` if None; False for none.
         tokenizer: with `tokenize`, `decode` and, for sources, a call, as `keras_tx.text.BertTokenizer`.
+        source_tokenizer: of the sources, where they have another vocabulary.
         repetition_penalty: divides (multiplies) positive (negative) scores of tokens already there; 1 does nothing.
         no_repeat_ngram_size: no so many tokens in a row appear twice; 0 allows all.
         forbidden_tokens: ids, or rows of ids, that are never written.
         forced_tokens: dict {index of the new token: id}; -1 is the last possible one.
         return_scores: also return the score of each answer, (B,) or (B, n).
         target: the name of the input that grows, where the graph does not tell.
-        jit_compile: whether TensorFlow compiles by XLA; True if None.
+        jit_compile: whether TensorFlow compiles by XLA.
 
     Returns:
         Texts for texts, rows for rows, an array for an array. Of a model without sources, the prompts and what follows;
-        else the targets without the start token. A stop token is included in ids; in an array padding follows it. With
+        of one with sources only what is new. A stop token is included in ids; in an array padding follows it. With
         `Beam(num_return_sequences=n)`, n > 1, a list (or an axis) of n for each prompt, best first.
+
+    The padding id may be written like any token, as in transformers; `forbidden_tokens` keeps it out.
 
     Raises:
         ValueError: for an empty prompt, one that is all padding, ids outside the vocabulary, `max_new_tokens` that are
             not positive or beyond a table of learned positions, contradictory options, or logits that are NaN.
         TypeError: for a model that is not functional.
     """
-    return_scores = options.pop("return_scores", False)
-    job = _Job(model, inputs, strategy, **options)
+    job = _Job(
+        model,
+        inputs,
+        strategy,
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=min_new_tokens,
+        stop_tokens=stop_tokens,
+        start_token=start_token,
+        tokenizer=tokenizer,
+        source_tokenizer=source_tokenizer,
+        repetition_penalty=repetition_penalty,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+        forbidden_tokens=forbidden_tokens,
+        forced_tokens=forced_tokens,
+        target=target,
+        jit_compile=jit_compile,
+    )
     state, tokens, fixed = job.begin()
     state, _, _ = job.loop.go_on(state, tokens, fixed, job.limit)
     job.check(state)
@@ -81,7 +119,11 @@ def stream(model, inputs, strategy=None, **options):
     Raises:
         ValueError: as `generate`, and for a strategy with beams.
     """
-    job = _Job(model, inputs, strategy, **options)
+    given = inspect.signature(generate).bind(model, inputs, strategy, **options)
+    given.apply_defaults()
+    if given.arguments.pop("return_scores"):
+        raise ValueError("`return_scores` is not for `stream`: a score is known at the end. Received: True")
+    job = _Job(**given.arguments)
     if job.loop.strategy.width > 1:
         raise ValueError(f"`strategy` must have no beams to be streamed. Received: strategy={strategy}")
     return job.stream()
@@ -94,27 +136,30 @@ class _Job:
         self,
         model,
         inputs,
-        strategy=None,
+        strategy,
         *,
         max_new_tokens,
-        min_new_tokens=0,
-        stop_tokens=None,
-        start_token=None,
-        tokenizer=None,
-        repetition_penalty=1.0,
-        no_repeat_ngram_size=0,
-        forbidden_tokens=(),
-        forced_tokens=None,
-        target=None,
-        jit_compile=None,
+        min_new_tokens,
+        stop_tokens,
+        start_token,
+        tokenizer,
+        source_tokenizer,
+        repetition_penalty,
+        no_repeat_ngram_size,
+        forbidden_tokens,
+        forced_tokens,
+        target,
+        jit_compile,
     ):
         self.max_new_tokens = checks.positive_int("max_new_tokens", max_new_tokens)
         strategy = Greedy() if strategy is None else strategy
         if not isinstance(strategy, Strategy):
             raise TypeError(f"`strategy` must be `Greedy()`, `Sample()` or `Beam()`. Received: strategy={strategy!r}")
         self.steps, loops = _compiled_before(model, target)
-        self.tokenizer = tokenizer
-        self.start_token = getattr(tokenizer, "cls_id", None) if start_token is None else start_token
+        self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
+        if start_token is None:
+            start_token = getattr(tokenizer, "cls_id", None)
+        self.start_token = None if start_token is False else start_token
         stop_tokens = getattr(tokenizer, "sep_id", None) if stop_tokens is None else stop_tokens
         self.stop_tokens = _ids("stop_tokens", () if stop_tokens is None else stop_tokens)
         constraints = Constraints(
@@ -128,7 +173,6 @@ class _Job:
         self._read(inputs)
         self.padding_id = self.steps.padding_ids[self.steps.target] or 0
         self._check_length()
-        jit_compile = True if jit_compile is None else jit_compile
         self.limit = ops.convert_to_tensor(max_new_tokens, "int32")
         num_new = bucket(max_new_tokens)
         key = (strategy, constraints, self.stop_tokens, self.padding_id, num_new, jit_compile)
@@ -174,7 +218,7 @@ class _Job:
         self.as_text = True
         texts, one = as_strings(inputs)
         if name != self.steps.target:
-            rows = ops.convert_to_numpy(self.tokenizer(texts)["token_ids"])
+            rows = ops.convert_to_numpy(self.source_tokenizer(texts)["token_ids"])
         else:
             start = [] if self.start_token is None else [self.start_token]
             rows = [start + list(row) for row in _listed(self.tokenizer.tokenize(texts))]
@@ -202,6 +246,11 @@ class _Job:
     def _source(self, name):
         rows, padding_id, limit = self.sources[name], self.steps.padding_ids[name], self.steps.max_source_length
         longest = max(len(row) for row in rows)
+        if limit is not None and longest > limit:
+            raise ValueError(
+                f"`{name}` must fit into the learned positions. Received: {name} of length {longest}, "
+                f"max_length={limit}"
+            )
         if padding_id is None:
             if len({len(row) for row in rows}) > 1:
                 raise ValueError(
@@ -210,12 +259,12 @@ class _Job:
                 )
             return padded(rows, longest, 0, left=False)
         length = bucket(longest)
-        return padded(rows, longest if limit and longest <= limit < length else length, padding_id, left=False)
+        return padded(rows, length if limit is None else min(length, limit), padding_id, left=False)
 
     def check(self, state):
         if bool(ops.convert_to_numpy(state["broken"])):
             raise ValueError(
-                "The logits must not be NaN, nor minus infinity for all tokens. Received: such logits at the new "
+                "The logits must not be NaN, and some token must be allowed. Received: no token to choose at the new "
                 f"token {int(ops.convert_to_numpy(state['step']))}"
             )
 
@@ -289,9 +338,9 @@ def _listed(rows):
 
 def _compiled_before(model, target):
     """The `Steps` of a model and its compiled loops, kept with the model as long as it has the same variables."""
-    variables = [id(variable) for variable in model.variables]
+    variables = model.variables
     kept = vars(model).get("_keras_tx_loops")
-    if kept is None or kept[0] != variables:
+    if kept is None or list(map(id, kept[0])) != list(map(id, variables)):
         kept = (variables, {})
         object.__setattr__(model, "_keras_tx_loops", kept)  # not tracked: it is no part of the model
     if target not in kept[1]:

@@ -97,9 +97,10 @@ class Loop:
             growing = caches.growing(cache)
             if origin is not None:
                 growing = [ops.take(x, origin, axis=0) for x in growing]
-            return state, tokens, growing
+            return state, tokens, caches.merged(growing)
 
-        state, tokens, growing = ops.while_loop(going, body, (state, tokens, caches.growing(fixed["cache"])))
+        growing = caches.merged(caches.growing(fixed["cache"]))
+        state, tokens, growing = ops.while_loop(going, body, (state, tokens, growing))
         return state, tokens, {**fixed, "cache": caches.with_growing(fixed["cache"], growing)}
 
 

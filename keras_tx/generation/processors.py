@@ -16,7 +16,7 @@ from keras_tx import checks
 from keras_tx.generation import rows
 
 _FORBIDDEN = -float("inf")
-_NO_TOKEN, _NO_OTHER_TOKEN = -1, -2  # unlike any id, and unlike each other
+_NO_TOKEN = -1  # unlike any id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,11 +190,11 @@ def _among(ids, counted, size):
 
 
 def _last(state, count):
-    """The last `count` ids of each row, (R, count); `_NO_OTHER_TOKEN` where there is none."""
+    """The last `count` ids of each row, (R, count); `_NO_TOKEN` where there is none."""
     places = state["slot"] - count + ops.arange(count, dtype="int32")
     inside = ops.maximum(places, 0)
     real = ops.logical_and(ops.take(state["real"], inside, axis=1), places >= 0)
-    return ops.where(real, ops.take(state["ids"], inside, axis=1), _NO_OTHER_TOKEN)
+    return ops.where(real, ops.take(state["ids"], inside, axis=1), _NO_TOKEN)
 
 
 def _repeats(state, length, size):

@@ -79,7 +79,8 @@ def padded(rows, length, padding_id, left):
 class Pieces:
     """Texts that grow, again and again -> what is new in each of them since the last time.
 
-    Tokens that follow may change the end of a text: "don '" becomes "don't". So a piece waits for a few more texts.
+    Tokens that follow may change the end of a text, as where bytes are tokens and a character has several. So a piece
+    waits for a few more texts.
     """
 
     def __init__(self, texts, wait=3):

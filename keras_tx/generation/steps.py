@@ -6,6 +6,7 @@ them, and what does not depend on the growing ids (an encoder) is computed once.
 """
 
 import keras
+import numpy as np
 from keras import ops
 from keras.src.models import Functional  # public only as what `keras.Model(inputs, outputs)` returns
 
@@ -35,10 +36,19 @@ _MIXING = (
     keras.layers.GlobalMaxPooling1D,
     keras.layers.AveragePooling1D,
     keras.layers.MaxPooling1D,
-    keras.layers.BatchNormalization,
     keras.layers.Flatten,
     keras.layers.Permute,
     keras.layers.Reshape,
+)
+# Of all other operations nobody knows: models that have some are tried out.
+_BY_ITSELF = (
+    keras.layers.Activation,
+    keras.layers.Add,
+    keras.layers.Dense,
+    keras.layers.Dropout,
+    keras.layers.Embedding,
+    keras.layers.LayerNormalization,
+    keras.layers.RMSNormalization,
 )
 
 
@@ -72,7 +82,8 @@ class Steps:
 
     Raises:
         TypeError: a model that is not functional.
-        ValueError: a model with several outputs, without causal layers, or with layers that mix tokens otherwise.
+        ValueError: a model with several outputs, without causal layers, or with layers that mix tokens otherwise, or
+            that encode positions without being told them, as a step must.
     """
 
     def __init__(self, model, target=None):
@@ -86,6 +97,7 @@ class Steps:
         self.vocabulary_size = model.outputs[0].shape[-1]
         self._output = outputs[0]
         self._keep_needed()
+        _check_no_softmax(self._nodes[-1].operation)
         self.target = self._find_target(inputs) if target is None else target
         if self.target not in self.inputs:
             raise ValueError(f"`target` must be one of the inputs {self.inputs}. Received: target={target!r}")
@@ -98,6 +110,9 @@ class Steps:
         self.vocabulary_sizes = {name: _vocabulary_size(layer) for name, layer in embeddings.items()}
         self.max_length = _shortest_table(self._growing)
         self.max_source_length = _shortest_table(self._once)
+        unknown = [node.operation for node in self._growing if not _is_known(node.operation)]
+        if unknown:
+            self._try(model, [operation.name for operation in unknown])
 
     def prepare(self, sources, batch_size, num_slots):
         """Everything that does not depend on the growing ids.
@@ -146,7 +161,10 @@ class Steps:
                 outputs, cache[index] = self._attend(node, args, kwargs, cache[index], mask, positions, start)
             else:
                 if "num_keys" in names:
-                    args, kwargs = args[:1], {**kwargs, "key": None, **slots}
+                    if self._depends(node.symbols_of("key", 1)) or len(node.inputs) == 1:
+                        args, kwargs = args[:1], {**kwargs, "key": None, **slots}
+                    else:
+                        kwargs = {**kwargs, "start": start}
                 elif "positions" in names and _adds_positions(node.operation) and not kwargs.get("reverse"):
                     kwargs = {**kwargs, "positions": positions, **({"mask": real} if "mask" in names else {})}
                 outputs = _call(node.operation, args, kwargs)
@@ -154,11 +172,6 @@ class Steps:
         return ops.cast(values[self._output][:, -1], "float32"), tuple(cache)
 
     def _attend(self, node, args, kwargs, cache, mask, positions, start):
-        if kwargs.get("attention_mask") is not None:
-            raise ValueError(
-                f"Layer '{node.operation.name}' gets an `attention_mask`, which does not grow with the ids. Received: "
-                "attention_mask"
-            )
         kwargs = {**kwargs, "cache": cache, "return_attention_scores": False, "training": False}
         if isinstance(cache, caches.Memory):
             outputs = node.operation(args[0], None, **{k: v for k, v in kwargs.items() if k not in ("value", "key")})
@@ -269,6 +282,11 @@ class Steps:
 
     def _check_causal(self, node):
         layer = node.operation
+        if node.arguments.kwargs.get("attention_mask") is not None:
+            raise ValueError(
+                f"Layer '{layer.name}' gets an `attention_mask`, which does not grow with the ids. Received: "
+                "attention_mask"
+            )
         if not isinstance(layer, MultiHeadAttention):
             if self._depends(node.symbols_of("memory", 1)):
                 raise ValueError(
@@ -287,6 +305,49 @@ class Steps:
                 f"'{layer.name}' with use_causal_mask={causal}, rotary={layer.rotary}, "
                 f"sliding_window={layer.sliding_window}"
             )
+
+    def _try(self, model, unknown):
+        """Raises unless a few tokens give in steps what they give as a whole."""
+        rows = {}
+        for name, symbol in zip(self.inputs, model.inputs, strict=True):
+            size, padding_id = self.vocabulary_sizes[name] or self.vocabulary_size, self.padding_ids[name]
+            known = [token for token in range(min(size, 50)) if token != padding_id]
+            length = symbol.shape[1] or min(5, self.max_length or 5, self.max_source_length or 5)
+            rows[name] = ops.convert_to_tensor([[known[3 * i % len(known)] for i in range(length)]], dtype="int32")
+        inputs = keras.tree.pack_sequence_as(_functional(model)._inputs_struct, [rows[name] for name in self.inputs])
+        whole = ops.convert_to_numpy(ops.cast(model(inputs, training=False), "float32"))
+        ids, half = rows[self.target], (rows[self.target].shape[1] + 1) // 2
+        real = ops.ones_like(ids, dtype="bool")
+        values, cache = self.prepare([rows[name] for name in self.sources], 1, ids.shape[1])
+        for start, end in ((0, half), *[(i, i + 1) for i in range(half, ids.shape[1])]):
+            positions = ops.arange(start, end, dtype="int32")[None]
+            step = {"mask": real, "real": real[:, start:end], "positions": positions, "start": start}
+            logits, cache = self.step(ids[:, start:end], values, cache, **step)
+        error = np.abs(ops.convert_to_numpy(logits) - whole[:, -1]).max()
+        exact = all(getattr(node.operation, "compute_dtype", "float32") == "float32" for node in self._growing)
+        if error > (1e-3 if exact else 0.1) * np.ptp(whole[:, -1]) + 1e-6:
+            raise ValueError(
+                "A model that writes must look at other tokens, and at the place of a token, only in layers of "
+                f"keras_tx. Received: a model whose steps differ from the whole by {error:.1e}; one of these is why: "
+                f"{unknown}"
+            )
+
+
+def _is_known(operation):
+    of_this_package = type(operation).__module__.startswith("keras_tx.")
+    if isinstance(operation, keras.layers.Activation):
+        return getattr(operation.activation, "__module__", "").startswith("keras.")
+    return of_this_package or type(operation) in _BY_ITSELF or type(operation).__name__ == "NotEqual"
+
+
+def _check_no_softmax(operation):
+    """Strategies would take probabilities for logits, and flatten them."""
+    activation = getattr(operation, "activation", None)
+    if isinstance(operation, keras.layers.Softmax) or activation is keras.activations.softmax:
+        raise ValueError(
+            "The output of `model` must be logits, not probabilities. Received: a softmax in the last layer, "
+            f"'{operation.name}'"
+        )
 
 
 def _functional(model):

@@ -29,9 +29,9 @@ def attend(query, key, value, *, mask=None, bias=None, scale=None, dropout=None,
     """
     heads, key_heads = query.shape[2], key.shape[2]
     batch, queries, keys = ops.shape(query)[0], ops.shape(query)[1], ops.shape(key)[1]
-    grouped = (batch, queries, key_heads, heads // key_heads, query.shape[3])
     query = ops.cast(query, "float32") * (1 / math.sqrt(query.shape[3]) if scale is None else scale)
-    logits = ops.einsum("BTKGH,BSKH->BKGTS", ops.reshape(query, grouped), ops.cast(key, "float32"))
+    query, key, value = (_by_key_head(x, key_heads) for x in (query, key, value))
+    logits = ops.einsum("XQH,XSH->XQS", query, ops.cast(key, "float32"))
     logits = ops.reshape(logits, (batch, heads, queries, keys))
     if bias is not None:
         mask = _open(mask, bias)
@@ -40,9 +40,9 @@ def attend(query, key, value, *, mask=None, bias=None, scale=None, dropout=None,
         logits = ops.where(mask, logits, MASKED)
     scores = _one_hot_of_best(logits) if hard else _softmax(logits)
     weights = ops.cast(scores if dropout is None else dropout(scores), value.dtype)
-    weights = ops.reshape(weights, (batch, key_heads, heads // key_heads, queries, keys))
-    output = ops.einsum("BKGTS,BSKV->BTKGV", weights, value)
-    output = ops.reshape(output, (batch, queries, heads, value.shape[3]))
+    weights = ops.reshape(weights, (batch * key_heads, heads // key_heads * queries, keys))
+    output = ops.einsum("XQS,XSV->XQV", weights, value)
+    output = ops.swapaxes(ops.reshape(output, (batch, heads, queries, value.shape[2])), 1, 2)
     if mask is not None:
         scores = ops.where(_sees(mask), scores, 0.0)
         output = ops.where(ops.swapaxes(_sees(mask), 1, 2), output, 0.0)
@@ -59,6 +59,12 @@ def attend_fused(query, key, value, *, mask=None, bias=None, scale=None):
         query, key, value, bias=bias, mask=kernel_mask, scale=scale, flash_attention=True
     )
     return output if mask is None else ops.where(ops.swapaxes(_sees(mask), 1, 2), output, 0.0)
+
+
+def _by_key_head(x, key_heads):
+    """(B, T, N, H) -> (X, Q, H), X = B * K and Q = G * T. XLA copies no key for a product with a single batch axis."""
+    batch, length, heads, size = *ops.shape(x)[:2], *x.shape[2:]
+    return ops.reshape(ops.swapaxes(x, 1, 2), (batch * key_heads, heads // key_heads * length, size))
 
 
 def _open(mask, bias):

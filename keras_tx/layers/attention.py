@@ -62,8 +62,9 @@ class MultiHeadAttention(keras.layers.Layer):
         attention_bias: added to the scaled products, shaped as `attention_mask`; stays in the dtype it has.
         positions: (B, T) or (T,) integers for `rotary`; the real tokens are counted if None.
         cache: for decoding step by step. A `KeyValue` of `new_cache`: keys and values of this call are written from
-            the slot `start` on, and the queries look at all slots up to their own; `value_mask` is then (B, S) over the
-            slots. Or the `Memory` of `new_memory`: used in place of `value` and `key`, which may be None.
+            the slot `start` on, and the queries look at all slots up to their own; S of the masks and of the bias is
+            then the number of slots. Or the `Memory` of `new_memory`: used in place of `value` and `key`, which may be
+            None.
         start: integer or scalar tensor, the slot of the first query.
 
     Returns:
@@ -184,6 +185,11 @@ class MultiHeadAttention(keras.layers.Layer):
         return layer
 
     def __call__(self, query, value=None, key=None, *args, **kwargs):
+        if len(args) > len(_POSITIONAL):
+            raise TypeError(
+                "Arguments behind `attention_mask` must be given by name. Received: "
+                f"{len(args) + 3} arguments by position"
+            )
         kwargs.update(zip(_POSITIONAL, args, strict=False))
         for name, tensor in (("query_mask", query), ("value_mask", value), ("key_mask", key)):
             mask = masks.mask_of(tensor) if kwargs.get(name) is None else None

@@ -44,9 +44,11 @@ def write(cache, key, value, start):
 
 
 def _write(buffer, update, start):
-    update = ops.cast(update, buffer.dtype)
+    update, shape = ops.cast(update, buffer.dtype), ops.shape(buffer)
     if xla.is_traced() or keras.backend.backend() == "torch":
-        return ops.slice_update(buffer, (0, 0, start, 0), update)  # in place, but on TensorFlow by an op of XLA's
+        buffer, update = (ops.reshape(x, (-1, *x.shape[2:])) for x in (buffer, update))  # see `merged`
+        buffer = ops.slice_update(buffer, (0, start, 0), update)  # in place, but on TensorFlow by an op of XLA's
+        return ops.reshape(buffer, shape)
     slots, length = buffer.shape[2], update.shape[2]
     if length == 1:
         here = ops.equal(ops.arange(slots, dtype="int32"), start)[:, None]
@@ -70,15 +72,20 @@ def growing(cache):
     return [tensor for part in cache for tensor in growing(part)]
 
 
+def merged(tensors):
+    """(B, K, S, H) -> (B * K, S, H), as loops carry them: with B = 1 XLA copies buffers of four axes in each step."""
+    return [ops.reshape(x, (-1, *x.shape[2:])) for x in tensors]
+
+
 def with_growing(cache, tensors):
-    """`cache` with other tensors in the place of those that `growing` lists."""
+    """`cache` with other tensors in the place of those that `growing` lists, `merged` or not."""
     rest = iter(tensors)
 
     def replaced(part):
         if isinstance(part, Memory):
             return part
         if isinstance(part, KeyValue):
-            return KeyValue(next(rest), next(rest))
+            return KeyValue(*[ops.reshape(next(rest), ops.shape(old)) for old in part])
         return tuple(replaced(one) for one in part)
 
     return replaced(cache)

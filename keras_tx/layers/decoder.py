@@ -33,7 +33,8 @@ class DecoderLayer(Block):
         training: whether dropout is on.
         positions: (B, T) or (T,) integers for rotary embedding, instead of counting the real tokens.
         cache: of `new_cache`, for decoding step by step: keys and values of this call are written from the slot `start`
-            on. `mask` is then that of all slots (B, slots), and `memory` need not be given.
+            on. `mask` is then (B, slots), the last axis of `attention_mask` and `attention_bias` is slots too, and
+            `memory` need not be given.
         start: integer or scalar tensor, the slot of the first token of `inputs`.
 
     Returns:

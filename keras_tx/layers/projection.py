@@ -27,7 +27,7 @@ def project(inputs, kernel, num_axes=1):
 def _times(rows, kernel):
     size, made = kernel.shape
     few = rows.shape[0] is not None and rows.shape[0] <= _FEW_ROWS and size % _PARTS == 0
-    if few and size * made >= _MANY_NUMBERS and xla.is_traced():
+    if few and size * made >= _MANY_NUMBERS and rows.dtype == "float32" and xla.is_traced():
         # Few rows are bound by reading the kernel, and XLA on a CPU reads several parts of it faster than the whole.
         parts = ops.swapaxes(ops.reshape(rows, (-1, _PARTS, size // _PARTS)), 0, 1)
         parts = ops.matmul(parts, ops.reshape(kernel, (_PARTS, size // _PARTS, made)))

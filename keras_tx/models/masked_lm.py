@@ -86,6 +86,11 @@ class MaskedLM(TokenModel):
         self.id_inputs = {"token_ids": embedding}
         self.configured = {"embedding_options": embedding, "encoder_options": encoder}
 
+    def attention_scores(self, inputs):
+        """The attention scores of all layers, (B, L, N, T, T) in float32, at inference; `inputs` as for the model."""
+        embedded = self.embedding(*self._listed(inputs), training=False)
+        return self.encoder(embedded, return_attention_scores=True, training=False)[1]
+
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class LogitBias(keras.layers.Layer):

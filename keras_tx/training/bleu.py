@@ -1,7 +1,5 @@
 """BLEU of a model's translations at the end of epochs."""
 
-import inspect
-
 import keras
 
 from keras_tx import checks
@@ -85,7 +83,7 @@ class Bleu(keras.callbacks.Callback):
         self.metric = sacrebleu.BLEU(tokenize=tokenize, lowercase=lowercase)
 
     def on_train_begin(self, logs=None):
-        if self.translate is None and not inspect.ismethod(getattr(self.model, "generate", None)):
+        if self.translate is None and not callable(getattr(self.model, "generate", None)):
             raise TypeError(
                 "`translate` must be given for a model without a method `generate`. Received: "
                 f"model={type(self.model).__name__}"

@@ -64,6 +64,7 @@ class Resume(keras.callbacks.Callback):
             if not isinstance(callback, keras.callbacks.Callback):
                 raise TypeError(f"`callbacks` must be a list of Keras callbacks. Received: {callback!r} among them")
         self._epoch = None  # a tf.Variable, once there is a dataset that reads it
+        self._unrestored: Any = None  # (state, arrays) of a backup until all of it is in place
 
     def dataset(self, make):
         """A `tf.data.Dataset` whose elements in each epoch are those of `make(epoch)`.
@@ -90,8 +91,7 @@ class Resume(keras.callbacks.Callback):
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
-        self._unrestored: Any = None
-        self._epochs, self._logs = [], {}
+        self._epochs, self._logs, self._unrestored = [], {}, None
         if self.path.exists():
             self._read()
 

@@ -33,7 +33,7 @@ def read(labels, outputs, padding_id, sample_weight=None):
     """
     labels, outputs = ops.convert_to_tensor(labels), ops.convert_to_tensor(outputs)
     dtype, shape, size = keras.backend.standardize_dtype(labels.dtype), tuple(labels.shape), outputs.shape[-1]
-    if "int" not in dtype:
+    if "int" not in dtype and not _replicated():
         raise ValueError(f"The labels must be integers. Received: labels of dtype {dtype}")
     if not _fits(shape, outputs.shape[:-1]) or len(shape) + 1 != len(outputs.shape):
         raise ValueError(
@@ -118,6 +118,11 @@ def _fused(labels, logits, smoothing):
         return loss, gradient
 
     return loss_of(logits)
+
+
+def _replicated():
+    """Whether a `tf.distribute` strategy is at work: Keras then builds from the mean of all labels, a float."""
+    return keras.backend.backend() == "tensorflow" and tf.distribute.has_strategy()
 
 
 def _fits(shape, whole):

@@ -131,6 +131,8 @@ def test_files_that_do_not_go_together(folder):
 def test_files_that_are_not_there(folder):
     with pytest.raises(FileNotFoundError, match=r"'train' must be there .*nowhere' with \[\]"):
         load_translation(folder / "nowhere", source="en", target="de")
+    with pytest.raises(FileNotFoundError, match=r"'train' must be there .*/train' with \[\]"):
+        load_translation(f"{folder}/train", source="en", target="de")  # an empty folder
     with pytest.raises(FileNotFoundError, match=r"'test' must be there in 'en' and 'de'. .* with \[\]"):
         load_translation(folder, source="en", test="flickr")
     with pytest.raises(FileNotFoundError, match=r"The file must exist. Received: 'no.en'"):

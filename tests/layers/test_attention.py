@@ -273,3 +273,9 @@ def test_flash_attention_cannot_return_scores():
 def test_flash_attention_is_refused_where_there_is_none():
     with pytest.raises(ValueError, match="Flash attention is not supported"):
         MultiHeadAttention(N, H, flash_attention=True)(normal(B, T, 11), normal(B, S, 13))
+
+
+def test_what_keras_takes_by_name_is_not_dropped_by_position():
+    x = normal(B, T, 11)
+    with pytest.raises(TypeError, match="must be given by name. Received: 8 arguments by position"):
+        MultiHeadAttention(N, H)(x, x, x, None, None, None, None, True)

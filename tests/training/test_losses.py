@@ -246,6 +246,15 @@ def test_a_loss_that_cannot_be_is_refused(arguments, message):
 
 
 @pytest.mark.tensorflow
+def test_under_a_strategy_keras_builds_from_floats():
+    import tensorflow as tf
+
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        averaged = PaddedCrossentropy()(LABELS.astype("float64"), LOGITS)
+    assert_close(averaged, PaddedCrossentropy()(LABELS, LOGITS))
+
+
+@pytest.mark.tensorflow
 def test_replicas_share_the_mean(monkeypatch):
     import tensorflow as tf
 

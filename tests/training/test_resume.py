@@ -186,7 +186,6 @@ def test_the_data_of_an_epoch_depend_on_its_number_alone(tmp_path):
         resume.on_epoch_begin(epoch)
         return [tuple(batch) for batch in data.as_numpy_iterator()]
 
-    resume._unrestored = None
     assert order(0) == order(0) != order(1) != order(2)
     assert order(1) == order(1)
     assert sorted(sum(order(3), ())) == list(range(23))
