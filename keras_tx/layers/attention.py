@@ -14,6 +14,7 @@ from keras_tx import checks
 from keras_tx.layers import cache as caches
 from keras_tx.layers import folding, masks
 from keras_tx.layers.attend import attend, attend_fused
+from keras_tx.layers.configs import serialized
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.initial import fresh
 from keras_tx.layers.projection import HeadProjection
@@ -343,7 +344,7 @@ class MultiHeadAttention(keras.layers.Layer):
             "scale": self.scale,
             "qk_norm": self.qk_norm,
             "hard_attention": self.hard_attention,
-            "rotary": keras.saving.serialize_keras_object(self.rotary),
+            "rotary": serialized(self.rotary),
         }
 
 

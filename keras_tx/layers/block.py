@@ -8,6 +8,7 @@ from keras import activations, initializers, ops
 
 from keras_tx import checks
 from keras_tx.layers.attention import MultiHeadAttention
+from keras_tx.layers.configs import serialized
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.feed_forward import FeedForward
 from keras_tx.layers.masks import MaskedLayer
@@ -135,9 +136,7 @@ class Block(MaskedLayer):
             "normalization": self.normalization,
             "layer_norm_epsilon": self.layer_norm_epsilon,
             "kernel_initializer": initializers.serialize(self.kernel_initializer),
-            "attention_options": {
-                name: keras.saving.serialize_keras_object(value) for name, value in self.attention_options.items()
-            },
+            "attention_options": {name: serialized(value) for name, value in self.attention_options.items()},
         }
 
 
@@ -234,5 +233,5 @@ class Stack(MaskedLayer):
         base = super().get_config()
         layer = self.layers[0].get_config()
         options = {name: layer[name] for name in layer if name not in base}
-        position_bias = keras.saving.serialize_keras_object(self.position_bias)
+        position_bias = serialized(self.position_bias)
         return {**base, "num_layers": self.num_layers, **options, "position_bias": position_bias}

@@ -10,6 +10,7 @@ import keras
 from keras import initializers, ops
 
 from keras_tx import checks
+from keras_tx.layers.configs import serialized
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.folding import check_shape
 from keras_tx.layers.ids import check_ids, check_integers, inside, look_up
@@ -178,7 +179,7 @@ class TokenEmbedding(keras.layers.Layer):
     def get_config(self):
         position_encoding = self.position_encoding
         if isinstance(position_encoding, keras.layers.Layer):
-            position_encoding = keras.saving.serialize_keras_object(position_encoding)
+            position_encoding = serialized(position_encoding)
         return {
             **super().get_config(),
             "vocabulary_size": self.vocabulary_size,

@@ -44,7 +44,7 @@ def test_with_memory_a_decoder_layer_is_three_sublayers_with_residuals_and_norms
         (layer.cross_attention_norm, lambda x: layer.cross_attention(x, MEMORY, value_mask=MEMORY_MASK)),
         (layer.feed_forward_norm, layer.feed_forward),
     ]
-    x = expected = normal(B, T, D)
+    x = expected = keras.ops.convert_to_tensor(normal(B, T, D))
     for norm, sublayer in sublayers:
         if normalize_first:
             expected = expected + sublayer(norm(expected))

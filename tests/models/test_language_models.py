@@ -71,6 +71,13 @@ def features(model, *rows):
     return {tensor.name: others.get(tensor.name, ids) for tensor in model.inputs}
 
 
+def plain(config):
+    """A config without the numbers that Keras gives to objects of a file."""
+    if isinstance(config, dict):
+        return {key: plain(value) for key, value in config.items() if key != "shared_object_id"}
+    return config
+
+
 ROWS = [3, 5, 7, 0, 0], [9, 1, 22, 2, 9]
 
 
@@ -86,9 +93,7 @@ def test_a_trained_model_is_saved_and_loaded_and_trains_on(kind, tmp_path):
     assert np.isfinite(first) and np.abs(to_numpy(model(inputs)) - before).max() > 1e-3
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras")
-    assert type(again) is type(model)
-    for name in set(checks.parameters_of(type(model))) - {"decoder_options"}:  # Keras puts numbers of its own in there
-        assert again.get_config()[name] == model.get_config()[name]
+    assert type(again) is type(model) and plain(again.get_config()) == plain(model.get_config())
     assert_close(again(inputs), model(inputs), atol=0)
     assert again.optimizer.iterations == 2
     again.fit(inputs, labels, verbose=0)
