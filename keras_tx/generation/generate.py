@@ -271,7 +271,7 @@ class _Job:
     def stream(self):
         state, tokens, fixed = self.begin()
         written = np.empty((len(self.rows), 0), "int32")
-        pieces = Pieces(self._prompts()) if self.as_text else None
+        pieces = Pieces(self._prompts() if self.as_text else [])
         while True:
             self.check(state)
             written = np.concatenate([written, ops.convert_to_numpy(tokens)[:, None]], axis=1)

@@ -136,13 +136,13 @@ class Strategy:
             change places the old row (R,) that each new one continues.
         """
         logits = ops.cast(logits, "float32")
-        log_probs = ops.log_softmax(logits, axis=-1)
+        log_sum = ops.logsumexp(logits, axis=-1)
         scores = constraints(logits, state, stop_tokens)
         tokens = integer(self.choose(scores, state))
-        # One NaN, an infinity or nothing but minus infinity make all of a row's log-probabilities NaN.
-        lost = ops.logical_or(ops.isnan(log_probs[:, 0]), ops.logical_not(pick(scores, tokens) > -float("inf")))
+        # One NaN, an infinity or nothing but minus infinity leave no finite sum.
+        lost = ops.logical_not(ops.logical_and(ops.isfinite(log_sum), pick(scores, tokens) > -float("inf")))
         live = ops.logical_not(state["done"])
-        gained = ops.where(live, pick(log_probs, tokens), 0.0)
+        gained = ops.where(live, pick(logits, tokens) - log_sum, 0.0)
         tokens = ops.where(live, tokens, state["padding"])
         now = ops.arange(state["log_probs"].shape[1], dtype="int32") == state["step"]
         state = {

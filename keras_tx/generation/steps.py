@@ -88,7 +88,8 @@ class Steps:
 
     def __init__(self, model, target=None):
         self.inputs = [x.name for x in _functional(model).inputs]
-        self._nodes, self._symbols = [], iter(range(10**9))
+        self._nodes: list[_Node] = []
+        self._symbols = iter(range(10**9))
         inputs = [next(self._symbols) for _ in self.inputs]
         outputs = self._inline(_functional(model), inputs)
         if len(outputs) != 1 or len(model.outputs[0].shape) != 3:

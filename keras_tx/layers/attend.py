@@ -63,7 +63,8 @@ def attend_fused(query, key, value, *, mask=None, bias=None, scale=None):
 
 def _by_key_head(x, key_heads):
     """(B, T, N, H) -> (X, Q, H), X = B * K and Q = G * T. XLA copies no key for a product with a single batch axis."""
-    batch, length, heads, size = *ops.shape(x)[:2], *x.shape[2:]
+    batch, length = ops.shape(x)[:2]
+    heads, size = x.shape[2:]
     return ops.reshape(ops.swapaxes(x, 1, 2), (batch * key_heads, heads // key_heads * length, size))
 
 

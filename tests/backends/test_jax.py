@@ -1,11 +1,15 @@
-"""The layers and models on JAX.
+"""Layers, a model, losses and a compiled search on JAX.
 
-JAX compiles every operation for every shape, so here it is the contracts, the attention function and the models;
-`KERAS_BACKEND=jax pytest tests/layers tests/models` runs all.
+JAX compiles every operation for every shape, so here it is the contracts, the attention function, one model, the losses
+and the strategies in a compiled loop; `KERAS_BACKEND=jax pytest tests/layers tests/models tests/generation` runs all.
 """
 
 from tests.backends.another import run_tests
 
 
-def test_contracts_and_models_hold_on_jax():
-    run_tests("jax", "layers/test_contracts.py", "layers/test_attend.py", "models")
+def test_contracts_and_a_model_hold_on_jax():
+    run_tests("jax", "layers/test_contracts.py", "layers/test_attend.py", "models/test_text_classifier.py")
+
+
+def test_losses_and_strategies_hold_on_jax():
+    run_tests("jax", "training/test_losses.py", "generation/test_compiled.py")

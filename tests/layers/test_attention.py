@@ -279,3 +279,9 @@ def test_what_keras_takes_by_name_is_not_dropped_by_position():
     x = normal(B, T, 11)
     with pytest.raises(TypeError, match="must be given by name. Received: 8 arguments by position"):
         MultiHeadAttention(N, H)(x, x, x, None, None, None, None, True)
+
+
+def test_rotary_attention_over_other_axes_is_refused():
+    layer = MultiHeadAttention(N, H + H % 2, rotary=True, attention_axes=2)
+    with pytest.raises(ValueError, match=r"`rotary` needs the attention axis 1. Received: attention_axes=\(2,\)"):
+        layer(normal(B, T, S, 11), normal(B, T, S, 11))
