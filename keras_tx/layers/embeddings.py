@@ -16,6 +16,7 @@ from keras_tx.layers.folding import check_shape
 from keras_tx.layers.ids import check_ids, check_integers, inside, look_up
 from keras_tx.layers.initial import fresh
 from keras_tx.layers.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
+from keras_tx.layers.projection import TiedEmbedding
 from keras_tx.layers.residual import NORMALIZATIONS, make_norm
 
 POSITIONS = (None, "sinusoidal", "learned")
@@ -116,7 +117,7 @@ class TokenEmbedding(keras.layers.Layer):
 
     def build(self, inputs_shape):
         shape = (*inputs_shape[:2], self.hidden_dim)
-        self.tokens = keras.layers.ReversibleEmbedding(
+        self.tokens = TiedEmbedding(
             self.vocabulary_size,
             self.hidden_dim,
             embeddings_initializer=fresh(self.embeddings_initializer),

@@ -52,3 +52,16 @@ class Projection(keras.layers.Dense):
         outputs = project(inputs, ops.cast(self.kernel, inputs.dtype))
         outputs = outputs if self.bias is None else outputs + ops.cast(self.bias, outputs.dtype)
         return outputs if self.activation is None else self.activation(outputs)
+
+
+class TiedEmbedding(keras.layers.ReversibleEmbedding):
+    """`ReversibleEmbedding` that under XLA multiplies by its table as it lies."""
+
+    def call(self, inputs, reverse=False):
+        if not (reverse and xla.is_traced()):
+            return super().call(inputs, reverse=reverse)
+        # Keras writes a transposition of the table, also for an einsum of two axes. With a single row, XLA on a CPU
+        # fuses that and the product into a loop over single numbers. The axis X, of size 1, prevents it.
+        rows = ops.reshape(inputs, (1, -1, self.output_dim))
+        logits = ops.einsum("XRD,XVD->XRV", rows, ops.cast(self.embeddings, rows.dtype)[None])
+        return ops.reshape(logits, (*ops.shape(inputs)[:-1], self.input_dim))

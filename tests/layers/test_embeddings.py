@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx.layers import SinusoidalPositionalEncoding, TokenEmbedding
+from keras_tx.layers import SinusoidalPositionalEncoding, TokenEmbedding, xla
 from tests.tools import assert_close, normal, randomize, to_numpy
 
 V, D = 23, 10
@@ -167,3 +167,17 @@ def test_a_graph_refuses_ids_outside_the_table(wrong):
 def test_a_constructor_refuses_what_cannot_work(arguments, message):
     with pytest.raises(ValueError, match=message):
         TokenEmbedding(**{"vocabulary_size": V, "hidden_dim": D, **arguments})
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("rows", [1, 2])
+def test_tied_logits_traced_for_xla_are_the_products_with_the_table(rows):
+    import tensorflow as tf
+
+    layer = TokenEmbedding(23, 8)
+    layer(np.array([[1]]))
+    x = np.random.default_rng(1).normal(size=(rows, 1, 8)).astype("float32")
+    with xla.tracing(True):
+        logits = tf.function(lambda x: layer(x, reverse=True), jit_compile=True)(x)
+    expected = x.astype("float64") @ to_numpy(layer.tokens.embeddings).astype("float64").T
+    np.testing.assert_allclose(to_numpy(logits), expected, atol=1e-6)
