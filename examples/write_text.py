@@ -2,6 +2,8 @@
 
 python examples/write_text.py
 python examples/write_text.py --data input.txt.gz --steps 2000
+
+On 2 cores without GPU: tinyshakespeare in 103 s, validation loss 1.73.
 """
 
 import argparse
