@@ -71,9 +71,8 @@ class Loop:
         if strategy.width > 1:
             logits = ops.repeat(logits, strategy.width, axis=0)
             fixed = keras.tree.map_structure(lambda x: ops.repeat(x, strategy.width, axis=0), fixed)
-        state, tokens, _ = strategy.advance(
-            logits, state, self.constraints, self.stop_tokens
-        )  # all beams are alike yet
+        # The beams of a prompt are still alike.
+        state, tokens, _ = strategy.advance(logits, state, self.constraints, self.stop_tokens)
         return state, tokens, fixed
 
     def _go_on(self, state, tokens, fixed, until):

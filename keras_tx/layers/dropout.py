@@ -13,7 +13,7 @@ _LEVELS = 2**16
 class Dropout(keras.layers.Dropout):
     """`keras.layers.Dropout`, on TensorFlow from 16 random bits for each number instead of 32.
 
-    Keras' own makes a float32 for each number, which on CPUs costs twice the time, and under XLA thirty times. The rate
+    Keras' own makes a float32 for each number, which costs more time on CPUs, and far more under XLA. The rate
     is rounded to a multiple of 2^-16, and what is kept is scaled by exactly what the rounded rate asks for.
     """
 

@@ -4,9 +4,9 @@ B batch, T tokens, V vocabulary. Everything is float32. Label smoothing: Szegedy
 """
 
 import keras
-import numpy as np
 from keras import ops
 
+from keras_tx.layers.ids import values_of
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -40,7 +40,7 @@ def read(labels, outputs, padding_id, sample_weight=None):
             "The labels must have the shape of the predictions without the last axis. Received: labels.shape="
             f"{shape}, predictions.shape={tuple(outputs.shape)}"
         )
-    values = _values(labels)
+    values = values_of(labels)
     if values is not None:
         wrong = values[((values < 0) | (values >= size)) & (values != padding_id)]
         if wrong.size:
@@ -129,13 +129,3 @@ def _fits(shape, whole):
     """Whether `shape` is that of the first axes of `whole`, as far as both are known."""
     pairs = list(zip(shape, whole, strict=False))
     return len(pairs) == len(shape) and all(None in pair or pair[0] == pair[1] for pair in pairs)
-
-
-def _values(x):
-    """The tensor as a NumPy array, or None where it has no values yet."""
-    if isinstance(x, keras.KerasTensor) or getattr(getattr(x, "device", None), "type", None) == "meta":
-        return None
-    try:
-        return np.asarray(ops.convert_to_numpy(x))
-    except Exception:  # each backend raises its own error for a tensor of a graph
-        return None
