@@ -1,6 +1,17 @@
 """Transformer layers for Keras 3: text -> ids -> vectors -> logits, and out as a SavedModel."""
 
-from keras_tx import data, generation, layers, models, plots, serving, text, training
+from keras_tx import data, generation, layers, models, plots, pretrained, serving, text, training
 from keras_tx.version import __version__
 
-__all__ = ["__version__", "data", "generation", "layers", "models", "plots", "serving", "text", "training"]
+__all__ = [
+    "__version__",
+    "data",
+    "generation",
+    "layers",
+    "models",
+    "plots",
+    "pretrained",
+    "serving",
+    "text",
+    "training",
+]

@@ -18,6 +18,10 @@ def _ids(batch=B, length=T):
     return {"inputs": np.random.default_rng(length).integers(1, 23, size=(batch, length)).astype("int32")}
 
 
+def _images(batch=B, length=6):
+    return {"inputs": normal(batch, length, 4, 3)}
+
+
 def _query(batch=B, length=T):
     return {"query": normal(batch, length, D)}
 
@@ -41,6 +45,7 @@ class Row:
     inputs: callable = _vectors
     scores: bool = False
     per_example: bool = True  # whether the first axis of the output is the batch
+    any_length: bool = True  # whether the second axis of the inputs may have any size
 
     def make(self, **kwargs):
         return self.layer(**{**self.arguments, **kwargs})
@@ -139,6 +144,40 @@ ROWS = [
         _query,
         per_example=False,
     ),
+    Row(
+        layers.MultiHeadAttention,
+        {"num_heads": 3, "key_dim": 5, "use_output_bias": False, "qk_norm": True, "qk_norm_epsilon": 0.01},
+        _query_and_value,
+        scores=True,
+    ),
+    Row(
+        layers.Encoder,
+        {
+            "num_layers": 2,
+            "num_heads": 3,
+            "intermediate_dim": 17,
+            "normalize_first": True,
+            "normalization": "layer_norm_no_bias",
+            "attention_options": [{"rotary": True, "key_dim": 4}, {"sliding_window": 2, "use_output_bias": False}],
+            "normalize_inputs": False,
+        },
+        scores=True,
+    ),
+    Row(layers.LearnedPositionalEncoding, {"max_length": 13, "offset": 2}),
+    Row(
+        layers.TokenEmbedding,
+        {
+            "vocabulary_size": 23,
+            "hidden_dim": 10,
+            "embedding_dim": 7,
+            "position_encoding": "sinusoidal",
+            "num_segments": 2,
+            "normalization": "layer_norm",
+        },
+        _ids,
+    ),
+    Row(layers.FeedForward, {"intermediate_dim": 17, "activation": "gelu_tanh", "use_bias": False}),
+    Row(layers.PatchEmbedding, {"patch_size": 2, "hidden_dim": 11}, _images, any_length=False),
 ]
 
 

@@ -20,7 +20,7 @@ FILES = sorted((ROOT / "keras_tx").rglob("*.py"))
 ORDER = [["checks", "optional", "version"], ["text"], ["data"], ["layers"], ["generation", "training"], ["models"]]
 ORDER += [["pretrained"], ["serving"], ["plots"]]
 RANK = {folder: rank for rank, folders in enumerate(ORDER) for folder in folders}
-PUBLIC = ["data", "generation", "layers", "models", "serving", "text", "training", "plots"]
+PUBLIC = ["data", "generation", "layers", "models", "pretrained", "serving", "text", "training", "plots"]
 
 
 def imports(path):

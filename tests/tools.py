@@ -25,3 +25,32 @@ def randomize(layer, seed=0, scale=0.3):
     generator = np.random.default_rng(seed)
     layer.set_weights([w + scale * generator.normal(size=w.shape).astype(w.dtype) for w in layer.get_weights()])
     return layer
+
+
+def gradients(function, tensors):
+    """What `function(*tensors)` gives, and the gradients of its sum, weighted by fixed numbers, on any backend."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        tensors = [tf.constant(x) for x in tensors]
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            output = function(*tensors)
+            total = tf.reduce_sum(output * normal(*output.shape, seed=99))
+        slopes = tape.gradient(total, tensors, unconnected_gradients="zero")
+    elif backend == "jax":
+        import jax
+
+        output = function(*tensors)
+        weights = normal(*output.shape, seed=99)
+        total = jax.grad(lambda *x: (function(*x) * weights).sum(), argnums=tuple(range(len(tensors))))
+        slopes = total(*[jax.numpy.asarray(x) for x in tensors])
+    else:
+        import torch
+
+        tensors = [torch.tensor(x, requires_grad=True) for x in tensors]
+        output = function(*tensors)
+        (output * torch.tensor(normal(*output.shape, seed=99))).sum().backward()
+        output, slopes = output.detach(), [torch.zeros_like(x) if x.grad is None else x.grad for x in tensors]
+    return [to_numpy(x) for x in (output, *slopes)]

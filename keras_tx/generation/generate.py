@@ -9,12 +9,10 @@ import numpy as np
 from keras import ops
 
 from keras_tx import checks
-from keras_tx.generation.greedy import Greedy
 from keras_tx.generation.loop import Loop, bucket
-from keras_tx.generation.processors import Constraints
 from keras_tx.generation.prompts import Pieces, as_rows, as_strings, is_text, padded, until_stop
-from keras_tx.generation.rows import Strategy
 from keras_tx.generation.steps import Steps
+from keras_tx.generation.task import Task
 
 
 def generate(
@@ -133,54 +131,22 @@ class _Job:
     """One call of `generate`: the prompts as arrays, and the compiled loop for them."""
 
     def __init__(
-        self,
-        model,
-        inputs,
-        strategy,
-        *,
-        max_new_tokens,
-        min_new_tokens,
-        stop_tokens,
-        start_token,
-        tokenizer,
-        source_tokenizer,
-        repetition_penalty,
-        no_repeat_ngram_size,
-        forbidden_tokens,
-        forced_tokens,
-        target,
-        jit_compile,
+        self, model, inputs, strategy, *, tokenizer, source_tokenizer, max_new_tokens, target, jit_compile, **rules
     ):
-        self.max_new_tokens = checks.positive_int("max_new_tokens", max_new_tokens)
-        strategy = Greedy() if strategy is None else strategy
-        if not isinstance(strategy, Strategy):
-            raise TypeError(f"`strategy` must be `Greedy()`, `Sample()` or `Beam()`. Received: strategy={strategy!r}")
+        checks.positive_int("max_new_tokens", max_new_tokens)
         self.steps, loops = _compiled_before(model, target)
+        task = Task(self.steps, strategy, tokenizer, max_new_tokens=max_new_tokens, **rules)
+        self.task, self.max_new_tokens = task, task.max_new_tokens
+        self.stop_tokens, self.padding_id = task.stop_tokens, task.padding_id
         self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
-        if start_token is None:
-            start_token = getattr(tokenizer, "cls_id", None)
-        self.start_token = None if start_token is False else start_token
-        stop_tokens = getattr(tokenizer, "sep_id", None) if stop_tokens is None else stop_tokens
-        self.stop_tokens = _ids("stop_tokens", () if stop_tokens is None else stop_tokens)
-        constraints = Constraints(
-            repetition_penalty=repetition_penalty,
-            no_repeat_ngram_size=no_repeat_ngram_size,
-            min_new_tokens=min_new_tokens,
-            forbidden_tokens=forbidden_tokens,
-            forced_tokens=forced_tokens,
-        )
-        constraints.check(max_new_tokens, self.steps.vocabulary_size, self.stop_tokens)
         self._read(inputs)
-        self.padding_id = self.steps.padding_ids[self.steps.target] or 0
         self._check_length()
         self.limit = ops.convert_to_tensor(max_new_tokens, "int32")
         num_new = bucket(max_new_tokens)
-        key = (strategy, constraints, self.stop_tokens, self.padding_id, num_new, jit_compile)
+        key = (task.strategy, task.constraints, task.stop_tokens, task.padding_id, num_new, jit_compile)
         if key not in loops:
-            loops[key] = Loop(
-                model, self.steps, strategy, constraints, self.stop_tokens, self.padding_id, num_new, jit_compile
-            )
-        self.loop, self.strategy = loops[key], strategy
+            loops[key] = Loop(task.search(num_new), model, jit_compile)
+        self.loop, self.strategy = loops[key], task.strategy
 
     def _read(self, inputs):
         """Sets `rows`, the beginnings of what grows, and `sources`, the rows of each other input."""
@@ -198,16 +164,8 @@ class _Job:
         self.sources = {name: read[name][0] for name in steps.sources}
         if steps.target in read:
             self.rows = read[steps.target][0]
-        elif self.start_token is None:
-            raise ValueError("`start_token` must be given: the id that begins a target. Received: start_token=None")
         else:
-            start = _ids("start_token", self.start_token)
-            if len(start) != 1 or not 0 <= start[0] < steps.vocabulary_size:
-                raise ValueError(
-                    f"`start_token` must be an id in [0, {steps.vocabulary_size}). Received: "
-                    f"start_token={self.start_token!r}"
-                )
-            self.rows = [np.array(start, "int32")] * next(iter(counts.values()))
+            self.rows = [np.array(self.task.start_row(), "int32")] * next(iter(counts.values()))
 
     def _rows(self, name, inputs):
         vocabulary_size = self.steps.vocabulary_sizes[name] or self.steps.vocabulary_size
@@ -220,7 +178,7 @@ class _Job:
         if name != self.steps.target:
             rows = ops.convert_to_numpy(self.source_tokenizer(texts)["token_ids"])
         else:
-            start = [] if self.start_token is None else [self.start_token]
+            start = [] if self.task.start_token is None else [self.task.start_token]
             rows = [start + list(row) for row in _listed(self.tokenizer.tokenize(texts))]
         return as_rows(name, rows, self.steps.padding_ids[name], vocabulary_size)[0], one
 
@@ -322,14 +280,6 @@ class _Job:
         if len(answers[0]) == 1:
             answers = answers[:, 0] if hasattr(answers, "shape") else [rows[0] for rows in answers]
         return answers[0] if self.one else answers
-
-
-def _ids(name, ids):
-    """An id, or several -> a tuple."""
-    array = np.ravel(ids)
-    if array.size and array.dtype.kind not in "iu":
-        raise ValueError(f"`{name}` must be integers. Received: {name}={ids!r}")
-    return tuple(int(token) for token in array)
 
 
 def _listed(rows):

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from keras import ops
-
+from keras_tx.generation import rows
 from keras_tx.generation.rows import Strategy
 
 
@@ -15,4 +14,4 @@ class Greedy(Strategy):
     """
 
     def choose(self, scores, state):
-        return ops.argmax(scores, axis=-1)
+        return rows.likeliest(scores)

@@ -17,27 +17,26 @@ jax = Lazy("jax")
 torch = Lazy("torch")
 
 
-class Loop:
-    """A model in `Steps`, a strategy, constraints and stop tokens: what is compiled once and called often.
+class Search:
+    """A model in `Steps`, a strategy and rules: two functions of tensors, of which `Loop` makes compiled ones.
+
+    They can also be traced into a TensorFlow graph for any number of prompts and any length, without XLA: see
+    `generation.graph`.
 
     Args:
-        model: the model that `steps` runs, for its variables.
-        steps: `Steps` of it.
+        steps: `Steps` of a model.
         strategy: `Greedy`, `Sample` or `Beam`.
         constraints: `Constraints`.
         stop_tokens: tuple of ids that end a row.
         padding_id: what is written behind them.
         num_new: M, the slots for new tokens.
-        jit_compile: whether TensorFlow compiles by XLA.
     """
 
-    def __init__(self, model, steps, strategy, constraints, stop_tokens, padding_id, num_new, jit_compile):
+    def __init__(self, steps, strategy, constraints, stop_tokens, padding_id, num_new):
         self.steps, self.strategy, self.constraints = steps, strategy, constraints
         self.stop_tokens, self.padding_id, self.num_new = stop_tokens, padding_id, num_new
-        self.begin = _compiled(self._begin, model, jit_compile)
-        self.go_on = _compiled(self._go_on, model, jit_compile)
 
-    def _begin(self, ids, real, sources, limit, noise):
+    def begin(self, ids, real, sources, limit, noise):
         """The prompts through the model, and the first new token of each.
 
         Args:
@@ -50,7 +49,7 @@ class Loop:
         Returns:
             What `go_on` takes.
         """
-        batch_size, prompt = ids.shape
+        batch_size, prompt = ops.shape(ids)
         strategy, num_slots = self.strategy, prompt + self.num_new
         mask = ops.concatenate([real, ops.ones((batch_size, self.num_new), dtype="bool")], axis=1)
         counts = ops.cumsum(ops.cast(real, "int32"), axis=1)
@@ -67,7 +66,7 @@ class Loop:
             padding_id=self.padding_id,
             noise=noise,
         )
-        fixed = {"values": values, "cache": cache, "mask": mask, "counts": counts[:, -1:]}
+        fixed = {"values": values, "cache": cache, "mask": mask, "counts": counts[:, -1][:, None]}
         if strategy.width > 1:
             logits = ops.repeat(logits, strategy.width, axis=0)
             fixed = keras.tree.map_structure(lambda x: ops.repeat(x, strategy.width, axis=0), fixed)
@@ -75,14 +74,15 @@ class Loop:
         state, tokens, _ = strategy.advance(logits, state, self.constraints, self.stop_tokens)
         return state, tokens, fixed
 
-    def _go_on(self, state, tokens, fixed, until):
+    def go_on(self, state, tokens, fixed, until):
         """Steps until the strategy ends or `until` tokens are written; takes and returns what `begin` returns."""
-        first = fixed["mask"].shape[1] - self.num_new  # the slot of the first new token
+        first = ops.shape(fixed["mask"])[1] - self.num_new  # the slot of the first new token
 
         def going(state, tokens, growing):
             return ops.logical_and(self.strategy.going(state), state["step"] < until)
 
         def body(state, tokens, growing):
+            before = state, tokens, growing
             logits, cache = self.steps.step(
                 tokens[:, None],
                 fixed["values"],
@@ -96,11 +96,34 @@ class Loop:
             growing = caches.growing(cache)
             if origin is not None:
                 growing = [ops.take(x, origin, axis=0) for x in growing]
-            return state, tokens, caches.merged(growing)
+            return _shaped_as(before, (state, tokens, caches.merged(growing)))
 
         growing = caches.merged(caches.growing(fixed["cache"]))
         state, tokens, growing = ops.while_loop(going, body, (state, tokens, growing))
         return state, tokens, {**fixed, "cache": caches.with_growing(fixed["cache"], growing)}
+
+
+class Loop:
+    """A `Search`, compiled for the shapes of each call and called often.
+
+    Args:
+        search: the `Search`.
+        model: the model that it runs, for its variables.
+        jit_compile: whether TensorFlow compiles by XLA.
+    """
+
+    def __init__(self, search, model, jit_compile):
+        self.strategy, self.num_new = search.strategy, search.num_new
+        self.begin = _compiled(search.begin, model, jit_compile)
+        self.go_on = _compiled(search.go_on, model, jit_compile)
+
+
+def _shaped_as(before, after):
+    """`after`, of whose shapes TensorFlow knows as much as of those `before`: what a loop carries must not forget."""
+    if keras.backend.backend() == "tensorflow":
+        for old, new in zip(keras.tree.flatten(before), keras.tree.flatten(after), strict=True):
+            new.set_shape(old.shape)
+    return after
 
 
 def _compiled(function, model, jit_compile):

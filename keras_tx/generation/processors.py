@@ -67,6 +67,7 @@ class Constraints:
             for index, token in self.forced_tokens:
                 now = state["step"] == (state["limit"] - 1 if index == -1 else index)
                 forced = ops.where(now, token, forced)
+            forced = ops.reshape(forced, (-1, 1))  # (R, 1) where the rows have limits of their own
             given = ops.where(ops.arange(size, dtype="int32") == forced, 0.0, _FORBIDDEN)
             scores = ops.where(forced == _NO_TOKEN, scores, given)
         return scores
@@ -88,6 +89,14 @@ class Constraints:
             stops = ops.convert_to_tensor(np.isin(np.arange(size), stop_tokens))
             masks.append(ops.logical_and(stops, state["step"] < self.min_new_tokens))
         return masks
+
+    @property
+    def least_new_tokens(self):
+        """The smallest `max_new_tokens` that all rules can be kept with."""
+        places = dict(self.forced_tokens)
+        least = max(1, self.min_new_tokens, *[index + 1 for index in places])
+        two_in_one_place = -1 in places and places.get(least - 1, places[-1]) != places[-1]
+        return least + two_in_one_place
 
     def check(self, max_new_tokens, vocabulary_size, stop_tokens):
         """Refuses what cannot be kept.

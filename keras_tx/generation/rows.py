@@ -9,14 +9,20 @@ L = P + M, V vocabulary. A state is a dict of tensors whose shapes never change,
     broken () bool        True once a row that was not done had no token to choose
     step () int32         the number of tokens generated so far
     slot () int32         where the next token goes: P + step
-    limit () int32        the number of tokens to generate, at most M
+    limit () int32        the number of tokens to generate, at most M; (B,) where each prompt has its own
     padding () int32      the padding id
 
 Strategies add what they need. One slot is written by comparing indices: a slice with a tensor for its start is silently
 wrong inside an XLA loop, and `ops.slice_update` becomes an operation that TensorFlow Serving does not have.
 """
 
+import keras
 from keras import ops
+
+from keras_tx.layers import xla
+from keras_tx.optional import Lazy
+
+tf = Lazy("tensorflow")
 
 
 def begin(ids, real, *, width, num_new, limit, padding_id):
@@ -27,7 +33,7 @@ def begin(ids, real, *, width, num_new, limit, padding_id):
         real: (B, P), True where `ids` holds a token of the prompt.
         width: W.
         num_new: M, a Python integer.
-        limit, padding_id: integers or tensors.
+        limit, padding_id: integers or tensors; a limit may be (B,).
     """
     real = ops.cast(real, "bool")
     done = ops.zeros_like(real[:, 0])
@@ -81,9 +87,23 @@ def is_one_of(tokens, stop_tokens):
     return found
 
 
+def without_xla():
+    """Whether TensorFlow runs every operation by itself, so that few and plain ones are fast."""
+    return keras.backend.backend() == "tensorflow" and not xla.is_traced()
+
+
 def pick(x, indices):
     """x (R, N), indices (R,) -> (R,): one entry of each row."""
+    if without_xla():
+        return tf.gather(x, indices, batch_dims=1)  # one operation, where Keras has thirty
     return ops.take_along_axis(x, indices[:, None], axis=1)[:, 0]
+
+
+def likeliest(scores):
+    """The largest of each row (R, V), the first of equals: (R,)."""
+    if without_xla():
+        return tf.argmax(scores, axis=-1, output_type="int32")  # Keras first looks for zeros with a minus sign
+    return ops.argmax(scores, axis=-1)
 
 
 class Strategy:
@@ -109,7 +129,8 @@ class Strategy:
             ids: (B, P) integers, prompts padded on the left.
             real: (B, P), True where `ids` holds a token of the prompt.
             num_new: M, the number of new slots, a Python integer.
-            limit: the number of tokens to generate, at most M, an integer or a tensor.
+            limit: the number of tokens to generate, at most M, an integer or a tensor; one for each prompt, (B,), is
+                only for strategies without beams.
             vocabulary_size: V.
             padding_id: what slots without a token hold.
             noise: of `self.noise(B, M)`.
@@ -145,19 +166,19 @@ class Strategy:
         gained = ops.where(live, pick(logits, tokens) - log_sum, 0.0)
         tokens = ops.where(live, tokens, state["padding"])
         now = ops.arange(state["log_probs"].shape[1], dtype="int32") == state["step"]
+        done = ops.logical_or(is_one_of(tokens, stop_tokens), state["step"] + 1 >= state["limit"])
         state = {
             **state,
             **write(state, state["ids"], tokens, live),
             "log_probs": ops.where(now, gained[:, None], state["log_probs"]),
             "broken": ops.logical_or(state["broken"], ops.any(ops.logical_and(live, lost))),
-            "done": ops.logical_or(state["done"], is_one_of(tokens, stop_tokens)),
+            "done": ops.logical_or(state["done"], done),
         }
         return state, tokens, None
 
     def going(self, state):
         """Whether there is more to generate, a boolean scalar."""
-        more = ops.logical_and(ops.any(ops.logical_not(state["done"])), state["step"] < state["limit"])
-        return ops.logical_and(more, ops.logical_not(state["broken"]))
+        return ops.logical_and(ops.any(ops.logical_not(state["done"])), ops.logical_not(state["broken"]))
 
     def result(self, state):
         """The generated tokens (B, 1, M), the padding id behind the stop token, and their scores (B, 1).

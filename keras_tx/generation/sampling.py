@@ -87,10 +87,17 @@ def draw(logits, noise):
     return block * size + _first_beyond(inside, ops.cumsum(inside, axis=-1), target)
 
 
+def draw_of_few(logits, noise):
+    """As `draw`, for so few tokens that blocks do not pay; their number may be unknown while a graph is traced."""
+    weights = ops.exp(logits - ops.max(logits, axis=-1, keepdims=True))
+    reached = ops.cumsum(weights, axis=-1)
+    return _first_beyond(weights, reached, ops.cast(noise, "float32") * reached[:, -1])
+
+
 def _first_beyond(weights, reached, target):
     """The first index with a weight whose running sum is beyond `target`; where rounding left none, the heaviest."""
     beyond = ops.logical_and(reached > target[:, None], weights > 0)
-    return rows.integer(ops.argmax(ops.where(beyond, float("inf"), weights), axis=-1))
+    return rows.integer(rows.likeliest(ops.where(beyond, float("inf"), weights)))
 
 
 def _where(kept, logits):

@@ -8,68 +8,15 @@ them, and what does not depend on the growing ids (an encoder) is computed once.
 import keras
 import numpy as np
 from keras import ops
-from keras.src.models import Functional  # public only as what `keras.Model(inputs, outputs)` returns
 
-from keras_tx.layers import (
-    Decoder,
-    DecoderLayer,
-    Encoder,
-    EncoderLayer,
-    LearnedPositionalEncoding,
-    MultiHeadAttention,
-    TokenEmbedding,
-)
+from keras_tx.generation import nodes
+from keras_tx.generation.nodes import ATTENTION, MIXING, call, functional, layers_of, parameters_of, store
+from keras_tx.generation.rows import without_xla
+from keras_tx.layers import Decoder, DecoderLayer, MultiHeadAttention, TokenEmbedding
 from keras_tx.layers import cache as caches
+from keras_tx.optional import Lazy
 
-_ATTENTION = (MultiHeadAttention, DecoderLayer, Decoder)
-_MIXING = (
-    Encoder,
-    EncoderLayer,
-    keras.layers.MultiHeadAttention,
-    keras.layers.GroupQueryAttention,
-    keras.layers.Attention,
-    keras.layers.RNN,
-    keras.layers.Bidirectional,
-    keras.layers.Conv1D,
-    keras.layers.SeparableConv1D,
-    keras.layers.GlobalAveragePooling1D,
-    keras.layers.GlobalMaxPooling1D,
-    keras.layers.AveragePooling1D,
-    keras.layers.MaxPooling1D,
-    keras.layers.Flatten,
-    keras.layers.Permute,
-    keras.layers.Reshape,
-)
-# Of all other operations nobody knows: models that have some are tried out.
-_BY_ITSELF = (
-    keras.layers.Activation,
-    keras.layers.Add,
-    keras.layers.Dense,
-    keras.layers.Dropout,
-    keras.layers.Embedding,
-    keras.layers.LayerNormalization,
-    keras.layers.RMSNormalization,
-)
-
-
-class _Node:
-    """One call of an operation: which values go in, which come out."""
-
-    def __init__(self, node, symbols, fresh):
-        self.operation = node.operation
-        self.arguments = node.arguments
-        self.inputs = {id(x): symbols[id(x)] for x in node.input_tensors}
-        self.outputs = [fresh() for _ in node.outputs]
-
-    def filled(self, values):
-        """The arguments of the call; None for a memory that is in the cache."""
-        return self.arguments.fill_in({key: values.get(symbol) for key, symbol in self.inputs.items()})
-
-    def symbols_of(self, name, index):
-        """The values that go into the call argument of this name or place."""
-        args, kwargs = self.arguments.args, self.arguments.kwargs
-        given = args[index] if index < len(args) else kwargs.get(name)
-        return [self.inputs[id(x)] for x in keras.tree.flatten(given) if isinstance(x, keras.KerasTensor)]
+tf = Lazy("tensorflow")
 
 
 class Steps:
@@ -87,18 +34,18 @@ class Steps:
     """
 
     def __init__(self, model, target=None):
-        self.inputs = [x.name for x in _functional(model).inputs]
-        self._nodes: list[_Node] = []
-        self._symbols = iter(range(10**9))
-        inputs = [next(self._symbols) for _ in self.inputs]
-        outputs = self._inline(_functional(model), inputs)
+        self._model = functional(model)
+        self.inputs = [x.name for x in self._model.inputs]
+        symbols = iter(range(10**9))
+        inputs = [next(symbols) for _ in self.inputs]
+        self._nodes, outputs = nodes.inlined(self._model, inputs, symbols.__next__)
         if len(outputs) != 1 or len(model.outputs[0].shape) != 3:
             shapes = [tuple(x.shape) for x in model.outputs]
             raise ValueError(f"`model` must have one output, logits (B, T, V). Received: outputs of shapes {shapes}")
         self.vocabulary_size = model.outputs[0].shape[-1]
         self._output = outputs[0]
         self._keep_needed()
-        _check_no_softmax(self._nodes[-1].operation)
+        nodes.check_no_softmax(self._nodes[-1].operation)
         self.target = self._find_target(inputs) if target is None else target
         if self.target not in self.inputs:
             raise ValueError(f"`target` must be one of the inputs {self.inputs}. Received: target={target!r}")
@@ -107,11 +54,11 @@ class Steps:
         self._source_symbols = [symbol for symbol in inputs if symbol != self._target]
         self._split()
         embeddings = {name: self._embedding_of(symbol) for name, symbol in zip(self.inputs, inputs, strict=True)}
-        self.padding_ids = {name: _padding_id(layer) for name, layer in embeddings.items()}
-        self.vocabulary_sizes = {name: _vocabulary_size(layer) for name, layer in embeddings.items()}
-        self.max_length = _shortest_table(self._growing)
-        self.max_source_length = _shortest_table(self._once)
-        unknown = [node.operation for node in self._growing if not _is_known(node.operation)]
+        self.padding_ids = {name: nodes.padding_id(layer) for name, layer in embeddings.items()}
+        self.vocabulary_sizes = {name: nodes.vocabulary_size(layer) for name, layer in embeddings.items()}
+        self.max_length = nodes.shortest_table(self._growing)
+        self.max_source_length = nodes.shortest_table(self._once)
+        unknown = [node.operation for node in self._growing if not nodes.is_known(node.operation)]
         if unknown:
             self._try(model, [operation.name for operation in unknown])
 
@@ -128,7 +75,7 @@ class Steps:
         """
         values = dict(zip(self._source_symbols, sources, strict=True))
         for node in self._once:
-            _store(values, node, _call(node.operation, *node.filled(values)))
+            store(values, node, call(node.operation, *node.filled(values)))
         cache = tuple(self._new_cache(node, values, batch_size, num_slots) for node in self._cached)
         return {str(symbol): values[symbol] for symbol in self._shared}, cache
 
@@ -147,7 +94,7 @@ class Steps:
             The logits (B, V) at the last id, float32, and the cache.
         """
         values = {**{int(symbol): value for symbol, value in values.items()}, self._target: ids}
-        slots = {"start": start, "num_keys": mask.shape[1]}
+        slots = {"start": start, "num_keys": ops.shape(mask)[1]}
         cache, last = list(cache), {}
         for node in self._growing:
             if node in self._tail:  # after the last attention only the last token is of interest
@@ -156,7 +103,7 @@ class Steps:
                     if symbol in self._cut:
                         last[symbol] = values[symbol][:, -1:]
             args, kwargs = node.filled({**values, **last} if node in self._tail else values)
-            names = _parameters(node.operation)
+            names = parameters_of(node.operation)
             if node in self._cached:
                 index = self._cached.index(node)
                 outputs, cache[index] = self._attend(node, args, kwargs, cache[index], mask, positions, start)
@@ -166,11 +113,34 @@ class Steps:
                         args, kwargs = args[:1], {**kwargs, "key": None, **slots}
                     else:
                         kwargs = {**kwargs, "start": start}
-                elif "positions" in names and _adds_positions(node.operation) and not kwargs.get("reverse"):
-                    kwargs = {**kwargs, "positions": positions, **({"mask": real} if "mask" in names else {})}
-                outputs = _call(node.operation, args, kwargs)
-            _store(values, node, outputs)
+                elif "positions" in names and not kwargs.get("reverse"):
+                    # Not the mask that an embedding makes of ids: a padding id that is written is a token like others.
+                    given = {"mask": real} if "mask" in names else {}
+                    if nodes.adds_positions(node.operation):
+                        given["positions"] = positions
+                    kwargs = {**kwargs, **given}
+                outputs = self._tied(node, args, kwargs)
+                outputs = call(node.operation, args, kwargs) if outputs is None else outputs
+            store(values, node, outputs)
         return ops.cast(values[self._output][:, -1], "float32"), tuple(cache)
+
+    @staticmethod
+    def _tied(node, args, kwargs):
+        """Logits by the token table, where TensorFlow without XLA would transpose it in every step; else None."""
+        operation = node.operation
+        tied = isinstance(operation, TokenEmbedding) and kwargs.get("reverse")
+        if not tied or operation.tokens.quantization_mode or not without_xla():
+            return None
+        table = ops.cast(operation.tokens.embeddings, operation.compute_dtype)  # (V, D)
+        rows = ops.reshape(ops.cast(args[0], table.dtype), (-1, table.shape[1]))
+        logits = tf.transpose(tf.matmul(table, rows, transpose_b=True))  # for many rows faster than to turn the table
+        return ops.reshape(logits, (-1, ops.shape(args[0])[1], table.shape[0]))
+
+    def whole(self, rows):
+        """The logits (B, T, V) of the whole model; `rows` are the ids of `sources`, in their order, and of `target`."""
+        by_name = dict(zip([*self.sources, self.target], rows, strict=True))
+        inputs = [by_name[name] for name in self.inputs]
+        return self._model(keras.tree.pack_sequence_as(self._model._inputs_struct, inputs), training=False)
 
     def _attend(self, node, args, kwargs, cache, mask, positions, start):
         kwargs = {**kwargs, "cache": cache, "return_attention_scores": False, "training": False}
@@ -195,22 +165,6 @@ class Steps:
             return node.operation.new_cache(batch_size, num_slots)
         key = kwargs.get("key", args[2] if len(args) > 2 else None)
         return node.operation.new_memory(kwargs.get("value", args[1] if len(args) > 1 else None), key)
-
-    def _inline(self, function, inputs):
-        """Appends the nodes of `function`, those of nested functional models in their place; returns its outputs."""
-        symbols = dict(zip((id(x) for x in function.inputs), inputs, strict=True))
-        for depth in sorted(function._nodes_by_depth, reverse=True):
-            for node in function._nodes_by_depth[depth]:
-                if node.is_input or any(id(x) not in symbols for x in node.input_tensors):
-                    continue
-                if isinstance(node.operation, (keras.Sequential, Functional)):
-                    nested = [symbols[id(x)] for x in keras.tree.flatten(node.arguments.args[0])]
-                    outputs = self._inline(_functional(node.operation), nested)
-                else:
-                    self._nodes.append(_Node(node, symbols, self._symbols.__next__))
-                    outputs = self._nodes[-1].outputs
-                symbols.update(zip((id(x) for x in node.outputs), outputs, strict=True))
-        return [symbols[id(x)] for x in function.outputs]
 
     def _embedding_of(self, symbol):
         """The layer that looks these ids up."""
@@ -253,10 +207,10 @@ class Steps:
                 continue
             self._dependent.update(node.outputs)
             self._growing.append(node)
-            if isinstance(node.operation, _ATTENTION):
+            if isinstance(node.operation, ATTENTION):
                 self._check_causal(node)
                 self._cached.append(node)
-            elif any(isinstance(layer, (*_MIXING, *_ATTENTION)) for layer in _layers(node.operation)):
+            elif any(isinstance(layer, (*MIXING, *ATTENTION)) for layer in layers_of(node.operation)):
                 raise ValueError(
                     "A model that writes may look at other tokens only in `Decoder`, `DecoderLayer` and causal "
                     f"`MultiHeadAttention` of keras_tx. Received: layer '{node.operation.name}' of type "
@@ -315,8 +269,8 @@ class Steps:
             known = [token for token in range(min(size, 50)) if token != padding_id]
             length = symbol.shape[1] or min(5, self.max_length or 5, self.max_source_length or 5)
             rows[name] = ops.convert_to_tensor([[known[3 * i % len(known)] for i in range(length)]], dtype="int32")
-        inputs = keras.tree.pack_sequence_as(_functional(model)._inputs_struct, [rows[name] for name in self.inputs])
-        whole = ops.convert_to_numpy(ops.cast(model(inputs, training=False), "float32"))
+        whole = self.whole([rows[name] for name in [*self.sources, self.target]])
+        whole = ops.convert_to_numpy(ops.cast(whole, "float32"))
         ids, half = rows[self.target], (rows[self.target].shape[1] + 1) // 2
         real = ops.ones_like(ids, dtype="bool")
         values, cache = self.prepare([rows[name] for name in self.sources], 1, ids.shape[1])
@@ -332,67 +286,3 @@ class Steps:
                 f"keras_tx. Received: a model whose steps differ from the whole by {error:.1e}; one of these is why: "
                 f"{unknown}"
             )
-
-
-def _is_known(operation):
-    of_this_package = type(operation).__module__.startswith("keras_tx.")
-    if isinstance(operation, keras.layers.Activation):
-        return getattr(operation.activation, "__module__", "").startswith("keras.")
-    return of_this_package or type(operation) in _BY_ITSELF or type(operation).__name__ == "NotEqual"
-
-
-def _check_no_softmax(operation):
-    """Strategies would take probabilities for logits, and flatten them."""
-    activation = getattr(operation, "activation", None)
-    if isinstance(operation, keras.layers.Softmax) or activation is keras.activations.softmax:
-        raise ValueError(
-            "The output of `model` must be logits, not probabilities. Received: a softmax in the last layer, "
-            f"'{operation.name}'"
-        )
-
-
-def _functional(model):
-    function = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model
-    if not isinstance(function, Functional):
-        raise TypeError(f"`model` must be a functional keras.Model, built. Received: model={model!r}")
-    return function
-
-
-def _shortest_table(nodes):
-    """The length of the shortest table of learned positions; None if there is none."""
-    layers = [layer for node in nodes for layer in _layers(node.operation)]
-    return min((x.max_length for x in layers if isinstance(x, LearnedPositionalEncoding)), default=None)
-
-
-def _layers(operation):
-    return operation._flatten_layers() if isinstance(operation, keras.layers.Layer) else []
-
-
-def _padding_id(embedding):
-    if isinstance(embedding, keras.layers.Embedding):
-        return 0 if embedding.mask_zero else None
-    return None if embedding is None else embedding.padding_id
-
-
-def _vocabulary_size(embedding):
-    if isinstance(embedding, keras.layers.Embedding):
-        return embedding.input_dim
-    return None if embedding is None else embedding.vocabulary_size
-
-
-def _adds_positions(operation):
-    return not isinstance(operation, TokenEmbedding) or operation.positions is not None
-
-
-def _parameters(operation):
-    return operation._call_signature.parameters if isinstance(operation, keras.layers.Layer) else ()
-
-
-def _call(operation, args, kwargs):
-    if "training" in _parameters(operation):
-        kwargs = {**kwargs, "training": False}
-    return operation(*args, **kwargs)
-
-
-def _store(values, node, outputs):
-    values.update(zip(node.outputs, keras.tree.flatten(outputs), strict=False))

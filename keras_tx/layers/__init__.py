@@ -9,6 +9,7 @@ from keras_tx.layers.decoder import Decoder, DecoderLayer
 from keras_tx.layers.embeddings import TokenEmbedding
 from keras_tx.layers.encoder import Encoder, EncoderLayer
 from keras_tx.layers.feed_forward import FeedForward
+from keras_tx.layers.patches import PatchEmbedding
 from keras_tx.layers.position_bias import AlibiBias, RelativePositionBias
 from keras_tx.layers.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 from keras_tx.layers.rotary import RotaryEmbedding
@@ -22,6 +23,7 @@ __all__ = [
     "FeedForward",
     "LearnedPositionalEncoding",
     "MultiHeadAttention",
+    "PatchEmbedding",
     "RelativePositionBias",
     "RotaryEmbedding",
     "SinusoidalPositionalEncoding",

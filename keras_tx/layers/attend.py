@@ -6,7 +6,13 @@ Vaswani et al. 2017, arXiv:1706.03762, equation 1; grouped heads: Ainslie et al.
 
 import math
 
+import keras
 from keras import ops
+
+from keras_tx.layers import xla
+from keras_tx.optional import Lazy
+
+tf = Lazy("tensorflow")
 
 MASKED = -1e30  # finite, so that a query that may look at nothing is 0, not NaN
 
@@ -49,6 +55,49 @@ def attend(query, key, value, *, mask=None, bias=None, scale=None, dropout=None,
     return output, scores
 
 
+def takes_stored(layer, query, axes, special):
+    """Whether `attend_stored` is for `query` (B, T, N, H): single ones, without XLA, nothing `special`."""
+    special = special or layer.flash_attention or layer.hard_attention or axes != (1,) or query.shape[1] != 1
+    return not special and keras.backend.backend() == "tensorflow" and not xla.is_traced()
+
+
+def attend_stored(query, cache, visible, *, bias=None, scale=None):
+    """`attend` of single queries (B, 1, N, H) over a cache as it lies, (B, K, S, H) and (B, K, S, V); the output alone.
+
+    For TensorFlow without XLA: nothing that grows with the cache is transposed, and the products and the softmax of a
+    few numbers are spared oneDNN, which takes ten times as long to begin as they take.
+    """
+    key, value = cache
+    heads, key_heads, size = query.shape[2], key.shape[1], query.shape[3]
+    group, mask = heads // key_heads, visible.whole(1, ops.shape(key)[2])
+    query = ops.cast(query, "float32") * (1 / math.sqrt(size) if scale is None else scale)
+    query = ops.reshape(query, (-1, key_heads, group, size))
+    logits = _product(query, ops.cast(key, "float32"), adj_y=True)  # (B, K, G, S)
+    if bias is not None:
+        mask = _open(mask, bias)
+        logits = logits + ops.cast(_by_group(bias, key_heads, group), "float32")
+    if mask is not None:
+        mask = _by_group(mask, key_heads, group)
+        logits = ops.where(mask, logits, MASKED)
+    weights = ops.exp(logits - ops.max(logits, axis=-1, keepdims=True))
+    weights = weights / ops.sum(weights, axis=-1, keepdims=True)
+    output = _product(ops.cast(weights, value.dtype), value)  # (B, K, G, V)
+    if mask is not None:
+        output = ops.where(ops.any(mask, axis=-1, keepdims=True), output, 0.0)
+    return ops.reshape(output, (-1, 1, heads, value.shape[3]))
+
+
+def _product(x, y, adj_y=False):
+    return tf.raw_ops.BatchMatMulV3(x=x, y=y, Tout=x.dtype, adj_y=adj_y)
+
+
+def _by_group(x, key_heads, group):
+    """(B, N, 1, S) -> (B, K, G, S), where B and N may be 1."""
+    if group == 1 or x.shape[1] == 1:
+        return x
+    return ops.reshape(x, (-1, key_heads, group, ops.shape(x)[3]))
+
+
 def attend_fused(query, key, value, *, mask=None, bias=None, scale=None):
     """`attend` by the fused kernel that Keras offers on the JAX and PyTorch backends; returns the output alone."""
     if bias is not None:  # the kernels take a mask or a bias
@@ -87,5 +136,5 @@ def _softmax(logits):
 
 
 def _one_hot_of_best(logits):
-    best = ops.argmax(logits, axis=-1)[..., None]
+    best = ops.argmax(logits, axis=-1, keepdims=True)
     return ops.cast(ops.equal(ops.arange(ops.shape(logits)[-1], dtype=best.dtype), best), "float32")

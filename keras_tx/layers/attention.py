@@ -13,13 +13,14 @@ from keras import constraints, initializers, ops, regularizers
 from keras_tx import checks
 from keras_tx.layers import cache as caches
 from keras_tx.layers import folding, masks
-from keras_tx.layers.attend import attend, attend_fused
+from keras_tx.layers.attend import attend, attend_fused, attend_stored, takes_stored
+from keras_tx.layers.attention_arguments import axes_of, check_aligned, feature_sizes, rotary_layer
+from keras_tx.layers.blockwise import LONG, attend_blockwise
 from keras_tx.layers.configs import serialized
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.initial import fresh
 from keras_tx.layers.projection import HeadProjection
 from keras_tx.layers.residual import make_norm
-from keras_tx.layers.rotary import RotaryEmbedding
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -49,6 +50,10 @@ class MultiHeadAttention(keras.layers.Layer):
         qk_norm: RMS-normalize each head of queries and keys, with a learned scale (H,), before the products.
         hard_attention: at inference each query takes the value of its best key alone; training stays soft.
         rotary: a `RotaryEmbedding` of queries and keys, or True for one with the default arguments.
+        use_output_bias: whether the output projection has a bias; as `use_bias` if None.
+        qk_norm_epsilon: of `qk_norm`.
+        blockwise: whether attention goes block by block, in memory that grows with T + S; None: where T * S is
+            2048 * 2048 or more, known when the graph is made. With a cache and where scores are asked for it does not.
 
     Call arguments:
         query: (B, T, D), or more axes in place of T.
@@ -62,6 +67,7 @@ class MultiHeadAttention(keras.layers.Layer):
         use_causal_mask: a query looks at no later key.
         attention_bias: added to the scaled products, shaped as `attention_mask`; stays in the dtype it has.
         positions: (B, T) or (T,) integers for `rotary`; the real tokens are counted if None.
+        document_ids: (B, T) integers, T = S: a query looks only at keys of its own document; 0 is padding.
         cache: for decoding step by step. A `KeyValue` of `new_cache`: keys and values of this call are written from
             the slot `start` on, and the queries look at all slots up to their own; S of the masks and of the bias is
             then the number of slots. Or the `Memory` of `new_memory`: used in place of `value` and `key`, which may be
@@ -102,6 +108,9 @@ class MultiHeadAttention(keras.layers.Layer):
         qk_norm=False,
         hard_attention=False,
         rotary=None,
+        use_output_bias=None,
+        qk_norm_epsilon=1e-6,
+        blockwise=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -111,8 +120,8 @@ class MultiHeadAttention(keras.layers.Layer):
         self.value_dim = checks.positive_int("value_dim", value_dim, none=True) or key_dim
         self.dropout = checks.rate("dropout", dropout)
         self.use_bias = use_bias
-        self.output_features = _sizes(output_shape)  # Keras models read `output_shape` as something else
-        self.attention_axes = _axes(attention_axes)
+        self.output_features = feature_sizes(output_shape)  # Keras models read `output_shape` as something else
+        self.attention_axes = axes_of(attention_axes)
         self.sliding_window = checks.positive_int("sliding_window", sliding_window, none=True)
         self.flash_attention = flash_attention
         self.kernel_initializer = initializers.get(kernel_initializer)
@@ -130,7 +139,10 @@ class MultiHeadAttention(keras.layers.Layer):
         self.scale = scale if scale is None else checks.positive_float("scale", scale)
         self.qk_norm = qk_norm
         self.hard_attention = hard_attention
-        self.rotary = _rotary(rotary)
+        self.rotary = rotary_layer(rotary)
+        self.use_output_bias = use_bias if use_output_bias is None else use_output_bias
+        self.qk_norm_epsilon = checks.positive_float("qk_norm_epsilon", qk_norm_epsilon)
+        self.blockwise = blockwise
         self._convert_input_args = False  # `masks.converted` does it
         if num_heads % self.num_key_value_heads:
             raise ValueError(
@@ -147,7 +159,7 @@ class MultiHeadAttention(keras.layers.Layer):
         if self.rotary is not None and self.attention_axes not in (None, (1,)):
             raise ValueError(f"`rotary` needs the attention axis 1. Received: attention_axes={self.attention_axes}")
         key_shape = value_shape if key_shape is None else key_shape
-        _check_aligned(value_shape, key_shape)
+        check_aligned(value_shape, key_shape)
         self.query_dense = self._projection("query", query_shape, (self.num_heads, self.key_dim))
         self.key_dense = self._projection("key", key_shape, (self.num_key_value_heads, self.key_dim))
         if self.use_gate:
@@ -155,22 +167,24 @@ class MultiHeadAttention(keras.layers.Layer):
         self.value_dense = self._projection("value", value_shape, (self.num_key_value_heads, self.value_dim))
         heads_shape = (*query_shape[:-1], self.num_heads, self.value_dim)
         features = self.output_features or (query_shape[-1],)
-        self.output_dense = self._projection("attention_output", heads_shape, features, bound=2)
+        self.output_dense = self._projection(
+            "attention_output", heads_shape, features, bound=2, bias=self.use_output_bias
+        )
         if self.qk_norm:
-            self.query_norm = make_norm("rms_norm", 1e-6, dtype=self.dtype_policy, name="query_norm")
-            self.key_norm = make_norm("rms_norm", 1e-6, dtype=self.dtype_policy, name="key_norm")
+            self.query_norm = make_norm("rms_norm", self.qk_norm_epsilon, dtype=self.dtype_policy, name="query_norm")
+            self.key_norm = make_norm("rms_norm", self.qk_norm_epsilon, dtype=self.dtype_policy, name="key_norm")
             self.query_norm.build((None, self.key_dim))
             self.key_norm.build((None, self.key_dim))
         self._dropout_layer = Dropout(self.dropout, dtype=self.dtype_policy, seed=self.seed)
 
-    def _projection(self, name, input_shape, features, activation=None, bound=1):
-        """A dense layer from the last `bound` axes of its input to `features`."""
+    def _projection(self, name, input_shape, features, activation=None, bound=1, bias=None):
+        """A dense layer from the last `bound` axes of its input to `features`; `bias` as `use_bias` if None."""
         free, summed, made = _letters(len(input_shape) - bound, bound, len(features))
         layer = HeadProjection(
             f"{free}{summed},{summed}{made}->{free}{made}",
             output_shape=(*[None] * (len(free) - 1), *features),
             activation=activation,
-            bias_axes=made if self.use_bias else None,
+            bias_axes=made if (self.use_bias if bias is None else bias) else None,
             kernel_initializer=fresh(self.kernel_initializer),  # a shared one would fill all kernels alike
             bias_initializer=fresh(self.bias_initializer),
             kernel_regularizer=self.kernel_regularizer,
@@ -231,6 +245,7 @@ class MultiHeadAttention(keras.layers.Layer):
         *,
         attention_bias=None,
         positions=None,
+        document_ids=None,
         cache=None,
         start=None,
     ):
@@ -249,16 +264,17 @@ class MultiHeadAttention(keras.layers.Layer):
             query, key = self._rotate(query, key, positions, query_mask, value_mask, start)
         if start is not None:
             key_mask = None  # that of the keys of this call, if Keras filled it; `value_mask` is over all slots
-            cache = caches.write(cache, ops.swapaxes(key, 1, 2), ops.swapaxes(value, 1, 2), start)
+            cache = caches.write(cache, caches.as_stored(key), caches.as_stored(value), start)
             if isinstance(start, int) and start == 0 and not return_attention_scores:
                 # An empty cache: nobody looks at other keys than those that this call brings.
                 value_mask, attention_mask, attention_bias = (
-                    _first_keys(x, key.shape[1]) for x in (value_mask, attention_mask, attention_bias)
+                    None if x is None else x[..., : ops.shape(key)[1]]
+                    for x in (value_mask, attention_mask, attention_bias)
                 )
             else:
                 key, value = (ops.swapaxes(x, 1, 2) for x in cache)
         axes = folding.attention_axes(self.attention_axes, len(query.shape) - 1)
-        mask = masks.for_attention(
+        visible = masks.for_attention(
             query,
             key,
             axes,
@@ -266,6 +282,7 @@ class MultiHeadAttention(keras.layers.Layer):
             value_mask,
             key_mask,
             attention_mask,
+            document_ids,
             causally=use_causal_mask or start is not None,
             sliding_window=self.sliding_window,
             start=0 if start is None else start,
@@ -273,18 +290,13 @@ class MultiHeadAttention(keras.layers.Layer):
         bias = (
             None if attention_bias is None else folding.fold_pairs("attention_bias", attention_bias, query, key, axes)
         )
+        if cache is not None and takes_stored(self, query, axes, return_attention_scores or training):
+            output = attend_stored(query, cache, visible, bias=bias, scale=self.scale)
+            return self.output_dense(output if gate is None else output * gate), cache
         heads = [folding.fold(x, axes) for x in (query, key, value)]
-        if self.flash_attention and return_attention_scores:
-            raise ValueError(
-                "Returning attention scores is not supported when flash attention is enabled. Please disable flash "
-                f"attention to access attention scores. Received: flash_attention={self.flash_attention}"
-            )
-        if self.flash_attention:
-            output = attend_fused(*heads, mask=mask, bias=bias, scale=self.scale)
-        else:
-            dropout = (lambda x: self._dropout_layer(x, training=training)) if self.dropout else None
-            hard = self.hard_attention and not training
-            output, scores = attend(*heads, mask=mask, bias=bias, scale=self.scale, dropout=dropout, hard=hard)
+        in_blocks = cache is None and not return_attention_scores and self._takes_blocks(heads, training)
+        attend_by = self._attend_in_blocks if in_blocks else self._attend_as_a_whole
+        output, scores = attend_by(heads, visible, bias, return_attention_scores, training)
         output = folding.unfold(output, query, axes)
         outputs = [self.output_dense(output if gate is None else output * gate)]
         if return_attention_scores:
@@ -292,6 +304,34 @@ class MultiHeadAttention(keras.layers.Layer):
         if cache is not None:
             outputs.append(cache)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def _takes_blocks(self, heads, training):
+        if self.flash_attention or (self.hard_attention and not training):
+            return False
+        if self.blockwise is not None:
+            return self.blockwise
+        lengths = heads[0].shape[1], heads[1].shape[1]
+        return None not in lengths and lengths[0] * lengths[1] >= LONG
+
+    def _attend_in_blocks(self, heads, visible, bias, return_attention_scores, training):
+        dropout = self.dropout if training else 0.0
+        seed = self._dropout_layer.next_seed() if dropout else None
+        query, key, value = heads
+        options = {"bias": bias, "scale": self.scale, "dropout": dropout, "seed": seed}
+        return attend_blockwise(query, key, value, visible, **options), None
+
+    def _attend_as_a_whole(self, heads, visible, bias, return_attention_scores, training):
+        mask = visible.whole(*[ops.shape(x)[1] for x in heads[:2]])
+        if self.flash_attention and return_attention_scores:
+            raise ValueError(
+                "Returning attention scores is not supported when flash attention is enabled. Please disable flash "
+                f"attention to access attention scores. Received: flash_attention={self.flash_attention}"
+            )
+        if self.flash_attention:
+            return attend_fused(*heads, mask=mask, bias=bias, scale=self.scale), None
+        dropout = (lambda x: self._dropout_layer(x, training=training)) if self.dropout else None
+        hard = self.hard_attention and not training
+        return attend(*heads, mask=mask, bias=bias, scale=self.scale, dropout=dropout, hard=hard)
 
     def _rotate(self, query, key, positions, query_mask, value_mask, start):
         """Queries and keys, rotated by their positions; with a cache (`start`) these keys are those of the queries."""
@@ -306,7 +346,7 @@ class MultiHeadAttention(keras.layers.Layer):
         return [ops.cast(x, self.compute_dtype) for x in rotated]
 
     def compute_output_shape(self, query_shape, value_shape, key_shape=None):
-        _check_aligned(value_shape, value_shape if key_shape is None else key_shape)
+        check_aligned(value_shape, value_shape if key_shape is None else key_shape)
         return (*query_shape[:-1], *(self.output_features or query_shape[-1:]))
 
     def compute_output_spec(self, query, value, key=None, *args, return_attention_scores=False, **kwargs):
@@ -345,50 +385,16 @@ class MultiHeadAttention(keras.layers.Layer):
             "qk_norm": self.qk_norm,
             "hard_attention": self.hard_attention,
             "rotary": serialized(self.rotary),
+            "use_output_bias": self.use_output_bias,
+            "qk_norm_epsilon": self.qk_norm_epsilon,
+            "blockwise": self.blockwise,
         }
 
 
 _POSITIONAL = ("query_mask", "value_mask", "key_mask", "attention_mask")  # what Keras lets stand behind `key`
 
 
-def _rotary(rotary):
-    if isinstance(rotary, dict):
-        rotary = keras.saving.deserialize_keras_object(rotary)
-    if rotary is True:
-        return RotaryEmbedding(name="rotary")
-    if rotary is None or rotary is False or isinstance(rotary, RotaryEmbedding):
-        return rotary or None
-    raise ValueError(f"`rotary` must be True, None or a RotaryEmbedding. Received: rotary={rotary!r}")
-
-
-def _first_keys(x, count):
-    """A mask or bias (..., S) -> (..., count); None stays."""
-    return None if x is None else x[..., :count]
-
-
 def _letters(*counts):
     """Runs of different einsum letters, of the given lengths."""
     letters = iter(string.ascii_letters)
     return ["".join(next(letters) for _ in range(count)) for count in counts]
-
-
-def _sizes(output_shape):
-    sizes = (output_shape,) if isinstance(output_shape, int) else output_shape
-    if sizes is None or (isinstance(sizes, (tuple, list)) and all(isinstance(n, int) and n > 0 for n in sizes)):
-        return sizes and tuple(sizes)
-    raise ValueError(f"Invalid `output_shape`: must be a positive int, or a tuple of them. Received: {output_shape!r}")
-
-
-def _axes(attention_axes):
-    axes = (attention_axes,) if isinstance(attention_axes, int) else attention_axes
-    if axes is None or (isinstance(axes, (tuple, list)) and all(isinstance(axis, int) for axis in axes)):
-        return axes and tuple(axes)
-    raise ValueError(f"`attention_axes` must be an int, list, or tuple. Received: attention_axes={attention_axes!r}")
-
-
-def _check_aligned(value_shape, key_shape):
-    if tuple(value_shape[1:-1]) != tuple(key_shape[1:-1]):
-        raise ValueError(
-            "All dimensions of `value` and `key`, except the last one, must be equal. Received: "
-            f"value_shape={value_shape} and key_shape={key_shape}"
-        )

@@ -4,15 +4,17 @@ B batch, T tokens, N heads, D hidden, F intermediate, L layers. Vaswani et al. 2
 """
 
 import keras
-from keras import activations, initializers, ops
+from keras import initializers, ops
 
 from keras_tx import checks
+from keras_tx.layers import activations
 from keras_tx.layers.attention import MultiHeadAttention
 from keras_tx.layers.configs import serialized
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.feed_forward import FeedForward
 from keras_tx.layers.masks import MaskedLayer
 from keras_tx.layers.position_bias import AlibiBias, RelativePositionBias
+from keras_tx.layers.remat import rematerialized
 from keras_tx.layers.residual import NORMALIZATIONS, make_norm, residual
 
 POSITION_BIASES = (None, "alibi", "relative")
@@ -37,6 +39,7 @@ class Block(MaskedLayer):
         layer_norm_epsilon=1e-5,
         kernel_initializer="glorot_uniform",
         attention_options=None,
+        normalize_inputs=True,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -59,6 +62,12 @@ class Block(MaskedLayer):
             MultiHeadAttention,
             given=("num_heads", "attention_axes", "output_shape"),
         )
+        self.normalize_inputs = normalize_inputs
+        if not (normalize_inputs or normalize_first):
+            raise ValueError(
+                "`normalize_inputs=False` needs `normalize_first=True`: post-norm has no norm of the inputs. Received: "
+                f"normalize_inputs={normalize_inputs}, normalize_first={normalize_first}"
+            )
 
     def _check_hidden_dim(self, inputs_shape):
         hidden_dim = inputs_shape[-1]
@@ -71,9 +80,9 @@ class Block(MaskedLayer):
             )
         self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: hidden_dim})
 
-    def _attention(self, name, inputs_shape, memory_shape, without=()):
-        """A norm and an attention of queries (B, T, D) over a memory (B, S, ...)."""
-        norm = self._norm(f"{name}_norm", inputs_shape)
+    def _attention(self, name, inputs_shape, memory_shape, without=(), has_norm=True):
+        """A norm, or None, and an attention of queries (B, T, D) over a memory (B, S, ...)."""
+        norm = self._norm(f"{name}_norm", inputs_shape) if has_norm else None
         options = {
             "key_dim": inputs_shape[-1] // self.num_heads,
             "dropout": self.attention_dropout,
@@ -137,6 +146,7 @@ class Block(MaskedLayer):
             "layer_norm_epsilon": self.layer_norm_epsilon,
             "kernel_initializer": initializers.serialize(self.kernel_initializer),
             "attention_options": {name: serialized(value) for name, value in self.attention_options.items()},
+            "normalize_inputs": self.normalize_inputs,
         }
 
 
@@ -162,12 +172,21 @@ class Stack(MaskedLayer):
         layer_norm_epsilon=1e-5,
         kernel_initializer="glorot_uniform",
         attention_options=None,
+        normalize_inputs=True,
         position_bias=None,
+        remat=False,
         **kwargs,
     ):
         of_block = {name: kwargs.pop(name) for name in self.further_options if name in kwargs}
         super().__init__(**kwargs)
         self.num_layers = checks.positive_int("num_layers", num_layers)
+        self._options_by_layer = isinstance(attention_options, (list, tuple))
+        by_layer = attention_options if self._options_by_layer else [attention_options] * num_layers
+        if len(by_layer) != num_layers:
+            raise ValueError(
+                "`attention_options` must be a dict, or a list of one dict for each layer. Received: "
+                f"{len(by_layer)} dicts, num_layers={num_layers}"
+            )
         self.layers = [
             self.block(
                 intermediate_dim,
@@ -182,12 +201,13 @@ class Stack(MaskedLayer):
                 normalization=normalization,
                 layer_norm_epsilon=layer_norm_epsilon,
                 kernel_initializer=kernel_initializer,
-                attention_options=attention_options,
+                attention_options=options,
+                normalize_inputs=normalize_inputs or index > 0,
                 dtype=self.dtype_policy,
                 name=f"layer_{index}",
                 **of_block,
             )
-            for index in range(num_layers)
+            for index, options in enumerate(by_layer)
         ]
         self.normalize_first = normalize_first
         self.final_norm = None
@@ -195,6 +215,7 @@ class Stack(MaskedLayer):
             self.final_norm = make_norm(normalization, layer_norm_epsilon, dtype=self.dtype_policy, name="final_norm")
 
         self.position_bias = self._position_bias(position_bias, num_heads)
+        self.remat = remat
 
     further_options: tuple[str, ...] = ()  # those of the block that a kind of stack takes beside the ones above
     bidirectional = True  # whether a query may look at later keys
@@ -226,12 +247,24 @@ class Stack(MaskedLayer):
         if attention_bias is None:
             return bias
         if len(attention_bias.shape) == 3:
-            attention_bias = attention_bias[:, None]
+            attention_bias = ops.expand_dims(attention_bias, 1)
         return bias + ops.cast(attention_bias, "float32")
+
+    def _run(self, layer, inputs, training, **options):
+        """`layer(inputs, ...)`, in training by `remat` if asked."""
+        if training and self.remat:
+            return rematerialized(layer, inputs, training=training, **options)
+        return layer(inputs, training=training, **options)
+
+    def _hidden_spec(self, inputs):
+        shape = (inputs.shape[0], self.num_layers + 1, *inputs.shape[1:])
+        return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     def get_config(self):
         base = super().get_config()
         layer = self.layers[0].get_config()
         options = {name: layer[name] for name in layer if name not in base}
+        if self._options_by_layer:
+            options["attention_options"] = [layer.get_config()["attention_options"] for layer in self.layers]
         position_bias = serialized(self.position_bias)
-        return {**base, "num_layers": self.num_layers, **options, "position_bias": position_bias}
+        return {**base, "num_layers": self.num_layers, **options, "position_bias": position_bias, "remat": self.remat}

@@ -12,6 +12,9 @@ import keras
 from keras import ops
 
 from keras_tx.layers import xla
+from keras_tx.optional import Lazy
+
+tf = Lazy("tensorflow")
 
 
 class KeyValue(NamedTuple):
@@ -28,6 +31,12 @@ class Memory(NamedTuple):
     value: Any
 
 
+def as_stored(x):
+    """Keys or values (B, T, K, H) -> (B, K, T, H)."""
+    one = x.shape[1] == 1 and not xla.is_traced()  # XLA sees by itself that nothing need be moved
+    return ops.reshape(x, (-1, x.shape[2], 1, x.shape[3])) if one else ops.swapaxes(x, 1, 2)
+
+
 def write(cache, key, value, start):
     """`cache` with `key` (B, K, T, H) and `value` (B, K, T, V) in the slots from `start` on.
 
@@ -35,7 +44,7 @@ def write(cache, key, value, start):
         ValueError: where there are no such slots, as far as `start` is known.
     """
     slots, length = cache.key.shape[2], key.shape[2]
-    if isinstance(start, int) and not 0 <= start <= slots - length:
+    if isinstance(start, int) and None not in (slots, length) and not 0 <= start <= slots - length:
         raise ValueError(
             "`cache` must have slots for the tokens: start + T <= slots. Received: "
             f"start={start}, T={length}, slots={slots}"
@@ -46,21 +55,25 @@ def write(cache, key, value, start):
 def _write(buffer, update, start):
     update, shape = ops.cast(update, buffer.dtype), ops.shape(buffer)
     if xla.is_traced() or keras.backend.backend() == "torch":
-        buffer, update = (ops.reshape(x, (-1, *x.shape[2:])) for x in (buffer, update))  # see `merged`
+        buffer, update = (ops.reshape(x, (-1, *ops.shape(x)[2:])) for x in (buffer, update))  # see `merged`
         buffer = ops.slice_update(buffer, (0, start, 0), update)  # in place, but on TensorFlow by an op of XLA's
         return ops.reshape(buffer, shape)
-    slots, length = buffer.shape[2], update.shape[2]
-    if length == 1:
-        here = ops.equal(ops.arange(slots, dtype="int32"), start)[:, None]
-        return ops.where(here, update, buffer)
-    indices = start + ops.arange(length, dtype="int32")
-    rows = ops.scatter_update(ops.moveaxis(buffer, 2, 0), indices[:, None], ops.moveaxis(update, 2, 0))
-    return ops.moveaxis(rows, 0, 2)
+    # In place as well, where nothing else holds the buffer; a scatter or a selection would copy it in each step.
+    end, only_slots = start + ops.shape(update)[2], 0b1011
+    return tf.raw_ops.TensorStridedSliceUpdate(
+        input=buffer,
+        begin=[0, 0, start, 0],
+        end=[0, 0, end, 0],
+        strides=[1, 1, 1, 1],
+        value=update,
+        begin_mask=only_slots,
+        end_mask=only_slots,
+    )
 
 
 def num_slots(cache):
     """S, the length of the self-attention buffers of any layer's cache."""
-    return cache.key.shape[2] if isinstance(cache, KeyValue) else num_slots(cache[0])
+    return ops.shape(cache.key)[2] if isinstance(cache, KeyValue) else num_slots(cache[0])
 
 
 def growing(cache):
@@ -73,8 +86,11 @@ def growing(cache):
 
 
 def merged(tensors):
-    """(B, K, S, H) -> (B * K, S, H), as loops carry them: with B = 1 XLA copies buffers of four axes in each step."""
-    return [ops.reshape(x, (-1, *x.shape[2:])) for x in tensors]
+    """(B, K, S, H) -> (B * K, S, H), as loops carry them: with B = 1 XLA copies buffers of four axes in each step.
+
+    Without XLA they stay as they are.
+    """
+    return [ops.reshape(x, (-1, *ops.shape(x)[2:])) for x in tensors] if xla.is_traced() else list(tensors)
 
 
 def with_growing(cache, tensors):
@@ -85,7 +101,11 @@ def with_growing(cache, tensors):
         if isinstance(part, Memory):
             return part
         if isinstance(part, KeyValue):
-            return KeyValue(*[ops.reshape(next(rest), ops.shape(old)) for old in part])
+            return KeyValue(*[_shaped_as(next(rest), old) for old in part])
         return tuple(replaced(one) for one in part)
 
     return replaced(cache)
+
+
+def _shaped_as(x, old):
+    return x if len(x.shape) == len(old.shape) else ops.reshape(x, ops.shape(old))

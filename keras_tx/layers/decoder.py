@@ -17,7 +17,8 @@ class DecoderLayer(Block):
 
     Args:
         intermediate_dim, num_heads, dropout, attention_dropout, activation_dropout, activation, gated, use_bias,
-            normalize_first, normalization, layer_norm_epsilon, kernel_initializer: as for `EncoderLayer`.
+            normalize_first, normalization, layer_norm_epsilon, kernel_initializer, normalize_inputs: as for
+            `EncoderLayer`.
         attention_options: dict of further arguments of `MultiHeadAttention`. `rotary` and `sliding_window` are for
             self-attention alone.
         cross_attention: whether the layer attends over a memory, the output of an encoder.
@@ -32,6 +33,7 @@ class DecoderLayer(Block):
         return_attention_scores: also return the scores.
         training: whether dropout is on.
         positions: (B, T) or (T,) integers for rotary embedding, instead of counting the real tokens.
+        document_ids: (B, T) integers: a token sees only those of its own document, by self-attention; 0 is padding.
         cache: of `new_cache`, for decoding step by step: keys and values of this call are written from the slot `start`
             on. `mask` is then (B, slots), the last axis of `attention_mask` and `attention_bias` is slots too, and
             `memory` need not be given.
@@ -52,7 +54,9 @@ class DecoderLayer(Block):
     def build(self, inputs_shape, memory_shape=None):
         self._check_hidden_dim(inputs_shape)
         self._check_memory(memory_shape)
-        self.self_attention_norm, self.self_attention = self._attention("self_attention", inputs_shape, inputs_shape)
+        self.self_attention_norm, self.self_attention = self._attention(
+            "self_attention", inputs_shape, inputs_shape, has_norm=self.normalize_inputs
+        )
         if self.has_cross_attention:
             self.cross_attention_norm, self.cross_attention = self._attention(
                 "cross_attention", inputs_shape, memory_shape, without=("rotary", "sliding_window")
@@ -85,6 +89,7 @@ class DecoderLayer(Block):
         training=None,
         *,
         positions=None,
+        document_ids=None,
         cache=None,
         start=None,
     ):
@@ -103,6 +108,7 @@ class DecoderLayer(Block):
                 attention_bias=attention_bias,
                 use_causal_mask=True,
                 positions=positions,
+                document_ids=document_ids,
                 cache=own_cache,
                 start=start,
                 **options,
@@ -141,23 +147,27 @@ class Decoder(Stack):
     Args:
         num_layers: L.
         num_heads, intermediate_dim, dropout, attention_dropout, activation_dropout, activation, gated, use_bias,
-            normalize_first, normalization, layer_norm_epsilon, kernel_initializer, attention_options: of each
-            `DecoderLayer`.
+            normalize_first, normalization, layer_norm_epsilon, kernel_initializer: of each `DecoderLayer`.
+        attention_options: of each `DecoderLayer`, or a list of one dict for each.
+        normalize_inputs: of the first `DecoderLayer`.
         cross_attention: whether the layers attend over a memory, the output of an encoder.
         position_bias: None, "alibi", "relative" or a layer, whose bias on the products of self-attention all layers
             share: `AlibiBias`, or `RelativePositionBias` with its learned table.
+        remat: keep only the inputs of each layer for the gradient, and compute the rest again (gradient checkpointing).
 
     Call arguments:
-        inputs, memory, mask, memory_mask, attention_mask, attention_bias, training, positions, cache, start: as for
-            `DecoderLayer`; each layer gets the same, and of the cache its own part.
+        inputs, memory, mask, memory_mask, attention_mask, attention_bias, training, positions, document_ids, cache,
+            start: as for `DecoderLayer`; each layer gets the same, and of the cache its own part.
         return_attention_scores: also return the scores of all layers.
+        return_hidden_states: also return the inputs and the outputs of all layers, the last one after the final norm.
 
     Returns:
         (B, T, D); if asked for, the scores of self-attention (B, L, N, T, T), and of cross-attention (B, L, N, T, S),
-        float32; with a `cache` the cache, filled.
+        float32, and the hidden states (B, L + 1, T, D); with a `cache` the cache, filled.
 
     Raises:
-        ValueError: for a `num_layers` that is not positive, and as `DecoderLayer`.
+        ValueError: for a `num_layers` that is not positive or not the number of `attention_options`, and as
+            `DecoderLayer`.
     """
 
     block = DecoderLayer
@@ -187,14 +197,17 @@ class Decoder(Stack):
         training=None,
         *,
         positions=None,
+        document_ids=None,
         cache=None,
         start=None,
+        return_hidden_states=False,
     ):
         slots = {} if cache is None else {"start": start, "num_keys": caches.num_slots(cache)}
         attention_bias = self._bias(inputs, attention_bias, **slots)
-        outputs, beside = inputs, []
+        outputs, beside, hidden = inputs, [], [inputs]
         for index, layer in enumerate(self.layers):
-            outputs = layer(
+            outputs = self._run(
+                layer,
                 outputs,
                 memory=memory,
                 mask=mask,
@@ -204,27 +217,35 @@ class Decoder(Stack):
                 return_attention_scores=return_attention_scores,
                 training=training,
                 positions=positions,
+                document_ids=document_ids,
                 cache=None if cache is None else cache[index],
                 start=start,
             )
             outputs, *beside_one = outputs if isinstance(outputs, tuple) else (outputs,)
             beside.append(beside_one)
+            if return_hidden_states:
+                hidden.append(outputs)
         if self.final_norm is not None:
             outputs = self.final_norm(outputs)
         of_layers = [*zip(*beside, strict=True)]
         scores = of_layers if cache is None else of_layers[:-1]
         stacked = [ops.stack(one, axis=1) for one in scores]
+        if return_hidden_states:
+            stacked.append(ops.stack([*hidden[:-1], outputs], axis=1))
         if cache is not None:
             return outputs, *stacked, of_layers[-1]
         return (outputs, *stacked) if stacked else outputs
 
-    def compute_output_spec(self, inputs, memory=None, *args, return_attention_scores=False, **kwargs):
+    def compute_output_spec(
+        self, inputs, memory=None, *args, return_attention_scores=False, return_hidden_states=False, **kwargs
+    ):
         outputs = self.layers[0].compute_output_spec(inputs, memory, return_attention_scores=return_attention_scores)
-        if not return_attention_scores:
-            return outputs
-        outputs, *scores = outputs
+        outputs, *scores = outputs if return_attention_scores else (outputs,)
         shapes = [(one.shape[0], self.num_layers, *one.shape[1:]) for one in scores]
-        return (outputs, *[keras.KerasTensor(shape, dtype="float32") for shape in shapes])
+        beside = [keras.KerasTensor(shape, dtype="float32") for shape in shapes]
+        if return_hidden_states:
+            beside.append(self._hidden_spec(inputs))
+        return (outputs, *beside) if beside else outputs
 
 
 def _flat(outputs, beside, has_cache):

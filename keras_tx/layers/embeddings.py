@@ -1,7 +1,8 @@
 """Token embedding: ids (B, T) -> vectors (B, T, D), with all that is added to them; and back to logits (B, T, V).
 
-B batch, T tokens, D hidden, V vocabulary. Scale: Vaswani et al. 2017, arXiv:1706.03762, section 3.4; segments and norm:
-Devlin et al. 2018, arXiv:1810.04805; tied logits: Press and Wolf 2017, arXiv:1608.05859.
+B batch, T tokens, D hidden, E embedding, V vocabulary. Scale: Vaswani et al. 2017, arXiv:1706.03762, section 3.4;
+segments and norm: Devlin et al. 2018, arXiv:1810.04805; tied logits: Press and Wolf 2017, arXiv:1608.05859; tables
+narrower than D: Clark et al. 2020, arXiv:2003.10555.
 """
 
 import math
@@ -16,7 +17,7 @@ from keras_tx.layers.folding import check_shape
 from keras_tx.layers.ids import check_ids, check_integers, inside, look_up
 from keras_tx.layers.initial import fresh
 from keras_tx.layers.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
-from keras_tx.layers.projection import TiedEmbedding
+from keras_tx.layers.projection import Projection, TiedEmbedding
 from keras_tx.layers.residual import NORMALIZATIONS, make_norm
 
 POSITIONS = (None, "sinusoidal", "learned")
@@ -32,7 +33,9 @@ class TokenEmbedding(keras.layers.Layer):
         vocabulary_size: V; ids are in [0, V).
         hidden_dim: D.
         padding_id: the id that stands for no token, from which the mask is made; None for no mask.
-        scale: multiply the token vectors by sqrt(D).
+        embedding_dim: E, the width of all tables and of the norm, with a projection to D after the dropout; if None, D
+            without a projection.
+        scale: multiply the token vectors by sqrt(E).
         position_encoding: None, "sinusoidal", "learned" (needs `max_length`), or a position layer of this package,
             such as `SinusoidalPositionalEncoding(layout="concatenated")`.
         max_length: the number of learned positions.
@@ -43,7 +46,7 @@ class TokenEmbedding(keras.layers.Layer):
         embeddings_initializer: of the tables.
 
     Call arguments:
-        inputs: (B, T) integer ids; with `reverse`, vectors (B, T, D).
+        inputs: (B, T) integer ids; with `reverse`, vectors (B, T, E).
         segment_ids: (B, T) integers in [0, num_segments); zeros if None.
         mask: (B, T), True at real tokens, instead of the one made from `padding_id`.
         positions: (B, T) or (T,) integers, instead of counting the real tokens.
@@ -51,8 +54,9 @@ class TokenEmbedding(keras.layers.Layer):
         training: whether dropout is on.
 
     Raises:
-        ValueError: for sizes that are not positive, ids that are not integers, and, in eager calls, ids outside the
-            table. In a TensorFlow graph the look-up refuses them. XLA and JAX cannot.
+        ValueError: for sizes that are not positive, ids that are not integers, vectors that are not as wide as the
+            table, and, in eager calls, ids outside the table. In a TensorFlow graph the look-up refuses them. XLA and
+            JAX cannot.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class TokenEmbedding(keras.layers.Layer):
         hidden_dim,
         *,
         padding_id=0,
+        embedding_dim=None,
         scale=False,
         position_encoding=None,
         max_length=None,
@@ -76,6 +81,7 @@ class TokenEmbedding(keras.layers.Layer):
         self.vocabulary_size = checks.positive_int("vocabulary_size", vocabulary_size)
         self.hidden_dim = checks.positive_int("hidden_dim", hidden_dim)
         self.padding_id = padding_id
+        self.embedding_dim = checks.positive_int("embedding_dim", embedding_dim, none=True)
         self.scale = scale
         self.position_encoding = position_encoding
         self.max_length = checks.positive_int("max_length", max_length, none=True)
@@ -116,10 +122,10 @@ class TokenEmbedding(keras.layers.Layer):
         return None
 
     def build(self, inputs_shape):
-        shape = (*inputs_shape[:2], self.hidden_dim)
+        shape = (*inputs_shape[:2], self._width)
         self.tokens = TiedEmbedding(
             self.vocabulary_size,
-            self.hidden_dim,
+            self._width,
             embeddings_initializer=fresh(self.embeddings_initializer),
             dtype=self.dtype_policy,
             name="tokens",
@@ -130,7 +136,7 @@ class TokenEmbedding(keras.layers.Layer):
             self.positions.build(shape)
         if self.num_segments:
             self.segments = self.add_weight(
-                shape=(self.num_segments, self.hidden_dim),
+                shape=(self.num_segments, self._width),
                 initializer=fresh(self.embeddings_initializer),
                 name="segments",
             )
@@ -138,15 +144,23 @@ class TokenEmbedding(keras.layers.Layer):
             self.norm = make_norm(self.normalization, self.layer_norm_epsilon, dtype=self.dtype_policy, name="norm")
             self.norm.build(shape)
         self._dropout_layer = Dropout(self.dropout, dtype=self.dtype_policy)
+        if self.embedding_dim is not None:
+            self.projection = Projection(self.hidden_dim, dtype=self.dtype_policy, name="projection")
+            self.projection.build(shape)
+
+    @property
+    def _width(self):
+        return self.hidden_dim if self.embedding_dim is None else self.embedding_dim
 
     def call(self, inputs, segment_ids=None, mask=None, positions=None, reverse=False, training=None):
         if reverse:
+            self._check_width(inputs)
             return self.tokens(inputs, reverse=True)
         self._check_call(inputs, segment_ids, mask, positions)
         ids = check_ids("inputs", inputs, self.vocabulary_size)
-        outputs = self.tokens(inside(ids, self.vocabulary_size))  # (B, T, D)
+        outputs = self.tokens(inside(ids, self.vocabulary_size))  # (B, T, E)
         if self.scale:
-            outputs = outputs * ops.cast(math.sqrt(self.hidden_dim), outputs.dtype)
+            outputs = outputs * ops.cast(math.sqrt(self._width), outputs.dtype)
         if self.positions is not None:
             outputs = self.positions(outputs, mask=self.compute_mask(inputs, mask), positions=positions)
         if self.num_segments:
@@ -154,7 +168,15 @@ class TokenEmbedding(keras.layers.Layer):
             outputs = outputs + look_up("segment_ids", self.segments, segment_ids, dtype=outputs.dtype)
         if self.normalization:
             outputs = self.norm(outputs)
-        return self._dropout_layer(outputs, training=training)
+        outputs = self._dropout_layer(outputs, training=training)
+        return outputs if self.embedding_dim is None else self.projection(outputs)
+
+    def _check_width(self, inputs):
+        if inputs.shape[-1] != self._width:
+            raise ValueError(
+                f"`inputs` must be as wide as the token table with `reverse=True`, {self._width}. Received: "
+                f"inputs.shape={tuple(inputs.shape)}"
+            )
 
     def _check_call(self, inputs, segment_ids, mask, positions):
         for name, tensor in (("segment_ids", segment_ids), ("mask", mask)):
@@ -172,7 +194,9 @@ class TokenEmbedding(keras.layers.Layer):
         return ops.not_equal(inputs, self.padding_id)
 
     def compute_output_spec(self, inputs, *args, reverse=False, **kwargs):
-        if not reverse:
+        if reverse:
+            self._check_width(inputs)
+        else:
             check_integers("inputs", inputs)
         shape = (*inputs.shape[:-1], self.vocabulary_size) if reverse else (*inputs.shape, self.hidden_dim)
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
@@ -186,6 +210,7 @@ class TokenEmbedding(keras.layers.Layer):
             "vocabulary_size": self.vocabulary_size,
             "hidden_dim": self.hidden_dim,
             "padding_id": self.padding_id,
+            "embedding_dim": self.embedding_dim,
             "scale": self.scale,
             "position_encoding": position_encoding,
             "max_length": self.max_length,

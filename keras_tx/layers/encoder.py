@@ -19,15 +19,17 @@ class EncoderLayer(Block):
         dropout: rate in [0, 1) of dropout on the output of attention and of feed-forward, before the residual sum.
         attention_dropout: rate of dropout on the attention scores; `dropout` if None.
         activation_dropout: rate of dropout inside feed-forward, after the activation.
-        activation: of feed-forward, what `keras.activations.get` takes.
+        activation: of `FeedForward`.
         gated: whether feed-forward is gated.
         use_bias: whether the projections have biases.
         normalize_first: norms before attention and feed-forward (pre-norm) instead of after the sums (post-norm).
-        normalization: "layer_norm" or "rms_norm".
+        normalization: "layer_norm", "layer_norm_no_bias" (a scale only) or "rms_norm".
         layer_norm_epsilon: of the norms.
         kernel_initializer: of all projections.
         attention_options: dict of further arguments of `MultiHeadAttention`: `key_dim`, `num_key_value_heads`,
             `sliding_window`, `rotary`, `qk_norm`, `scale`, `hard_attention`, ...
+        normalize_inputs: with `normalize_first`, whether there is a norm before attention; False where the inputs come
+            from a norm already.
 
     Call arguments:
         inputs: (B, T, D).
@@ -37,6 +39,7 @@ class EncoderLayer(Block):
         return_attention_scores: also return the scores.
         training: whether dropout is on.
         positions: (B, T) or (T,) integers for rotary embedding, instead of counting the real tokens.
+        document_ids: (B, T) integers: a token sees only those of its own document, by self-attention; 0 is padding.
 
     Returns:
         (B, T, D), and if asked for the attention scores (B, N, T, T) in float32.
@@ -47,7 +50,9 @@ class EncoderLayer(Block):
 
     def build(self, inputs_shape):
         self._check_hidden_dim(inputs_shape)
-        self.self_attention_norm, self.self_attention = self._attention("self_attention", inputs_shape, inputs_shape)
+        self.self_attention_norm, self.self_attention = self._attention(
+            "self_attention", inputs_shape, inputs_shape, has_norm=self.normalize_inputs
+        )
         self.feed_forward_norm, self.feed_forward = self._feed_forward(inputs_shape)
 
     def call(
@@ -60,6 +65,7 @@ class EncoderLayer(Block):
         training=None,
         *,
         positions=None,
+        document_ids=None,
     ):
         def attention(x):
             return self.self_attention(
@@ -70,6 +76,7 @@ class EncoderLayer(Block):
                 attention_mask=attention_mask,
                 attention_bias=attention_bias,
                 positions=positions,
+                document_ids=document_ids,
                 return_attention_scores=return_attention_scores,
                 training=training,
             )
@@ -92,21 +99,26 @@ class Encoder(Stack):
     Args:
         num_layers: L.
         num_heads, intermediate_dim, dropout, attention_dropout, activation_dropout, activation, gated, use_bias,
-            normalize_first, normalization, layer_norm_epsilon, kernel_initializer, attention_options: of each
-            `EncoderLayer`.
+            normalize_first, normalization, layer_norm_epsilon, kernel_initializer: of each `EncoderLayer`.
+        attention_options: of each `EncoderLayer`, or a list of one dict for each.
+        normalize_inputs: of the first `EncoderLayer`.
         position_bias: None, "alibi", "relative" or a layer, whose bias on the products all layers share:
             `AlibiBias`, or `RelativePositionBias` with its learned table.
+        remat: keep only the inputs of each layer for the gradient, and compute the rest again (gradient checkpointing).
 
     Call arguments:
-        inputs, mask, attention_mask, attention_bias, training, positions: as for `EncoderLayer`; each layer gets the
-            same.
+        inputs, mask, attention_mask, attention_bias, training, positions, document_ids: as for
+            `EncoderLayer`; each layer gets the same.
         return_attention_scores: also return the scores of all layers.
+        return_hidden_states: also return the inputs and the outputs of all layers, the last one after the final norm.
 
     Returns:
-        (B, T, D), and if asked for the attention scores (B, L, N, T, T) in float32.
+        (B, T, D); if asked for, the attention scores (B, L, N, T, T) in float32, and the hidden states
+        (B, L + 1, T, D).
 
     Raises:
-        ValueError: for a `num_layers` that is not positive, and as `EncoderLayer`.
+        ValueError: for a `num_layers` that is not positive or not the number of `attention_options`, and as
+            `EncoderLayer`.
     """
 
     block = EncoderLayer
@@ -121,11 +133,14 @@ class Encoder(Stack):
         training=None,
         *,
         positions=None,
+        document_ids=None,
+        return_hidden_states=False,
     ):
         attention_bias = self._bias(inputs, attention_bias)
-        outputs, scores = inputs, []
+        outputs, scores, hidden = inputs, [], [inputs]
         for layer in self.layers:
-            outputs = layer(
+            outputs = self._run(
+                layer,
                 outputs,
                 mask=mask,
                 attention_mask=attention_mask,
@@ -133,16 +148,25 @@ class Encoder(Stack):
                 return_attention_scores=return_attention_scores,
                 training=training,
                 positions=positions,
+                document_ids=document_ids,
             )
             if return_attention_scores:
                 outputs, layer_scores = outputs
                 scores.append(layer_scores)
+            if return_hidden_states:
+                hidden.append(outputs)
         if self.final_norm is not None:
             outputs = self.final_norm(outputs)
-        return (outputs, ops.stack(scores, axis=1)) if return_attention_scores else outputs
+        beside = [ops.stack(scores, axis=1)] if return_attention_scores else []
+        if return_hidden_states:
+            beside.append(ops.stack([*hidden[:-1], outputs], axis=1))
+        return (outputs, *beside) if beside else outputs
 
-    def compute_output_spec(self, inputs, *args, return_attention_scores=False, **kwargs):
+    def compute_output_spec(self, inputs, *args, return_attention_scores=False, return_hidden_states=False, **kwargs):
         outputs = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
         batch, length = inputs.shape[:2]
         shape = (batch, self.num_layers, self.layers[0].num_heads, length, length)
-        return (outputs, keras.KerasTensor(shape, dtype="float32")) if return_attention_scores else outputs
+        beside = [keras.KerasTensor(shape, dtype="float32")] if return_attention_scores else []
+        if return_hidden_states:
+            beside.append(self._hidden_spec(inputs))
+        return (outputs, *beside) if beside else outputs

@@ -5,9 +5,10 @@ arXiv:2002.05202.
 """
 
 import keras
-from keras import activations, initializers
+from keras import initializers
 
 from keras_tx import checks
+from keras_tx.layers import activations
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.initial import fresh
 from keras_tx.layers.projection import Projection
@@ -19,7 +20,8 @@ class FeedForward(keras.layers.Layer):
 
     Args:
         intermediate_dim: F.
-        activation: what `keras.activations.get` takes. "silu" and gated is SwiGLU, "gelu" and gated is GEGLU.
+        activation: what `keras.activations.get` takes, "gelu_tanh" or "quick_gelu". "silu" and gated is SwiGLU, "gelu"
+            and gated is GEGLU.
         gated: whether a third projection gates the intermediate.
         dropout: rate in [0, 1) of dropout on the intermediate.
         use_bias: whether the projections have biases.

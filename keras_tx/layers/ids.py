@@ -36,10 +36,14 @@ def inside(ids, size):
     return ids if "uint" in keras.backend.standardize_dtype(ids.dtype) else ops.where(ids < 0, size, ids)
 
 
-def look_up(name, table, ids, dtype):
-    """The rows `ids` of `table`."""
-    size = table.shape[0]
-    return ops.cast(ops.take(table, inside(check_ids(name, ids, size), size), axis=0), dtype)
+def look_up(name, table, ids, dtype, offset=0):
+    """The rows `offset + ids` of `table`."""
+    size = table.shape[0] - offset
+    rows = inside(check_ids(name, ids, size), size)
+    if offset:
+        narrow = keras.backend.standardize_dtype(rows.dtype) in ("int8", "uint8", "int16", "uint16")
+        rows = (ops.cast(rows, "int32") if narrow else rows) + offset
+    return ops.cast(ops.take(table, rows, axis=0), dtype)
 
 
 def check_positions(positions, inputs):

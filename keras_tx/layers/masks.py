@@ -3,6 +3,9 @@
 B batch, N heads, T queries, S keys. A padding mask is (B, T), True at real tokens, as Keras attaches it to tensors.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import keras
 from keras import ops
 from keras.src.backend import get_keras_mask, set_keras_mask  # the public API has no way to the mask of a tensor
@@ -13,12 +16,12 @@ from keras_tx.layers.ids import values_of
 
 def queries(mask):
     """(B, T) real queries -> (B, 1, T, 1)."""
-    return ops.cast(mask, "bool")[:, None, :, None]
+    return ops.expand_dims(ops.cast(mask, "bool"), (1, 3))
 
 
 def keys(mask):
     """(B, S) real keys -> (B, 1, 1, S)."""
-    return ops.cast(mask, "bool")[:, None, None, :]
+    return ops.expand_dims(ops.cast(mask, "bool"), (1, 2))
 
 
 def causal(num_queries, num_keys, start=0):
@@ -42,10 +45,56 @@ def join(*masks):
     return joined
 
 
+@dataclass(frozen=True)
+class Visible:
+    """Which key a query may look at, as parts that cost no (T, S) numbers; True = may look. None allows all.
+
+    Args:
+        queries: (B, T), real queries; the others get zeros.
+        keys: several (B, S), real keys.
+        documents: (B, T) document numbers, T = S: a query looks only at keys of its own; 0 is padding.
+        causal: whether query i, standing at key `start + i`, looks at no later key.
+        window: how many positions away a key must be less than, on both sides.
+        mask: broadcastable to (B, N, T, S), whatever else is to be said.
+        start: integer or scalar tensor, the key of the first query.
+    """
+
+    queries: Any = None
+    keys: tuple = ()
+    documents: Any = None
+    causal: bool = False
+    window: int | None = None
+    mask: Any = None
+    start: Any = 0
+
+    def whole(self, num_queries, num_keys):
+        """All parts joined, broadcastable to (B, N, T, S), or None."""
+        parts = [self.mask, None if self.queries is None else queries(self.queries), *map(keys, self.keys)]
+        if self.documents is not None:
+            parts.append(ops.expand_dims(same_document(self.documents), 1))
+        if self.causal:
+            parts.append(ops.expand_dims(causal(num_queries, num_keys, self.start), (0, 1)))
+        if self.window:
+            near = window(num_queries, num_keys, self.window, self.start)
+            parts.append(ops.expand_dims(near, (0, 1)))
+        return join(*parts)
+
+
 def for_attention(
-    query, key, axes, query_mask, value_mask, key_mask, attention_mask, causally=False, sliding_window=None, start=0
+    query,
+    key,
+    axes,
+    query_mask=None,
+    value_mask=None,
+    key_mask=None,
+    attention_mask=None,
+    document_ids=None,
+    *,
+    causally=False,
+    sliding_window=None,
+    start=0,
 ):
-    """All masks of `query` (B, ..., N, H) and `key` joined, broadcastable to (B', N, T, S) of `folding.fold`.
+    """All masks of `query` (B, ..., N, H) and `key`, of the tensors (B', T, N, H) that `folding.fold` makes of them.
 
     The first query stands at the key `start`.
     """
@@ -54,21 +103,21 @@ def for_attention(
             "`use_causal_mask` and `sliding_window` need a single attention axis. Received: "
             f"attention_axes={axes}, use_causal_mask={causally}, sliding_window={sliding_window}"
         )
-    joined = []
     if attention_mask is not None:
         _check_no_bias(attention_mask)
-        joined.append(folding.fold_pairs("attention_mask", ops.cast(attention_mask, "bool"), query, key, axes))
+        attention_mask = folding.fold_pairs("attention_mask", ops.cast(attention_mask, "bool"), query, key, axes)
     if query_mask is not None:
-        joined.append(queries(folding.fold_padding("query_mask", query_mask, query, axes)))
-    for name, mask in (("value_mask", value_mask), ("key_mask", key_mask)):
-        if mask is not None:
-            joined.append(keys(folding.fold_padding(name, mask, key, axes)))
-    num_queries, num_keys = ops.shape(query)[axes[0]], ops.shape(key)[axes[0]]
-    if causally:
-        joined.append(causal(num_queries, num_keys, start)[None, None])
-    if sliding_window:
-        joined.append(window(num_queries, num_keys, sliding_window, start)[None, None])
-    return join(*joined)
+        query_mask = folding.fold_padding("query_mask", query_mask, query, axes)
+    real = [
+        folding.fold_padding(name, mask, key, axes)
+        for name, mask in (("value_mask", value_mask), ("key_mask", key_mask))
+        if mask is not None
+    ]
+    if document_ids is not None:
+        for side in (query, key):
+            sizes = (side.shape[0], *[side.shape[axis] for axis in axes])
+            folding.check_shape("document_ids", document_ids, sizes, exact=True)
+    return Visible(query_mask, tuple(real), document_ids, causally, sliding_window, attention_mask, start)
 
 
 def _check_no_bias(attention_mask):
@@ -84,8 +133,9 @@ def _check_no_bias(attention_mask):
 
 def same_document(document_ids):
     """(B, T) document numbers of packed sequences -> (B, T, T): a token looks only at its own; 0 is padding."""
-    same = ops.equal(document_ids[:, :, None], document_ids[:, None, :])
-    return ops.logical_and(same, ops.not_equal(document_ids, 0)[:, None, :])
+    keys = ops.expand_dims(document_ids, 1)
+    same = ops.equal(ops.expand_dims(document_ids, 2), keys)
+    return ops.logical_and(same, ops.not_equal(keys, 0))
 
 
 def all_real(key):
@@ -100,7 +150,8 @@ def positions(mask):
 
 
 def _indices(num_queries, num_keys, start):
-    return start + ops.arange(num_queries, dtype="int32")[:, None], ops.arange(num_keys, dtype="int32")[None, :]
+    query, key = ops.arange(num_queries, dtype="int32"), ops.arange(num_keys, dtype="int32")
+    return start + ops.expand_dims(query, 1), ops.expand_dims(key, 0)
 
 
 class MaskedLayer(keras.layers.Layer):
@@ -125,7 +176,10 @@ class MaskedLayer(keras.layers.Layer):
         if arguments.get("memory") is not None:
             _fill_mask(arguments, "memory_mask", arguments["memory"])
         arguments = converted(self, {name: value for name, value in arguments.items() if value is not None})
-        return super().__call__(arguments.pop("inputs"), **arguments)
+        outputs = super().__call__(arguments.pop("inputs"), **arguments)
+        if arguments.get("cache") is not None:
+            set_keras_mask(outputs[0], None)  # where lengths are unknown, Keras takes that of the slots for theirs
+        return outputs
 
     def compute_mask(self, inputs, mask=None):
         return mask if mask is None or mask.shape[1] == inputs.shape[1] else None  # that of the slots of a cache

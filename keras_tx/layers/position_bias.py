@@ -33,8 +33,9 @@ class PositionBias(keras.layers.Layer):
     def call(self, query, key=None, *, start=None, num_keys=None):
         start = _check_slots(query, key, start, num_keys)
         queries = start + ops.arange(ops.shape(query)[1], dtype="int32")
-        keys = ops.arange(num_keys or ops.shape(query if key is None else key)[1], dtype="int32")
-        return self.bias(keys[None, :] - queries[:, None])[None]
+        num_keys = ops.shape(query if key is None else key)[1] if num_keys is None else num_keys
+        keys = ops.arange(num_keys, dtype="int32")
+        return ops.expand_dims(self.bias(ops.expand_dims(keys, 0) - ops.expand_dims(queries, 1)), 0)
 
     def compute_output_spec(self, query, key=None, *, start=None, num_keys=None):
         _check_slots(query, key, start, num_keys)
@@ -181,7 +182,8 @@ def buckets(relative, num_buckets, max_distance, bidirectional):
 
 def _check_slots(query, key, start, num_keys):
     """Returns `start` as an integer or an int32 tensor, or raises."""
-    checks.positive_int("num_keys", num_keys, none=True)
+    is_known = not hasattr(num_keys, "shape")  # a tensor, in a graph for buffers of any length
+    checks.positive_int("num_keys", num_keys if is_known else None, none=True)
     if key is not None and num_keys is not None:
         raise ValueError(
             "`key` and `num_keys` must not be given together, both say how many keys there are. Received: "
@@ -189,7 +191,7 @@ def _check_slots(query, key, start, num_keys):
         )
     if start is None or (isinstance(start, int) and not isinstance(start, bool)):
         first, queries = start or 0, query.shape[1] or 0
-        if first < 0 or (num_keys is not None and first + queries > num_keys):
+        if first < 0 or (is_known and num_keys is not None and first + queries > num_keys):
             raise ValueError(
                 "`query` must stand in the buffer of keys: 0 <= start and start + T <= num_keys. Received: "
                 f"start={start}, query.shape={tuple(query.shape)}, num_keys={num_keys}"

@@ -25,7 +25,7 @@ def sinusoids(positions, hidden_dim, *, max_wavelength=10000, layout="interleave
     """
     pairs = np.arange((hidden_dim + 1) // 2)
     frequencies = np.float64(max_wavelength) ** (-2 * pairs / hidden_dim)  # rounded to float32 once, at the end
-    angles = ops.cast(positions, "float32")[..., None] * ops.convert_to_tensor(frequencies, dtype="float32")
+    angles = ops.expand_dims(ops.cast(positions, "float32"), -1) * ops.convert_to_tensor(frequencies, dtype="float32")
     if layout == "concatenated":
         return ops.concatenate([ops.sin(angles), ops.cos(angles)[..., : hidden_dim // 2]], axis=-1)
     both = ops.stack([ops.sin(angles), ops.cos(angles)], axis=-1)  # (..., pairs, 2)
@@ -81,8 +81,9 @@ class LearnedPositionalEncoding(masks.MaskedLayer):
     Where `x` has a mask, positions count the real tokens, so that padding on the left changes nothing.
 
     Args:
-        max_length: the number of positions in the table.
-        embeddings_initializer: of the table (max_length, D).
+        max_length: the number of positions.
+        offset: the row of the table that is the position 0; the rows before it are not used. Some checkpoints have it.
+        embeddings_initializer: of the table (max_length + offset, D).
 
     Call arguments:
         inputs: (B, T, D) with T <= max_length.
@@ -90,18 +91,22 @@ class LearnedPositionalEncoding(masks.MaskedLayer):
         positions: (B, T) or (T,) integers below `max_length`, to be used instead of those counted here.
 
     Raises:
-        ValueError: for a `max_length` that is not positive, longer inputs, or positions outside the table. Inside a
-            compiled graph, lengths and positions that are only known at run time are TensorFlow's to refuse.
+        ValueError: for a `max_length` that is not positive, a negative `offset`, longer inputs, or positions outside
+            the table. Inside a compiled graph, lengths and positions that are only known at run time are TensorFlow's
+            to refuse.
     """
 
-    def __init__(self, max_length, *, embeddings_initializer="uniform", **kwargs):
+    def __init__(self, max_length, *, offset=0, embeddings_initializer="uniform", **kwargs):
         super().__init__(**kwargs)
         self.max_length = checks.positive_int("max_length", max_length)
+        self.offset = offset if offset == 0 else checks.positive_int("offset", offset)
         self.embeddings_initializer = initializers.get(embeddings_initializer)
 
     def build(self, inputs_shape):
         self.embeddings = self.add_weight(
-            shape=(self.max_length, inputs_shape[-1]), initializer=self.embeddings_initializer, name="embeddings"
+            shape=(self.max_length + self.offset, inputs_shape[-1]),
+            initializer=self.embeddings_initializer,
+            name="embeddings",
         )
         self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: inputs_shape[-1]})
 
@@ -117,7 +122,7 @@ class LearnedPositionalEncoding(masks.MaskedLayer):
             positions = masks.positions(mask)
         else:
             positions = ops.arange(ops.shape(inputs)[1], dtype="int32")
-        return inputs + ids.look_up("positions", self.embeddings, positions, dtype=inputs.dtype)
+        return inputs + ids.look_up("positions", self.embeddings, positions, dtype=inputs.dtype, offset=self.offset)
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
@@ -126,5 +131,6 @@ class LearnedPositionalEncoding(masks.MaskedLayer):
         return {
             **super().get_config(),
             "max_length": self.max_length,
+            "offset": self.offset,
             "embeddings_initializer": initializers.serialize(self.embeddings_initializer),
         }

@@ -21,7 +21,10 @@ def project(inputs, kernel, num_axes=1):
     made, size = tuple(kernel.shape[num_axes:]), math.prod(kernel.shape[:num_axes])
     rows = ops.reshape(inputs, (-1, size))
     products = _times(rows, ops.reshape(kernel, (size, math.prod(made))))
-    return ops.reshape(products, (*ops.shape(inputs)[: len(inputs.shape) - num_axes], *made))
+    free = tuple(inputs.shape[: len(inputs.shape) - num_axes])
+    # A single unknown size follows from the others; asking for it would be three operations more in each step.
+    free = tuple(-1 if n is None else n for n in free) if free.count(None) == 1 else ops.shape(inputs)[: len(free)]
+    return ops.reshape(products, (*free, *made))
 
 
 def _times(rows, kernel):

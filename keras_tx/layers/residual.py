@@ -4,9 +4,15 @@ Post-norm: Vaswani et al. 2017, arXiv:1706.03762; pre-norm: Xiong et al. 2020, a
 Sennrich 2019, arXiv:1910.07467.
 """
 
+import functools
+
 import keras
 
-NORMALIZATIONS = {"layer_norm": keras.layers.LayerNormalization, "rms_norm": keras.layers.RMSNormalization}
+NORMALIZATIONS = {
+    "layer_norm": keras.layers.LayerNormalization,
+    "layer_norm_no_bias": functools.partial(keras.layers.LayerNormalization, center=False),
+    "rms_norm": keras.layers.RMSNormalization,
+}
 
 
 def residual(inputs, sublayer, *, norm, dropout, normalize_first, training=None):
@@ -15,21 +21,22 @@ def residual(inputs, sublayer, *, norm, dropout, normalize_first, training=None)
     Args:
         inputs: x, (B, T, D).
         sublayer: f, a function of one tensor that returns (B, T, D), or a tuple of that and anything beside it.
-        norm, dropout: layers.
+        norm: a layer; None for pre-norm that leaves the norm out.
+        dropout: a layer.
         normalize_first: whether the norm comes before f (pre-norm) or after the sum (post-norm).
         training: whether dropout is on.
 
     Returns:
         A tuple: the sum (B, T, D), and what f returned beside its output.
     """
-    outputs = sublayer(norm(inputs) if normalize_first else inputs)
+    outputs = sublayer(norm(inputs) if normalize_first and norm is not None else inputs)
     outputs, *beside = outputs if isinstance(outputs, tuple) else (outputs,)
     outputs = inputs + dropout(outputs, training=training)
     return (outputs if normalize_first else norm(outputs)), *beside
 
 
 def make_norm(normalization, epsilon, **kwargs):
-    """A norm layer over the last axis: "layer_norm" or "rms_norm". Its statistics are float32 under any policy."""
+    """A norm layer over the last axis: one of `NORMALIZATIONS`. Its statistics are float32 under any policy."""
     layer = NORMALIZATIONS[normalization](epsilon=epsilon, **kwargs)
     layer.supports_masking = True  # Keras' RMSNormalization forgets to say so, and warns
     return layer

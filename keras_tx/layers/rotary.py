@@ -38,7 +38,7 @@ def rotate(x, positions, frequencies, *, layout="half", attention_factor=1.0):
         signed = xp.reshape(xp.stack([-frequencies, frequencies], axis=-1), (size,))
         pairs = ops.reshape(turned, (*ops.shape(turned)[:-1], size // 2, 2))
         swapped = ops.reshape(ops.flip(pairs, axis=-1), ops.shape(turned))
-    angles = ops.cast(positions, "float32")[..., None, None] * ops.convert_to_tensor(signed, dtype="float32")
+    angles = ops.expand_dims(ops.cast(positions, "float32"), (-2, -1)) * ops.convert_to_tensor(signed, dtype="float32")
     cos, sin = ops.cos(angles), ops.sin(angles)  # (T, 1, R) or (B, T, 1, R)
     if attention_factor != 1:
         cos, sin = cos * attention_factor, sin * attention_factor

@@ -6,9 +6,9 @@ B batch, T tokens, V vocabulary. Liu et al. 2018, arXiv:1801.10198; Radford et a
 import keras
 
 from keras_tx import checks
-from keras_tx.layers import Decoder, TokenEmbedding, masks
+from keras_tx.layers import Decoder, TokenEmbedding
 from keras_tx.models.token_model import options
-from keras_tx.models.writer import Writer, language_embedding, logits_of, make_head
+from keras_tx.models.writer import Writer, language_embedding, logits_of, make_head, table_of
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -77,9 +77,11 @@ class CausalLM(Writer):
             positions = keras.Input((None,), dtype="int32", name="positions")
             inputs += [document_ids, positions]
             of_embedding = {"positions": positions} if embedding.positions is not None else {}
-            of_decoder = {"positions": positions, "attention_mask": masks.same_document(document_ids)}
+            of_decoder = {"positions": positions, "document_ids": document_ids}
         hidden = decoder(embedding(token_ids, **of_embedding), **of_decoder)
         super().__init__(inputs=inputs, outputs=logits_of(hidden, embedding, head), **kwargs)
+
+        self._logits_from(hidden, lambda: table_of(embedding, head))
 
         # Config
         self.vocabulary_size = vocabulary_size

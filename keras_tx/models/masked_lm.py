@@ -9,12 +9,13 @@ from keras import activations
 from keras_tx import checks
 from keras_tx.layers import Encoder, TokenEmbedding
 from keras_tx.layers.residual import make_norm
-from keras_tx.models.token_model import TokenModel, options
+from keras_tx.models.chunked import VocabularyModel
+from keras_tx.models.token_model import options
 from keras_tx.models.writer import language_embedding
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class MaskedLM(TokenModel):
+class MaskedLM(VocabularyModel):
     """A functional `keras.Model` of token embedding, encoder, and BERT's head: dense, activation, norm, tied logits.
 
     Its input is `token_ids` (B, T), padded with the padding id; with segments, `token_ids` and `segment_ids`.
@@ -71,6 +72,8 @@ class MaskedLM(TokenModel):
             inputs.append(keras.Input((None,), dtype="int32", name="segment_ids"))
         hidden = head_norm(head_dense(encoder(embedding(*inputs))))
         super().__init__(inputs=inputs, outputs=head_bias(embedding(hidden, reverse=True)), **kwargs)
+
+        self._logits_from(hidden, lambda: (embedding.tokens.embeddings, head_bias.bias))
 
         # Config
         self.vocabulary_size = vocabulary_size

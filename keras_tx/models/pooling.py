@@ -38,7 +38,7 @@ class TokenPooling(MaskedLayer):
         if self.pooling == "max":
             if inputs.shape[1] == 0:
                 return ops.zeros_like(ops.sum(inputs, axis=1))  # of nothing there is no maximum
-            pooled = ops.max(ops.where(mask[..., None], inputs, float("-inf")), axis=1)
+            pooled = ops.max(ops.where(ops.expand_dims(mask, -1), inputs, float("-inf")), axis=1)
             return ops.where(ops.any(mask, axis=1, keepdims=True), pooled, 0.0)
         if self.pooling == "first":  # the first real token: padding may stand on the left
             weights = ops.cast(ops.logical_and(mask, ops.cumsum(ops.cast(mask, "int32"), axis=1) == 1), "float32")

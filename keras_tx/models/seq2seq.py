@@ -8,7 +8,7 @@ import keras
 from keras_tx import checks
 from keras_tx.layers import Decoder, Encoder, TokenEmbedding
 from keras_tx.models.token_model import options
-from keras_tx.models.writer import Writer, language_embedding, logits_of, make_head
+from keras_tx.models.writer import Writer, language_embedding, logits_of, make_head, table_of
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -97,6 +97,8 @@ class Seq2Seq(Writer):
         hidden = decoder(target_embedding(target_ids), memory)
         outputs = logits_of(hidden, target_embedding, head)
         super().__init__(inputs=[source_ids, target_ids], outputs=outputs, **kwargs)
+
+        self._logits_from(hidden, lambda: table_of(target_embedding, head))
 
         # Config
         self.source_vocabulary_size = source_vocabulary_size

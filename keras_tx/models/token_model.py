@@ -26,14 +26,18 @@ class TokenModel(keras.Model):
     """A functional model over ids: refuses ids outside the vocabulary where Keras would cast or clip them."""
 
     def call(self, inputs, training=None, mask=None, **kwargs):
-        if any(given is not None for given in keras.tree.flatten(mask)):
-            raise ValueError("`mask` cannot be given: tokens that are `padding_id` are padding. Received: mask")
+        self._check_call(inputs, mask)
         if not isinstance(inputs, (dict, list, tuple)):
             inputs = [inputs]  # Keras does so for a tensor, and warns of an array
+        return super().call(inputs, training=training, mask=mask, **kwargs)
+
+    def _check_call(self, inputs, mask):
+        if any(given is not None for given in keras.tree.flatten(mask)):
+            raise ValueError("`mask` cannot be given: tokens that are `padding_id` are padding. Received: mask")
+        inputs = inputs if isinstance(inputs, (dict, list, tuple)) else [inputs]
         for name, embedding in self.id_inputs.items():
             ids = inputs[name] if isinstance(inputs, dict) else inputs[[one.name for one in self.inputs].index(name)]
             check_ids(name, ids, embedding.vocabulary_size)  # Keras would cast floats and large integers
-        return super().call(inputs, training=training, mask=mask, **kwargs)
 
     def _listed(self, inputs):
         """`inputs` in the order of `self.inputs`."""

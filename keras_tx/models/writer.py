@@ -4,7 +4,8 @@ import keras
 
 from keras_tx import generation
 from keras_tx.layers import TokenEmbedding
-from keras_tx.models.token_model import TokenModel, options
+from keras_tx.models.chunked import VocabularyModel
+from keras_tx.models.token_model import options
 
 
 def language_embedding(embedding_options, hidden_dim, dropout):
@@ -27,12 +28,17 @@ def make_head(vocabulary_size, tie_embeddings, dtype):
     return keras.layers.Dense(vocabulary_size, use_bias=False, dtype=dtype, name="head")
 
 
+def table_of(embedding, head):
+    """What the vectors are multiplied by, (V, D), and no bias."""
+    return (embedding.tokens.embeddings if head is None else keras.ops.transpose(head.kernel)), None
+
+
 def logits_of(hidden, embedding, head):
     """(B, T, D) -> (B, T, V)."""
     return embedding(hidden, reverse=True) if head is None else head(hidden)
 
 
-class Writer(TokenModel):
+class Writer(VocabularyModel):
     """A model whose outputs are logits of the next token."""
 
     def _writing_model(self):

@@ -1,142 +1,138 @@
 """A trained model -> saved_models/NAME/VERSION, a SavedModel that TensorFlow Serving answers."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from keras_tx.models import TextClassifier
-from keras_tx.serving.signatures import classifier_signatures
+from keras_tx import checks
+from keras_tx.optional import Lazy
+from keras_tx.serving import parity
+from keras_tx.serving.backends import export_elsewhere
+from keras_tx.serving.card import write_batching, write_card
+from keras_tx.serving.graph import check_servable, resources_of
+from keras_tx.serving.kinds import kind_of
 from keras_tx.serving.versions import write_version
-from keras_tx.text import BertTokenizer
+from keras_tx.serving.warmup import check_warmup, write_warmup
 
-# What the live model says of these is written beside the graph, for `check` to compare with.
-PARITY_TEXTS = (
-    "",
-    "A short one.",
-    "Not wonderful but dull, café 電影 🎬 [SEP] " * 9,
-    "\x00\ufffd ��",
-    "one two three " * 30,
-)
-PARITY_FILE = "assets.extra/keras_tx_parity.json"
-# How far an exported probability may be from the live one: eight roundings of 1 in the precision of the layers.
-TOLERANCES = {"float16": 8 * 2**-10, "bfloat16": 8 * 2**-7}
+tf = Lazy("tensorflow")
 
 
-def export(model: keras.Model, path: str | Path, *, tokenizer: Any = None, labels: Sequence[str] | None = None) -> Path:
+def export(
+    model: keras.Model,
+    path: str | Path,
+    *,
+    tokenizer: Any = None,
+    source_tokenizer: Any = None,
+    generation: dict | None = None,
+    labels: Sequence[str] | None = None,
+    warmup: Sequence[str | dict] = (),
+    max_batch: int = 32,
+) -> Path:
     """Writes the next version of a model for TensorFlow Serving.
 
     The version is written beside and renamed into place, so a server that watches the folder never sees half of it.
-    Signatures, all with the batch B as first axis:
+    Before that it is loaded, compared with the live model, and answers its warm-up requests. MODEL_CARD.json in it says
+    what it is. On JAX and PyTorch a TensorFlow process of its own does all this.
 
-    - `serving_default`: `text` (B,) -> `label` (B,), `probabilities` (B, C).
-    - `explain`: `text` (B,) -> these, `tokens` (B, T) and attention `scores` (B, L, N, T, T).
-    - `tokens`: `token_ids` (B, T), `lengths` (B,) -> as `serving_default`, and in its place without a tokenizer.
+    Signatures, all with the batch B as first axis, and half precision as float32:
+
+    - `serving_default`: `text` (B,) -> what the model says. Of a `TextClassifier`, or with `labels`: `label` (B,),
+      `probabilities` (B, C). Of a `MaskedLM`: `text` (B,) with the mask tokens replaced, and for each of them `words`
+      and `probabilities` (B, M, 5). Of any other model that reads: its outputs by their names, and `tokens` (B, T)
+      where they have more than two axes.
+    - `tokens`: `token_ids` (B, T), `lengths` (B,) -> the same, and in its place without a tokenizer; of a `MaskedLM`
+      `top_ids` and `probabilities` (B, T, 5).
+    - `classify`: `inputs` (B,), serialized tf.Examples with a feature "text" -> `classes`, `scores` (B, C).
+    - `explain`, of models with `attention_scores`: `text` (B,) -> as `serving_default`, `tokens` (B, T) and attention
+      `scores` (B, L, N, T, T).
+    - `embed`: `text` (B,) -> `embedding` (B, D): the output `pooler_output`, or the mean of `last_hidden_state`; of a
+      classifier what its last layer gets, the pooled vectors; of a `MaskedLM`, or a model with a single output
+      (B, T, D), the mean over the real tokens.
+    - Of models that write: see `keras_tx.serving.writing`.
 
     Args:
-        model: a `TextClassifier` with a padding id, that returns logits or, by `activation="softmax"`, probabilities.
+        model: a `TextClassifier`, `MaskedLM`, `CausalLM`, `Seq2Seq` or `PretrainedModel`; or any functional
+            `keras.Model` over ids: one integer input (B, T), or two with segment ids, and possibly a padding mask,
+            known by names such as "input_ids", "token_type_ids", "attention_mask", else by position.
         path: the model's folder, such as "saved_models/reviews"; versions are numbers below it.
-        tokenizer: a `BertTokenizer` of the model's vocabulary, which goes into the graph.
-        labels: the names of the classes; "0", "1", ... if None.
+        tokenizer: a `BertTokenizer`, or another that runs in the graph, of the model's vocabulary. Texts that are
+            longer than its `max_length` are cut.
+        source_tokenizer: of the sources, for a `Seq2Seq` with two vocabularies.
+        generation: of a model that writes, the options of `keras_tx.generation.generate`: `strategy`,
+            `max_new_tokens`, `stop_tokens`, ...
+        labels: the names of the classes, the last axis of the output; "0", "1", ... if None for a `TextClassifier`.
+        warmup: texts that a server answers before it lets clients in, or requests
+            `{"signature_name": ..., "inputs": {...}}`.
+        max_batch: the most rows that a server puts together, and the most of a request, where it batches.
 
     Returns:
         The version's folder.
 
     Raises:
-        TypeError: the model or the tokenizer is of another kind.
-        ValueError: the model's outputs are neither logits nor probabilities, or it has no padding id; labels or
-            tokenizer do not fit it.
+        TypeError: the model or a tokenizer is of another kind.
+        ValueError: arguments that don't fit the model or each other, a model whose answers depend on padding, an
+            operation that a stock server cannot run, or a warm-up request that fails; the message has the value.
         OSError: the folder cannot be written.
-        RuntimeError: Keras runs on another backend than TensorFlow.
     """
+    arguments: dict[str, Any] = {
+        "tokenizers": {"tokenizer": tokenizer, "source_tokenizer": source_tokenizer},
+        "generation": generation,
+        "labels": labels,
+        "warmup": check_warmup(warmup, tokenizer),
+        "max_batch": checks.positive_int("max_batch", max_batch),
+    }
+    _check_path(Path(path))
+    kind_of(model, arguments["tokenizers"], generation, labels)  # what cannot be is said here, whatever the backend
     if keras.backend.backend() != "tensorflow":
-        raise RuntimeError(
-            "`export` needs the TensorFlow backend: save the model, and load it with KERAS_BACKEND=tensorflow. "
-            f"Received: the backend {keras.backend.backend()}"
-        )
-    if not isinstance(model, TextClassifier):
-        raise TypeError(f"`model` must be a TextClassifier. Received: model of type {type(model).__name__}")
-    _check_model(model)
-    labels = _check_labels(model, labels)
-    if tokenizer is not None:
-        _check_tokenizer(model, tokenizer)
-    signatures = classifier_signatures(model, tokenizer, labels)
+        return export_elsewhere(model, path, **arguments)
+    return export_here(model, path, **arguments, backend="tensorflow")
+
+
+def export_here(model, path, *, tokenizers, generation, labels, warmup, max_batch, backend):
+    """What `export` does on TensorFlow; `backend` is the one that the model comes from."""
+    tokenizers = {"tokenizer": None, "source_tokenizer": None} | tokenizers
+    kind = kind_of(model, tokenizers, generation, labels)
+    signatures = kind.signatures()
+    check_servable(signatures)
 
     def write(folder):
         archive = keras.export.ExportArchive()  # its endpoints bring the weights; `track` would write each twice
         for name, function in signatures.items():
             archive.add_endpoint(name, function)
+        for tokenizer in tokenizers.values():
+            for resource in resources_of(tokenizer):
+                archive.track(resource)
         archive.write_out(str(folder), verbose=False)
-        if tokenizer is not None:
-            answers = _answers(model, tokenizer, labels)
-            (folder / PARITY_FILE).parent.mkdir(exist_ok=True)
-            (folder / PARITY_FILE).write_text(json.dumps(answers), encoding="utf-8")
+        loaded = tf.saved_model.load(str(folder)).signatures
+        loaded = {name: loaded[name] for name in signatures}
+        content = kind.parity(signatures)
+        figures = parity.differences(loaded, content.get("signatures", {}))
+        if content:
+            parity.write_parity(folder, content)
+        name = Path(path).name
+        count = write_warmup(folder, name, loaded, warmup, kind, max_batch)
+        write_batching(folder, max_batch)
+        write_card(
+            folder,
+            name,
+            model,
+            loaded,
+            tokenizers=tokenizers,
+            labels=kind.labels,
+            generation=kind.generation,
+            parity=figures,
+            warmup=count,
+            backend=backend,
+        )
 
     return write_version(Path(path), write)
 
 
-def _answers(model, tokenizer, labels):
-    """What the live model answers to `PARITY_TEXTS`, one text at a time, by Keras alone."""
-    is_probability = model.activation is keras.activations.softmax
-    rows = []
-    for text in PARITY_TEXTS:
-        with keras.device("cpu:0"):  # where `check` computes: a GPU rounds otherwise
-            outputs = model({name: ids[None] for name, ids in tokenizer(text).items()}, training=False)
-            probabilities = outputs if is_probability else keras.ops.softmax(outputs)
-        rows.append(keras.ops.convert_to_numpy(probabilities)[0].tolist())
-    best = [labels[max(range(len(row)), key=row.__getitem__)] for row in rows]
-    tolerance = TOLERANCES.get(model.embedding.compute_dtype, 1e-6)
-    return {"text": list(PARITY_TEXTS), "label": best, "probabilities": rows, "tolerance": tolerance}
-
-
-def _check_model(model):
-    if model.activation not in (keras.activations.linear, keras.activations.softmax):
+def _check_path(path):
+    if (path / "saved_model.pb").exists():
         raise ValueError(
-            "`model` must return logits or probabilities: its `activation` must be None or 'softmax'. Received: "
-            f"activation={getattr(model.activation, '__name__', model.activation)}"
-        )
-    if model.embedding.padding_id is None:
-        raise ValueError(
-            "`model` must have a padding id, or rows of different lengths could not share a batch. Received: "
-            "padding_id=None"
-        )
-
-
-def _check_labels(model, labels):
-    if labels is None:
-        return [str(index) for index in range(model.num_classes)]
-    is_list = isinstance(labels, Sequence) and not isinstance(labels, str)
-    if (
-        not is_list
-        or not all(isinstance(label, str) for label in labels)
-        or len(set(labels)) != model.num_classes
-        or len(labels) != model.num_classes
-    ):
-        raise ValueError(
-            f"`labels` must be a list of {model.num_classes} different strings, one for each class of the model. "
-            f"Received: labels={labels!r}"
-        )
-    return list(labels)
-
-
-def _check_tokenizer(model, tokenizer):
-    if not isinstance(tokenizer, BertTokenizer):
-        raise TypeError(f"`tokenizer` must be a BertTokenizer. Received: tokenizer of type {type(tokenizer).__name__}")
-    padding_id, max_length = model.embedding.padding_id, getattr(model.embedding.positions, "max_length", None)
-    if tokenizer.vocabulary_size > model.vocabulary_size:
-        raise ValueError(
-            "`tokenizer` must not have more tokens than the model. Received: "
-            f"tokenizer.vocabulary_size={tokenizer.vocabulary_size}, model.vocabulary_size={model.vocabulary_size}"
-        )
-    if tokenizer.pad_id != padding_id:
-        raise ValueError(
-            "`tokenizer` must pad with the id that the model takes for padding. Received: "
-            f"tokenizer.pad_id={tokenizer.pad_id}, padding_id={padding_id}"
-        )
-    if max_length is not None and tokenizer.max_length > max_length:
-        raise ValueError(
-            "`tokenizer` must not make rows longer than the positions that the model has. Received: "
-            f"tokenizer.max_length={tokenizer.max_length}, max_length={max_length}"
+            "`path` must be the model's folder, below which versions are numbers, and not a version. Received: "
+            f"path={str(path)!r}, which has a saved_model.pb"
         )

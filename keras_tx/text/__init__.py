@@ -1,5 +1,17 @@
 """Text <-> ids."""
 
 from keras_tx.text.bert import BertTokenizer
+from keras_tx.text.byte_pair import BytePairTokenizer
+from keras_tx.text.fits import check_fits
+from keras_tx.text.load import load_tokenizer
+from keras_tx.text.marian import MarianTokenizer
+from keras_tx.text.sentence_piece import SentencePieceTokenizer
 
-__all__ = ["BertTokenizer"]
+__all__ = [
+    "BertTokenizer",
+    "BytePairTokenizer",
+    "MarianTokenizer",
+    "SentencePieceTokenizer",
+    "check_fits",
+    "load_tokenizer",
+]

@@ -88,6 +88,7 @@ class BertTokenizer:
         self.mask_id = self._id_of.get(mask_token)
         marked = [token for token in self.special_tokens.values() if token in self._id_of]
         self._stand_ins = dict(zip(marked, STAND_INS, strict=False))
+        self.in_graph, self.not_in_graph = True, None  # as the other tokenizers say it
 
     @classmethod
     def from_vocabulary(cls, path: str | Path, **options) -> "BertTokenizer":

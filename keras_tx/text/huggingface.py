@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from keras_tx.text.files import check_ids, folder_of, read_json, read_settings
 from keras_tx.text.vocabulary import PREFIX, SPECIAL_TOKENS, read_vocabulary
 
 # Their name -> ours.
@@ -24,8 +25,6 @@ NORMALIZER = {"lowercase": "lowercase", "strip_accents": "strip_accents", "handl
 SAME = {"Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "SqueezeBert", "LayoutLM", "Lxmert"}
 ANY = {"PreTrained", "TokenizersBackend"}
 
-UNLIMITED = 1_000_000_000  # transformers writes 1e30 where the length is not limited
-
 
 def read_directory(directory: str | Path) -> dict[str, Any]:
     """Reads the arguments of BertTokenizer from a directory.
@@ -34,10 +33,9 @@ def read_directory(directory: str | Path) -> dict[str, Any]:
         ValueError: it is not a directory, has neither vocab.txt nor tokenizer.json, or holds a tokenizer that is
             not BERT's, or one with special tokens beyond the five.
     """
-    folder = Path(directory)
-    if not folder.is_dir():
-        raise ValueError(f"`directory` must be a directory. Received: directory={str(directory)!r}")
-    config = _json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    folder = folder_of(directory)
+    settings = read_settings(folder)
+    config = settings.config
     kind = str(config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast").removesuffix("Tokenizer")
     if kind not in SAME | ANY:
         raise ValueError(
@@ -55,10 +53,9 @@ def read_directory(directory: str | Path) -> dict[str, Any]:
             f"which contains {sorted(path.name for path in folder.iterdir())}"
         )
     options |= {ours: config[theirs] for theirs, ours in OPTIONS.items() if theirs in config}
-    options |= {ours: _content(config[theirs]) for theirs, ours in TOKENS.items() if config.get(theirs)}
-    if config.get("model_max_length") and config["model_max_length"] < UNLIMITED:
-        options["max_length"] = int(config["model_max_length"])
-    added |= {_content(token): int(i) for i, token in config.get("added_tokens_decoder", {}).items()}
+    options |= {ours: settings.tokens[theirs] for theirs, ours in TOKENS.items() if theirs in settings.tokens}
+    options |= {name: value for name, value in settings.options.items() if name == "max_length"}
+    added |= {token["content"]: token["id"] for token in settings.added if token["id"] is not None}
     if extra := sorted(set(added).difference((SPECIAL_TOKENS | options)[name] for name in SPECIAL_TOKENS)):
         raise ValueError(f"`directory` must add no tokens to BERT's five. Received: {extra} in {folder}")
     options["vocabulary"] = _merged(options["vocabulary"], added, folder)
@@ -78,15 +75,15 @@ def write_directory(directory: str | Path, options: dict[str, Any]) -> None:
 
 def _read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """The arguments that a tokenizer.json of the `tokenizers` library holds, and its added tokens with their ids."""
-    data = _json(path)
-    model, normalizer = data.get("model") or {}, data.get("normalizer") or {}
+    data = read_json(path)
+    model, normalizer, before = (_part(data, name) for name in ("model", "normalizer", "pre_tokenizer"))
     found = {
         "model.type": model.get("type"),
         "model.continuing_subword_prefix": model.get("continuing_subword_prefix"),
         "model.max_input_chars_per_word": model.get("max_input_chars_per_word"),
         "normalizer.type": normalizer.get("type"),
         "normalizer.clean_text": normalizer.get("clean_text"),
-        "pre_tokenizer.type": (data.get("pre_tokenizer") or {}).get("type"),
+        "pre_tokenizer.type": before.get("type"),
     }
     for (key, value), wanted in zip(
         found.items(), ("WordPiece", PREFIX, 100, "BertNormalizer", True, "BertPreTokenizer"), strict=True
@@ -96,10 +93,18 @@ def _read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
                 f"`directory` must hold a BERT tokenizer: {key}={wanted!r}. Received: {key}={value!r} in {path}"
             )
     options = {ours: normalizer[theirs] for theirs, ours in NORMALIZER.items() if theirs in normalizer}
-    options["vocabulary"] = sorted(model["vocab"], key=model["vocab"].__getitem__)
-    _check_places(options["vocabulary"], model["vocab"], path)
-    options["unknown_token"] = model["unk_token"]
-    return options, {token["content"]: token["id"] for token in data.get("added_tokens", [])}
+    vocabulary = check_ids(model.get("vocab"), path)
+    options["vocabulary"] = sorted(vocabulary, key=vocabulary.__getitem__)
+    _check_places(options["vocabulary"], vocabulary, path)
+    options["unknown_token"] = model.get("unk_token")
+    added = data.get("added_tokens") or []
+    if not isinstance(added, list) or not all(
+        isinstance(token, dict) and {"id", "content"} <= set(token) for token in added
+    ):
+        raise ValueError(
+            f"`directory` must list added tokens with their ids. Received: added_tokens={added!r} in {path}"
+        )
+    return options, check_ids({token["content"]: token["id"] for token in added}, path)
 
 
 def _merged(vocabulary: list[str], added: dict[str, int], folder: Path) -> list[str]:
@@ -120,9 +125,6 @@ def _check_places(vocabulary: list[str], id_of: dict[str, int], path: Path) -> N
             )
 
 
-def _content(token: Any) -> str:
-    return token["content"] if isinstance(token, dict) else token
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
+def _part(data: dict[str, Any], name: str) -> dict[str, Any]:
+    part = data.get(name)
+    return part if isinstance(part, dict) else {}

@@ -6,6 +6,7 @@ from keras import ops
 from keras_tx import checks
 from keras_tx.optional import Lazy
 from keras_tx.training import tokens
+from keras_tx.training.chunks import chunked_loss
 
 tf = Lazy("tensorflow")
 
@@ -28,6 +29,9 @@ class PaddedCrossentropy(keras.losses.Loss):
         from_logits: whether the predictions are logits; probabilities otherwise.
         label_smoothing: e in [0, 1): the target is 1 - e + e/V for the label and e/V for every other token, as in
             `keras.losses.CategoricalCrossentropy`.
+        chunk_size: with the models of this package that end in a vocabulary, `fit` computes logits and loss of so many
+            tokens at a time: the logits (B, T, V) are never whole in memory, and tokens without a label cost nothing.
+            Metrics are then computed in evaluation alone. None: all at once. Anywhere else it does nothing.
         reduction: Keras' words: "sum_over_batch_size" or "mean" divide by the number of real tokens,
             "mean_with_sample_weight" by the sum of their weights; "sum"; "none" or None for (B, T).
         name: of the loss.
@@ -50,6 +54,7 @@ class PaddedCrossentropy(keras.losses.Loss):
         padding_id=0,
         from_logits=True,
         label_smoothing=0.0,
+        chunk_size=None,
         reduction="sum_over_batch_size",
         name="padded_crossentropy",
     ):
@@ -57,6 +62,12 @@ class PaddedCrossentropy(keras.losses.Loss):
         self.padding_id = tokens.padding(padding_id)
         self.from_logits = bool(from_logits)
         self.label_smoothing = checks.rate("label_smoothing", label_smoothing)
+        self.chunk_size = checks.positive_int("chunk_size", chunk_size, none=True)
+        if chunk_size is not None and (reduction in ("none", None) or not from_logits):
+            raise ValueError(
+                "`chunk_size` needs logits and a reduction to one number. Received: "
+                f"chunk_size={chunk_size}, reduction={reduction!r}, from_logits={from_logits}"
+            )
 
     def call(self, y_true, y_pred):
         labels, outputs, real, _ = tokens.read(y_true, y_pred, self.padding_id)
@@ -66,12 +77,31 @@ class PaddedCrossentropy(keras.losses.Loss):
         with keras.name_scope(self.name):
             labels, outputs, real, weights = tokens.read(y_true, y_pred, self.padding_id, sample_weight)
             losses = self._losses(labels, outputs, weights) * weights
-            if self.reduction in ("none", None):
-                return losses
-            if self.reduction == "sum":
-                return ops.sum(losses)
-            count = ops.sum(weights if self.reduction == "mean_with_sample_weight" else real)
-            return ops.divide_no_nan(ops.sum(losses), count) / _replicas()
+            return losses if self.reduction in ("none", None) else self._reduced(ops.sum(losses), real, weights)
+
+    def of_hidden(self, y_true, hidden, table, sample_weight=None):
+        """The loss of the logits that are the products of `hidden` (B, T, D) and `table` (V, D), in chunks.
+
+        Of other labels than `__call__` takes it raises the same, and its gradients are the same.
+        """
+        labels, real, weights = tokens.read_labels(
+            y_true, hidden.shape[:-1], table.shape[0], self.padding_id, sample_weight
+        )
+        total = chunked_loss(
+            ops.reshape(hidden, (-1, hidden.shape[-1])),
+            ops.cast(table, hidden.dtype),
+            ops.reshape(labels, (-1,)),
+            ops.reshape(weights, (-1,)),
+            chunk_size=self.chunk_size,
+            label_smoothing=self.label_smoothing,
+        )
+        return self._reduced(total, real, weights)
+
+    def _reduced(self, total, real, weights):
+        if self.reduction == "sum":
+            return total
+        count = ops.sum(weights if self.reduction == "mean_with_sample_weight" else real)
+        return ops.divide_no_nan(total, count) / _replicas()
 
     def _losses(self, labels, outputs, weights):
         return tokens.losses(
@@ -83,6 +113,7 @@ class PaddedCrossentropy(keras.losses.Loss):
             "padding_id": self.padding_id,
             "from_logits": self.from_logits,
             "label_smoothing": self.label_smoothing,
+            "chunk_size": self.chunk_size,
             "reduction": self.reduction,
             "name": self.name,
         }

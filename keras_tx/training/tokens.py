@@ -31,14 +31,21 @@ def read(labels, outputs, padding_id, sample_weight=None):
             read only in eager calls; in a graph such a label is TensorFlow's to refuse, and where nothing can raise
             (XLA, JAX, a GPU) its loss is NaN.
     """
-    labels, outputs = ops.convert_to_tensor(labels), ops.convert_to_tensor(outputs)
-    dtype, shape, size = keras.backend.standardize_dtype(labels.dtype), tuple(labels.shape), outputs.shape[-1]
+    outputs = ops.convert_to_tensor(outputs)
+    labels, real, weights = read_labels(labels, outputs.shape[:-1], outputs.shape[-1], padding_id, sample_weight)
+    return labels, ops.cast(outputs, "float32"), real, weights
+
+
+def read_labels(labels, expected, size, padding_id, sample_weight=None):
+    """`read` of the labels alone, for predictions of the shape (*expected, size)."""
+    labels = ops.convert_to_tensor(labels)
+    dtype, shape = keras.backend.standardize_dtype(labels.dtype), tuple(labels.shape)
     if "int" not in dtype and not _replicated():
         raise ValueError(f"The labels must be integers. Received: labels of dtype {dtype}")
-    if not _fits(shape, outputs.shape[:-1]) or len(shape) + 1 != len(outputs.shape):
+    if not _fits(shape, expected) or len(shape) != len(expected):
         raise ValueError(
             "The labels must have the shape of the predictions without the last axis. Received: labels.shape="
-            f"{shape}, predictions.shape={tuple(outputs.shape)}"
+            f"{shape}, predictions.shape={(*expected, size)}"
         )
     values = values_of(labels)
     if values is not None:
@@ -60,7 +67,7 @@ def read(labels, outputs, padding_id, sample_weight=None):
             )
         given = ops.reshape(given, (*ops.shape(given), *[1] * (len(shape) - len(given.shape))))
         weights = ops.where(is_real, given, 0.0)
-    return ops.where(is_real, labels, 0), ops.cast(outputs, "float32"), real, weights
+    return ops.where(is_real, labels, 0), real, weights
 
 
 def losses(labels, outputs, weights, *, from_logits, label_smoothing=0.0):

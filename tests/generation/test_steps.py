@@ -164,3 +164,25 @@ def test_cross_attention_that_depends_on_places_is_refused(options):
 def test_a_model_that_is_not_functional_is_refused(make):
     with pytest.raises(TypeError, match="`model` must be a functional keras.Model, built. Received: model=<"):
         Steps(make())
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", None])
+def test_a_padding_id_that_is_written_is_a_token_like_others(positions):
+    """As in transformers; a model without a padding id shows what is right."""
+    from keras_tx.models import CausalLM
+
+    written = []
+    for padding_id in (0, None):
+        keras.utils.set_random_seed(5)
+        rotary = {"attention_options": {"rotary": positions is None}}
+        model = CausalLM(
+            13,
+            hidden_dim=12,
+            num_heads=3,
+            embedding_options={"position_encoding": positions, "padding_id": padding_id},
+            decoder_options=rotary,
+        )
+        model.set_weights([3 * weight for weight in model.get_weights()])
+        options = {"forced_tokens": {1: 0}, "no_repeat_ngram_size": 1}
+        written.append(model.generate([[5, 7, 11]], max_new_tokens=8, **options, jit_compile=False))
+    assert written[0] == written[1] and written[0][0][4] == 0 and len(set(written[0][0])) == 11

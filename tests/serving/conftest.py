@@ -15,6 +15,7 @@ WORDS = ["the", "cat", "sat", "not", "wonderful", "but", "dull", "one", "two", "
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCABULARY = [*SPECIAL, *WORDS, *LETTERS, *("##" + letter for letter in LETTERS)]
 LABELS = ["bad", "so-so", "good"]
+WARMUP = ["the cat sat", "", {"signature_name": "tokens", "inputs": {"token_ids": [[2, 6, 3]], "lengths": [3]}}]
 
 
 @pytest.fixture(scope="session")
@@ -54,5 +55,12 @@ def exported(make, tokenizer, tmp_path_factory):
     model = make(num_layers=2)
     model.compile("adam", "sparse_categorical_crossentropy")
     model.optimizer.build(model.trainable_variables)
-    path = export(model, tmp_path_factory.mktemp("saved_models") / "reviews", tokenizer=tokenizer, labels=LABELS)
+    path = export(
+        model,
+        tmp_path_factory.mktemp("saved_models") / "reviews",
+        tokenizer=tokenizer,
+        labels=LABELS,
+        warmup=WARMUP,
+        max_batch=5,
+    )
     return SimpleNamespace(model=model, path=path, signatures=tf.saved_model.load(str(path)).signatures)

@@ -6,8 +6,11 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import keras
+import numpy as np
 import pytest
 
+import keras_tx
 from keras_tx.serving import check
 from keras_tx.serving.check import audit
 from keras_tx.serving.check.__main__ import main
@@ -108,6 +111,8 @@ def test_a_version_in_order_is_reported_with_what_it_answers(reports, copies, mo
     first, *signatures, parity = capsys.readouterr().out.splitlines()
     assert first == f"{copies['as_exported']}: ok"
     assert sorted(signatures) == [
+        "  classify: inputs string[-1] -> classes string[-1, 3], scores float32[-1, 3]",
+        "  embed: text string[-1] -> embedding float32[-1, 8]",
         "  explain: text string[-1] -> label string[-1], probabilities float32[-1, 3], "
         "scores float32[-1, 2, 2, -1, -1], tokens string[-1, -1]",
         "  serving_default: text string[-1] -> label string[-1], probabilities float32[-1, 3]",
@@ -145,13 +150,13 @@ def test_no_version_at_all_is_exit_code_2(tmp_path, capsys):
 def test_probabilities_that_are_not_the_live_models_are_a_problem(reports):
     report = reports["off_by_a_thousandth"]
     assert not report.ok
-    assert report.problems == ["probabilities differ from the live model's by 1.0e-03, over 1.0e-06"]
+    assert report.problems == ["numbers differ from the live model's by 1.0e-03, over 1.0e-06"]
 
 
 def test_a_difference_that_is_no_number_and_another_label_are_problems(reports):
     assert reports["not_a_number"].problems == [
-        "probabilities differ from the live model's by nan, over 1.0e-06",
-        "labels differ from the live model's",
+        "numbers differ from the live model's by nan, over 1.0e-06",
+        "labels or texts differ from the live model's",
     ]
 
 
@@ -172,7 +177,7 @@ def test_what_needs_xla_python_or_other_text_ops_is_named(reports):
     assert set(by_name) == {"serving_default", "python", "compiled"}
     assert all("fails on made-up inputs: " in problem for problem in by_name.values())
     assert "XLA compilation disabled" in by_name["compiled"]  # no Xla op tells of it: only running does
-    assert runs[-1] == "serving_default cannot answer what the live model did: KeyError: 'text'"
+    assert runs[-1] == "it cannot answer what the live model did: KeyError: 'text'"
     assert report.signatures["python"]["outputs"] == {"y": ["float32", None]}
     assert "  python: numbers float32[-1] -> y float32[...]" in str(report).splitlines()
 
@@ -196,3 +201,22 @@ def test_a_server_that_dies_or_has_nothing_to_answer_is_a_problem(exported, tmp_
 def test_a_server_that_takes_too_long_is_a_problem(exported, monkeypatch):
     monkeypatch.setattr(audit, "SECONDS", 0.01)
     assert check(exported.path).problems == ["it did not load and answer in 0.01 seconds"]
+
+
+def test_answers_of_models_without_labels_are_compared_too(tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "dog", "runs"]
+    ids = keras.Input((None,), dtype="int32", name="token_ids")
+    encoder = keras.Model(ids, keras_tx.layers.Encoder(1, 2, 8)(keras_tx.layers.TokenEmbedding(7, 6)(ids)))
+    version = keras_tx.serving.export(encoder, tmp_path / "m", tokenizer=keras_tx.text.BertTokenizer(words))
+    answers = json.loads((version / PARITY).read_text())
+    (row, *_) = next(rows for rows in answers["signatures"].values() if rows)
+    key = next(key for key, value in row["outputs"].items() if isinstance(np.ravel(value)[0], float))
+    whole = np.array(row["outputs"][key])
+    reports = [check(version)]
+    for wrong in (0.5, float("nan")):
+        row["outputs"][key] = (whole + np.where(np.arange(whole.size) == 0, wrong, 0.0).reshape(whole.shape)).tolist()
+        (version / PARITY).write_text(json.dumps(answers))
+        reports.append(check(version))
+    assert reports[0].ok and reports[0].parity["texts"] > 1
+    assert "numbers differ from the live model's by 5.0e-01" in reports[1].problems[0]
+    assert "numbers differ from the live model's by nan" in reports[2].problems[0]

@@ -1,11 +1,15 @@
 """A server that watches the folder sees whole versions, whatever happens to the process that writes them."""
 
+import errno
+import os
+import random
 import shutil
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -118,6 +122,81 @@ write_version(Path(sys.argv[1]), stop_halfway)
     (left,) = tmp_path.iterdir()
     assert left.name.startswith("incomplete-") and files(left) == {"saved_model.pb"}
     assert write_version(tmp_path, write) == tmp_path / "1"
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]  # and it took away what the dead one left
+
+
+def test_what_another_export_still_writes_is_left_alone(tmp_path):
+    def write_within(folder):
+        write(folder)
+        assert write_version(tmp_path, write) == tmp_path / "1"
+
+    assert write_version(tmp_path, write_within) == tmp_path / "2"
+    assert {path.name for path in tmp_path.iterdir()} == {"1", "2"} and len(files(tmp_path / "2")) == 2
+
+
+def test_a_process_killed_at_any_moment_leaves_no_half_version(tmp_path):
+    code = """
+import time
+def slowly(folder):
+    for name in "abcdef":
+        (folder / name).write_text(name)
+        time.sleep(0.002)
+while True:
+    write_version(Path(sys.argv[1]), slowly)
+    print("written", flush=True)
+"""
+    generator = random.Random(0)
+    for _ in range(12):
+        writer = process(code, tmp_path)
+        assert writer.stdout.readline() == "written\n"
+        time.sleep(generator.random() / 30)
+        writer.kill()
+        writer.communicate()
+        names = [path.name for path in tmp_path.iterdir()]
+        assert all(files(tmp_path / name) == set("abcdef") for name in names if name.isdecimal())
+    write_version(tmp_path, write)
+    names = [int(path.name) for path in tmp_path.iterdir()]  # none is incomplete
+    assert sorted(names) == list(range(1, len(names) + 1))
+
+
+def test_all_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    happened, sync, rename = [], os.fsync, Path.rename
+
+    def synced(descriptor):
+        happened.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        sync(descriptor)
+
+    def renamed(folder, version):
+        happened.append("renamed")
+        return rename(folder, version)
+
+    monkeypatch.setattr(versions.os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    write_version(tmp_path, write)
+    before = happened[: happened.index("renamed")]
+    assert {"saved_model.pb", "variables.index", "variables"} < set(before) and len(before) == 4
+    assert happened[len(before) :] == ["renamed", tmp_path.name]
+
+
+@pytest.mark.parametrize("missing", ["module", "locks"])
+def test_without_locks_versions_are_written_and_nothing_is_removed(tmp_path, monkeypatch, missing):
+    def no_locks(descriptor, operation):
+        raise OSError(errno.EOPNOTSUPP, "no locks here")
+
+    (tmp_path / "incomplete-of-another").mkdir()
+    fcntl = None if missing == "module" else SimpleNamespace(flock=no_locks, LOCK_EX=2, LOCK_NB=4)
+    monkeypatch.setattr(versions, "fcntl", fcntl)
+    assert [write_version(tmp_path, write).name for _ in range(2)] == ["1", "2"]
+    assert {path.name for path in tmp_path.iterdir()} == {"1", "2", "incomplete-of-another"}
+
+
+def test_another_failure_of_a_lock_names_the_folder(tmp_path, monkeypatch):
+    def broken(descriptor, operation):
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(versions, "fcntl", SimpleNamespace(flock=broken, LOCK_EX=2, LOCK_NB=4))
+    with pytest.raises(OSError, match="`path` must be a folder that can be written. Received: path=.*broken"):
+        write_version(tmp_path, write)
 
 
 @pytest.mark.tensorflow
@@ -156,6 +235,15 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path, below):
     with pytest.raises(OSError, match="`path` must be a folder that can be written. Received: path=") as error:
         write_version(path, write)
     assert repr(str(path)) in str(error.value)
+
+
+@pytest.mark.tensorflow
+def test_a_version_is_no_folder_for_versions(exported):
+    with pytest.raises(
+        ValueError, match="`path` must be the model's folder.* and not a version. Received: path="
+    ) as error:
+        export(exported.model, exported.path)
+    assert repr(str(exported.path)) in str(error.value)
 
 
 @pytest.mark.tensorflow

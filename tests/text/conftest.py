@@ -4,6 +4,7 @@ import pytest
 from transformers import BertTokenizer as HuggingFace
 
 from keras_tx.text import BertTokenizer
+from tests.text.made import make
 
 SENTENCES = [
     "Two young, White males are outside near many bushes.",
@@ -37,3 +38,10 @@ def pair(request, tmp_path_factory):
 @pytest.fixture(scope="session")
 def uncased():
     return BertTokenizer.train(SENTENCES * 3, 400)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """Directories of tokenizers, one for each kind."""
+    other = ["Zwei junge weiße Männer laufen über die Straße.", "Ein Mädchen schläft in der Nähe vieler Büsche."]
+    return make(tmp_path_factory.mktemp("made"), SENTENCES * 3, (SENTENCES + other) * 3)

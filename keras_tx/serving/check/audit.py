@@ -94,10 +94,10 @@ def check(path: str | Path) -> Report:
         problems.append("it has no signatures, so nothing to answer")
     if parity and not parity["difference"] <= parity["tolerance"]:  # NaN is not
         problems.append(
-            f"probabilities differ from the live model's by {parity['difference']:.1e}, over {parity['tolerance']:.1e}"
+            f"numbers differ from the live model's by {parity['difference']:.1e}, over {parity['tolerance']:.1e}"
         )
     if parity and not parity["same_labels"]:
-        problems.append("labels differ from the live model's")
+        problems.append("labels or texts differ from the live model's")
     if parity and not parity["empty_batch"]:
         problems.append("an empty batch has no empty answer")
     return Report(path, found["signatures"], parity, problems)

@@ -1,0 +1,156 @@
+"""A translator and a classifier -> SavedModels, and every signature of both asked as clients would ask.
+
+python examples/serve.py
+
+Trains both for a moment on what the project has made for it, exports and checks them, and prints for each the line that
+starts TensorFlow Serving, and for each signature a curl line, a gRPC snippet, and what the SavedModel answers here.
+"""
+
+import argparse
+import base64
+import json
+import os
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_tx import data, models, serving, text, training
+from keras_tx.generation import Beam
+
+BATCHES = {"boundaries": [8, 16, 32], "max_tokens": 2048}
+GRPC = """    import grpc
+    from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+
+    stub = prediction_service_pb2_grpc.PredictionServiceStub(grpc.insecure_channel("localhost:8500"))
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name, request.model_spec.signature_name = {name!r}, {signature!r}
+{inputs}
+    print(stub.Predict(request, 30.0).outputs)"""
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--epochs", type=int, default=8, help="of the translator; the classifier has a quarter of them")
+parser.add_argument("--out", default="saved_models", help="folder of exports")
+arguments = parser.parse_args()
+start = time.time()
+keras.utils.set_random_seed(1)
+
+
+def batches(features, labels):
+    """Ragged rows -> batches of similar length, in another order every epoch."""
+    rows = tf.data.Dataset.from_tensor_slices((features, labels)).map(lambda *row: row).cache().shuffle(10_000, seed=1)
+    return data.bucket_by_length(rows, **BATCHES).prefetch(2)
+
+
+def ragged(tokenizer, texts):
+    return tf.RaggedTensor.from_tensor(tokenizer(texts)["token_ids"], padding=tokenizer.pad_id)
+
+
+# 1. A translator
+pairs = data.load_translation("sample")
+sources, targets = (list(side) for side in zip(*pairs.train.as_numpy_iterator(), strict=True))
+words = text.BertTokenizer.train([side.decode() for side in sources + targets], 1000, max_length=64)
+translator = models.Seq2Seq(words.vocabulary_size, num_layers=2, hidden_dim=96, intermediate_dim=192)
+translator.compile(keras.optimizers.Adam(2e-3), training.PaddedCrossentropy(label_smoothing=0.1))
+source_ids, target_ids = ragged(words, sources), ragged(words, targets)
+rows = {"source_ids": source_ids, "target_ids": target_ids[:, :-1]}, target_ids[:, 1:]
+translator.fit(batches(*rows), epochs=arguments.epochs, shuffle=False, verbose=2)
+
+# 2. A classifier
+reviews = data.load_dataset("sample")
+opinions, labels = zip(*reviews.train.as_numpy_iterator(), strict=True)
+pieces = text.BertTokenizer.train([opinion.decode() for opinion in opinions], 1000, max_length=64)
+classifier = models.TextClassifier(pieces.vocabulary_size, len(reviews.labels), num_layers=1, hidden_dim=64)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+classifier.compile(keras.optimizers.Adam(2e-3), loss, metrics=["accuracy"])
+rows = {"token_ids": ragged(pieces, opinions)}, np.array(labels)
+classifier.fit(batches(*rows), epochs=max(1, arguments.epochs // 4), shuffle=False, verbose=2)
+
+# 3. Exports, each with requests that a server answers before it lets clients in
+sentences = [source.decode() for source in sources[:2]]
+answers = [target.decode() for target in targets[:2]]
+opinions = [opinion.decode() for opinion in opinions[:2]]
+exports = {
+    "translator": (
+        serving.export(
+            translator,
+            os.path.join(arguments.out, "translator"),
+            tokenizer=words,
+            generation={"max_new_tokens": 32, "strategy": Beam(4)},
+            warmup=sentences,
+        ),
+        words,
+        sentences,
+    ),
+    "opinions": (
+        serving.export(
+            classifier,
+            os.path.join(arguments.out, "opinions"),
+            tokenizer=pieces,
+            labels=reviews.labels,
+            warmup=opinions,
+        ),
+        pieces,
+        opinions,
+    ),
+}
+reports = {name: serving.check(version) for name, (version, _, _) in exports.items()}
+
+
+# 4. Requests
+def example(sentence):
+    feature = tf.train.Feature(bytes_list=tf.train.BytesList(value=[sentence.encode()]))
+    return tf.train.Example(features=tf.train.Features(feature={"text": feature})).SerializeToString()
+
+
+def request_for(inputs, tokenizer, texts):
+    """Two rows for the inputs of a signature, by their names."""
+    ids = tokenizer(texts)["token_ids"].numpy()
+    known = {
+        "text": texts,
+        "target": answers,
+        "inputs": [example(sentence) for sentence in texts],
+        "token_ids": ids.tolist(),
+        "lengths": (ids != tokenizer.pad_id).sum(axis=1).tolist(),
+        "max_new_tokens": [16, 16],
+        "temperature": [0.0, 0.8],
+        "top_k": [0, 20],
+        "top_p": [1.0, 0.9],
+        "seed": [0, 7],
+    }
+    return {name: known[name] for name in inputs}
+
+
+def as_json(value):
+    """JSON has no bytes: TensorFlow Serving takes them as {"b64": ...}."""
+    return {"b64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+
+
+def show(value):
+    value = np.asarray(value)
+    return value.shape if value.size > 12 else np.vectorize(lambda x: x.decode() if isinstance(x, bytes) else x)(value)
+
+
+for name, (version, tokenizer, texts) in exports.items():
+    folder = os.path.abspath(os.path.dirname(version))
+    print(f"\n{reports[name]}\n")
+    print(f'docker run -p 8500:8500 -p 8501:8501 -v "{folder}:/models/{name}" -e MODEL_NAME={name} tensorflow/serving')
+    for signature, function in sorted(tf.saved_model.load(str(version)).signatures.items()):
+        specs = function.structured_input_signature[1]
+        request = request_for(sorted(specs), tokenizer, texts)
+        columns = {key: [as_json(value) for value in values] for key, values in request.items()}
+        body = json.dumps({"signature_name": signature, "inputs": columns}, ensure_ascii=False).replace("'", "'\\''")
+        print(f"\n{name}, {signature}:\ncurl -d '{body}' http://localhost:8501/v1/models/{name}:predict")
+        lines = [
+            f"    request.inputs[{key!r}].CopyFrom(tf.make_tensor_proto({values!r}, {specs[key].dtype.name!r}))"
+            for key, values in request.items()
+        ]
+        print(GRPC.format(name=name, signature=signature, inputs="\n".join(lines)))
+        answer = function(**{key: tf.constant(values, specs[key].dtype) for key, values in request.items()})
+        for key, value in sorted(answer.items()):
+            print(f"  {key}: {show(value.numpy())}")
+print(f"\n{', '.join(str(version) for version, _, _ in exports.values())} after {time.time() - start:.0f} s")
+raise SystemExit(not all(report.ok for report in reports.values()))

@@ -1,0 +1,326 @@
+"""Attention block by block: (B, T, N, H), (B, S, K, H), (B, S, K, V) -> (B, T, N, V), never all (T, S) scores at once.
+
+B batch, T queries, S keys, N query heads, K key heads, G = N/K, H head, V value head; X = B * K; P queries of a block,
+all G heads that read one key head counted; I query blocks, J key blocks.
+Online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867; with a gradient that computes the scores again: Dao et
+al. 2022, arXiv:2205.14135 (algorithms 2 and 4).
+"""
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tx.layers import masks
+from keras_tx.layers.attend import MASKED
+from keras_tx.layers.loops import at, product, put
+from keras_tx.optional import Lazy
+
+tf = Lazy("tensorflow")
+jax = Lazy("jax")
+torch = Lazy("torch")
+
+LONG = 2048 * 2048  # T * S from which attention goes block by block by itself
+BLOCK_SIZE = 512
+_LARGEST = 2**31 - 1
+_NO_DOCUMENT = -1  # of a key that is padding: a query that is has 0
+_MIXER = -1640531527  # 2^32 / golden ratio: neighbouring calls and blocks must not share seeds
+
+
+def attend_blockwise(query, key, value, visible, *, bias=None, scale=None, dropout=0.0, seed=None, block_size=None):
+    """`attend` in memory that grows with T + S. Blocks that no query may look at cost nothing.
+
+    Scores, softmax and sums are float32 whatever the input is.
+
+    Args:
+        query: (B, T, N, H).
+        key: (B, S, K, H) with N a multiple of K.
+        value: (B, S, K, V).
+        visible: a `masks.Visible`. A query that may look at nothing gives zeros.
+        bias: added to the scaled products, broadcastable to (B, N, T, S).
+        scale: factor of the products; 1 / sqrt(H) if None.
+        dropout: rate of dropout on the scores.
+        seed: (2,) integers, for dropout: a call with the same seed drops the same scores.
+        block_size: queries and keys of a block; if None 512, less for a small window.
+
+    Returns:
+        (B, T, N, V) in the dtype of `value`.
+    """
+    size = block_size or _block_size(visible.window)
+    scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
+    tensors = [query, key, value] if bias is None else [query, key, value, ops.cast(bias, "float32")]
+
+    def with_gradient(*tensors):
+        blocks = _Blocks(*tensors, visible=visible, scale=scale, dropout=dropout, seed=seed, size=size)
+        output, logsumexp = blocks.forward()
+
+        def gradient(*args, upstream=None):  # PyTorch names the upstream, behind what it was called with
+            upstream = args[0] if upstream is None else upstream
+            return blocks.backward(output, logsumexp, upstream)
+
+        return blocks.whole(output, "query", value.dtype), gradient
+
+    return ops.custom_gradient(with_gradient)(*tensors)
+
+
+def _block_size(window):
+    if window is None or window >= BLOCK_SIZE:
+        return BLOCK_SIZE
+    return max(128, 1 << (window - 1).bit_length())
+
+
+class _Blocks:
+    """The tensors of one attention, cut into blocks on a new first axis: (I, X, P, H) and (J, X, block, H)."""
+
+    def __init__(self, query, key, value, bias=None, *, visible, scale, dropout, seed, size):
+        self.batch, self.num_queries = ops.shape(query)[:2]
+        self.num_keys = ops.shape(key)[1]
+        self.heads, self.key_heads = query.shape[2], key.shape[2]
+        self.groups = self.heads // self.key_heads
+        self.size, self.scale, self.dropout, self.seed = size, scale, dropout, seed
+        self.visible, self.dtypes = visible, [keras.backend.standardize_dtype(x.dtype) for x in (query, key, value)]
+        self.num_query_blocks, self.num_key_blocks = (-(-n // size) for n in (self.num_queries, self.num_keys))
+        self.query = ops.cast(self._cut(query, "query"), "float32") * scale
+        self.key = ops.cast(self._cut(key, "key"), "float32")
+        self.value = self._cut(value, "key")
+        self.bias: Any = None if bias is None else self._padded(bias)
+        self.mask = None if visible.mask is None else self._padded(ops.cast(visible.mask, "bool"))
+        self.numbers = self._document_numbers()
+        self.open = self._open_blocks()
+
+    # Blocks
+
+    def _count(self, side):
+        if side == "query":
+            return self.num_queries, self.num_query_blocks
+        return self.num_keys, self.num_key_blocks
+
+    def _cut(self, x, side):
+        """(B, T, N, H) -> (I, X, P, H), filled up with zeros."""
+        length, count = self._count(side)
+        heads, features = x.shape[2:]
+        x = _filled(x, 1, count * self.size - length)
+        x = ops.reshape(x, (self.batch, count, self.size, self.key_heads, heads // self.key_heads, features))
+        x = ops.transpose(x, (1, 0, 3, 4, 2, 5))
+        return ops.reshape(x, (count, self.batch * self.key_heads, heads // self.key_heads * self.size, features))
+
+    def whole(self, x, side, dtype):
+        """The inverse of `_cut`: (I, X, P, H) -> (B, T, N, H)."""
+        length, count = self._count(side)
+        groups = self.groups if side == "query" else 1
+        x = ops.reshape(x, (count, self.batch, self.key_heads, groups, self.size, x.shape[3]))
+        x = ops.transpose(x, (1, 0, 4, 2, 3, 5))
+        x = ops.reshape(x, (self.batch, count * self.size, self.key_heads * groups, x.shape[5]))
+        return ops.cast(x[:, :length], dtype)
+
+    def _padded(self, pairs):
+        """Broadcastable to (B, N, T, S) -> (B or 1, N or 1, T, S), with whole blocks."""
+        shape = (*ops.shape(pairs)[:2], self.num_queries, self.num_keys)
+        pairs = ops.broadcast_to(pairs, shape)
+        pairs = _filled(pairs, 2, self.num_query_blocks * self.size - self.num_queries)
+        return _filled(pairs, 3, self.num_key_blocks * self.size - self.num_keys)
+
+    def _by_block(self, x, side):
+        """(B, T) -> (I, B, block), filled up with zeros."""
+        length, count = self._count(side)
+        x = ops.reshape(_filled(x, 1, count * self.size - length), (self.batch, count, self.size))
+        return ops.swapaxes(x, 0, 1)
+
+    # Which blocks are open
+
+    def _document_numbers(self):
+        """Numbers (I, B, block) and (J, B, block) of which a query and a key must have the same, not 0; or None."""
+        visible = self.visible
+        whole = isinstance(self.num_keys, int) and self.num_keys % self.size == 0
+        if whole and visible.documents is None and visible.queries is None and not visible.keys:
+            return None
+        sides = []
+        for side, masks_of_side in (("query", (visible.queries,)), ("key", visible.keys)):
+            numbers = ops.ones((self.batch, self._count(side)[0]), "int32")
+            if visible.documents is not None:
+                numbers = ops.cast(visible.documents, "int32")
+            real = masks.join(*masks_of_side)
+            if real is not None:
+                numbers = ops.where(real, numbers, 0)
+            sides.append(self._by_block(numbers, side))
+        return sides[0], ops.where(sides[1] == 0, _NO_DOCUMENT, sides[1])
+
+    def _open_blocks(self):
+        """(I, J): whether some query of the one may look at some key of the other."""
+        first = ops.arange(self.num_query_blocks, dtype="int32")[:, None] * self.size + self.visible.start
+        key = ops.arange(self.num_key_blocks, dtype="int32")[None] * self.size
+        last, last_key = first + self.size - 1, key + self.size - 1
+        shared = key >= 0 * first
+        if self.numbers is not None:
+            lows = [ops.min(ops.where(x <= 0, _LARGEST, x), axis=2) for x in self.numbers]  # (I, B), (J, B)
+            highs = [ops.max(x, axis=2) for x in self.numbers]
+            both = ops.logical_and(lows[0][:, None] <= highs[1][None], lows[1][None] <= highs[0][:, None])
+            shared = ops.any(both, axis=2)
+        if self.visible.causal:
+            shared = ops.logical_and(shared, key <= last)
+        if self.visible.window:
+            near = ops.logical_and(key - last < self.visible.window, first - last_key < self.visible.window)
+            shared = ops.logical_and(shared, near)
+        return shared
+
+    def _bounds(self, axis):
+        """The first open block along `axis` for each of the other, and one more than the last; both 0 if none is."""
+        numbers = ops.arange(ops.shape(self.open)[axis], dtype="int32")
+        numbers = numbers[:, None] if axis == 0 else numbers[None]
+        largest = ops.cast(ops.shape(self.open)[axis], "int32")
+        end = ops.max(ops.where(self.open, numbers + 1, 0), axis=axis)
+        return ops.minimum(ops.min(ops.where(self.open, numbers, largest), axis=axis), end), end
+
+    # Numbers of a block
+
+    def _sees(self, i, j):
+        """Broadcastable to (B, N, block, block): whether a query may look at a key. None: all may."""
+        parts = []
+        if self.numbers is not None:
+            own, keys = at(self.numbers[0], i)[:, None, :, None], at(self.numbers[1], j)[:, None, None]
+            parts.append(own == keys)
+        row = (i * self.size + ops.arange(self.size, dtype="int32"))[:, None] + self.visible.start
+        column = (j * self.size + ops.arange(self.size, dtype="int32"))[None]
+        if self.visible.causal:
+            parts.append((column <= row)[None, None])
+        if self.visible.window:
+            parts.append((ops.abs(row - column) < self.visible.window)[None, None])
+        if self.mask is not None:
+            parts.append(self._pairs(self.mask, i, j))
+        if self.bias is not None:
+            parts.append(self._pairs(self.bias, i, j) > float("-inf"))
+        return masks.join(*parts)
+
+    def _pairs(self, x, i, j):
+        """The block (i, j) of (B, N, T, S)."""
+        return ops.slice(x, (0, 0, i * self.size, j * self.size), (*ops.shape(x)[:2], self.size, self.size))
+
+    def _logits(self, i, j):
+        """Products (X, P, block), `MASKED` where a query may not look."""
+        logits = product(at(self.query, i), at(self.key, j), transpose_b=True)
+        sees = self._sees(i, j)
+        if sees is None and self.bias is None:
+            return logits
+        shape = ops.shape(logits)
+        logits = ops.reshape(logits, (self.batch, self.heads, self.size, self.size))
+        if self.bias is not None:
+            logits = logits + self._pairs(self.bias, i, j)
+        return ops.reshape(logits if sees is None else ops.where(sees, logits, MASKED), shape)
+
+    def _kept(self, i, j):
+        """What dropout multiplies the scores of a block by, (X, P, block) float32."""
+        shape = (self.batch * self.key_heads, self.groups * self.size, self.size)
+        uniform = _uniform(shape, self.seed, i * self.num_key_blocks + j)
+        return ops.cast(uniform >= self.dropout, "float32") / (1 - self.dropout)
+
+    # Forward, backward
+
+    def forward(self):
+        """The output (I, X, P, V), and the logarithms of the sums of exponentials (I, X, P, 1), both float32."""
+        shape = ops.shape(self.query)
+        begin, end = self._bounds(1)
+
+        def query_block(i, results):
+            outputs, logsumexps = results
+
+            def key_block(j, state):
+                largest, total, output = state
+                logits = self._logits(i, j)
+                new = ops.maximum(largest, ops.max(logits, axis=-1, keepdims=True))
+                weights = ops.exp(logits - new)
+                shrink = ops.exp(largest - new)
+                total = total * shrink + ops.sum(weights, axis=-1, keepdims=True)
+                kept = weights * self._kept(i, j) if self.dropout else weights
+                value = at(self.value, j)
+                product = ops.cast(ops.matmul(ops.cast(kept, value.dtype), value), "float32")
+                return new, total, output * shrink + product
+
+            column = ops.zeros((shape[1], self.groups * self.size, 1), "float32")
+            start = (column + MASKED / 2, column, ops.zeros((shape[1], self.groups * self.size, self.value.shape[3])))
+            largest, total, output = ops.fori_loop(begin[i], end[i], key_block, start)
+            output = ops.where(total > 0, output / ops.maximum(total, 1e-30), 0.0)
+            logsumexp = ops.where(total > 0, largest + ops.log(ops.maximum(total, 1e-30)), -MASKED)
+            return put(outputs, i, output), put(logsumexps, i, logsumexp)
+
+        results = ops.zeros((*shape[:3], self.value.shape[3])), ops.zeros((*shape[:3], 1))
+        return ops.fori_loop(0, self.num_query_blocks, query_block, results)
+
+    def backward(self, output, logsumexp, upstream):
+        """The gradients of query, key, value and bias, if there is one, from that of the output (B, T, N, V)."""
+        upstream = ops.cast(self._cut(ops.cast(upstream, "float32"), "query"), "float32")
+        inner = ops.sum(upstream * output, axis=-1, keepdims=True)  # (I, X, P, 1)
+        begin, end = self._bounds(0)
+        key_shape, value_shape = ops.shape(self.key), ops.shape(self.value)
+
+        def key_block(j, results):
+            def query_block(i, state):
+                of_query, of_key, of_value, of_bias = state
+                weights = ops.exp(self._logits(i, j) - at(logsumexp, i))
+                above = at(upstream, i)
+                of_weights = product(above, ops.cast(at(self.value, j), "float32"), transpose_b=True)
+                kept = weights
+                if self.dropout:
+                    mask = self._kept(i, j)
+                    kept, of_weights = weights * mask, of_weights * mask
+                of_logits = weights * (of_weights - at(inner, i))
+                of_value = of_value + product(kept, above, transpose_a=True)
+                of_key = of_key + product(of_logits, at(self.query, i), transpose_a=True)
+                more = ops.matmul(of_logits, at(self.key, j))
+                of_query = put(of_query, i, at(of_query, i) + more)
+                if self.bias is not None:
+                    of_bias = put(of_bias, i * self.num_key_blocks + j, self._bias_block(of_logits))
+                return of_query, of_key, of_value, of_bias
+
+            of_query, of_key, of_value, of_bias = results
+            start = (of_query, ops.zeros(key_shape[1:]), ops.zeros(value_shape[1:]), of_bias)
+            of_query, own_key, own_value, of_bias = ops.fori_loop(begin[j], end[j], query_block, start)
+            return of_query, put(of_key, j, own_key), put(of_value, j, own_value), of_bias
+
+        of_bias = ops.zeros(())
+        if self.bias is not None:
+            count = self.num_query_blocks * self.num_key_blocks
+            of_bias = ops.zeros((count, *ops.shape(self.bias)[:2], self.size, self.size))
+        results = (ops.zeros(ops.shape(self.query)), ops.zeros(key_shape), ops.zeros(value_shape), of_bias)
+        of_query, of_key, of_value, of_bias = ops.fori_loop(0, self.num_key_blocks, key_block, results)
+        sides = zip((of_query * self.scale, of_key, of_value), ("query", "key", "key"), self.dtypes, strict=True)
+        gradients = [self.whole(x, side, dtype) for x, side, dtype in sides]
+        return tuple(gradients) if self.bias is None else (*gradients, self._whole_bias(of_bias))
+
+    def _bias_block(self, of_logits):
+        """(X, P, block) -> (B or 1, N or 1, block, block), summed over what the bias is the same for."""
+        of_logits = ops.reshape(of_logits, (self.batch, self.heads, self.size, self.size))
+        for axis in (0, 1):
+            if self.bias.shape[axis] == 1:
+                of_logits = ops.sum(of_logits, axis=axis, keepdims=True)
+        return of_logits
+
+    def _whole_bias(self, blocks):
+        """(I * J, B, N, block, block) -> (B, N, T, S)."""
+        batch, heads = ops.shape(self.bias)[:2]
+        shape = (self.num_query_blocks, self.num_key_blocks, batch, heads, self.size, self.size)
+        blocks = ops.transpose(ops.reshape(blocks, shape), (2, 3, 0, 4, 1, 5))
+        whole = ops.reshape(blocks, ops.shape(self.bias))
+        return whole[:, :, : self.num_queries, : self.num_keys]
+
+
+def _filled(x, axis, count):
+    """`count` more zeros along `axis`."""
+    if isinstance(count, int) and count == 0:
+        return x
+    shape = [*ops.shape(x)]
+    shape[axis] = count
+    return ops.concatenate([x, ops.zeros(shape, dtype=x.dtype)], axis=axis)
+
+
+def _uniform(shape, seed, index):
+    """Random float32 in [0, 1), the same for the same seed (2,) and index."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        mixed = tf.cast(seed, "int32") + tf.stack([tf.cast(index, "int32") * _MIXER, 0])
+        return tf.random.stateless_uniform(shape, mixed)
+    if backend == "jax":
+        return jax.random.uniform(jax.random.fold_in(seed, index), shape)
+    first, second = (int(number) for number in seed)
+    generator = torch.Generator(device=seed.device).manual_seed(hash((first, second, int(index))) % 2**63)
+    return torch.rand(shape, generator=generator, device=seed.device)

@@ -1,0 +1,28 @@
+"""What loops over blocks need on every backend: (I, ...) blocks, read and written by a number known at run time."""
+
+import keras
+from keras import ops
+
+from keras_tx.optional import Lazy
+
+tf = Lazy("tensorflow")
+
+
+def product(a, b, transpose_a=False, transpose_b=False):
+    """The product of two (..., ., .); TensorFlow would write a transposition out."""
+    if keras.backend.backend() == "tensorflow":
+        return tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+    a = ops.swapaxes(a, -2, -1) if transpose_a else a
+    return ops.matmul(a, ops.swapaxes(b, -2, -1) if transpose_b else b)
+
+
+def at(x, index):
+    """Block `index` of (I, ...). XLA is wrong about `x[index]` where `index` is a tensor inside a loop."""
+    return ops.take(x, index, axis=0)
+
+
+def put(x, index, block):
+    """(I, ...) with another block `index`."""
+    if keras.backend.backend() == "tensorflow":  # in place; `slice_update` is an op of XLA there
+        return tf.tensor_scatter_nd_update(x, tf.reshape(index, (1, 1)), block[None])
+    return ops.slice_update(x, (index, *[0] * (len(x.shape) - 1)), block[None])

@@ -1,0 +1,118 @@
+"""Patch embedding: images (B, height, width, C) -> vectors (B, 1 + P, D), a class token and the P patches.
+
+B batch, C channels, P patches, D hidden. Dosovitskiy et al. 2021, arXiv:2010.11929.
+"""
+
+import keras
+from keras import initializers, ops
+
+from keras_tx import checks
+from keras_tx.layers.dropout import Dropout
+from keras_tx.layers.initial import fresh
+from keras_tx.layers.positions import LearnedPositionalEncoding
+from keras_tx.layers.projection import HeadProjection
+
+
+@keras.saving.register_keras_serializable(package="keras_tx")
+class PatchEmbedding(keras.layers.Layer):
+    """Cuts images into squares and makes a vector of each: what `TokenEmbedding` is to text.
+
+    Patches are read row by row. Each is flattened and projected to D, a learned class token is put before them, and a
+    learned vector is added for each place.
+
+    Args:
+        patch_size: height and width of a patch; it divides those of the images.
+        hidden_dim: D.
+        class_token: whether there is one; without, the output is (B, P, D).
+        dropout: rate in [0, 1), at the end.
+        kernel_initializer: of the projection (patch_size, patch_size, C, D).
+        embeddings_initializer: of the class token (D,) and of the positions (1 + P, D).
+
+    Call arguments:
+        inputs: (B, height, width, C). The first call fixes all sizes but B, for each place has a vector.
+        training: whether dropout is on.
+
+    Raises:
+        ValueError: for sizes that are not positive, images whose sizes are not known, not multiples of `patch_size`, or
+            not those of the first call.
+    """
+
+    def __init__(
+        self,
+        patch_size,
+        hidden_dim,
+        *,
+        class_token=True,
+        dropout=0.0,
+        kernel_initializer="glorot_uniform",
+        embeddings_initializer="uniform",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.patch_size = checks.positive_int("patch_size", patch_size)
+        self.hidden_dim = checks.positive_int("hidden_dim", hidden_dim)
+        self.has_class_token = class_token
+        self.dropout = checks.rate("dropout", dropout)
+        self.kernel_initializer = initializers.get(kernel_initializer)
+        self.embeddings_initializer = initializers.get(embeddings_initializer)
+        self.input_spec = keras.layers.InputSpec(ndim=4)
+
+    def build(self, inputs_shape):
+        length, size = self._length(inputs_shape), self.patch_size
+        self.projection = HeadProjection(
+            "brcijk,ijkd->brcd",
+            output_shape=(None, None, self.hidden_dim),
+            bias_axes="d",
+            kernel_initializer=fresh(self.kernel_initializer),
+            dtype=self.dtype_policy,
+            name="projection",
+        )
+        self.projection.build((None, None, None, size, size, inputs_shape[-1]))
+        if self.has_class_token:
+            self.class_token = self.add_weight(
+                shape=(self.hidden_dim,), initializer=fresh(self.embeddings_initializer), name="class_token"
+            )
+        self.positions = LearnedPositionalEncoding(
+            length,
+            embeddings_initializer=fresh(self.embeddings_initializer),
+            dtype=self.dtype_policy,
+            name="positions",
+        )
+        self.positions.build((None, length, self.hidden_dim))
+        self._dropout_layer = Dropout(self.dropout, dtype=self.dtype_policy)
+        self.input_spec = keras.layers.InputSpec(ndim=4, axes=dict(enumerate(inputs_shape[1:], start=1)))
+
+    def _length(self, inputs_shape):
+        """The number of vectors for images of this shape."""
+        sizes = inputs_shape[1:]
+        if None in sizes or sizes[0] % self.patch_size or sizes[1] % self.patch_size or 0 in sizes:
+            raise ValueError(
+                "`inputs` must be images (B, height, width, C) of known sizes, multiples of `patch_size`. Received: "
+                f"inputs.shape={tuple(inputs_shape)}, patch_size={self.patch_size}"
+            )
+        return (sizes[0] // self.patch_size) * (sizes[1] // self.patch_size) + bool(self.has_class_token)
+
+    def call(self, inputs, training=None):
+        size, batch = self.patch_size, ops.shape(inputs)[0]
+        rows, columns = inputs.shape[1] // size, inputs.shape[2] // size
+        pixels = ops.reshape(inputs, (batch, rows, size, columns, size, inputs.shape[3]))
+        patches = self.projection(ops.swapaxes(pixels, 2, 3))  # (B, rows, columns, D)
+        outputs = ops.reshape(patches, (batch, rows * columns, self.hidden_dim))
+        if self.has_class_token:
+            first = ops.broadcast_to(ops.cast(self.class_token, outputs.dtype), (batch, 1, self.hidden_dim))
+            outputs = ops.concatenate([first, outputs], axis=1)
+        return self._dropout_layer(self.positions(outputs), training=training)
+
+    def compute_output_shape(self, inputs_shape):
+        return (inputs_shape[0], self._length(inputs_shape), self.hidden_dim)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "patch_size": self.patch_size,
+            "hidden_dim": self.hidden_dim,
+            "class_token": self.has_class_token,
+            "dropout": self.dropout,
+            "kernel_initializer": initializers.serialize(self.kernel_initializer),
+            "embeddings_initializer": initializers.serialize(self.embeddings_initializer),
+        }

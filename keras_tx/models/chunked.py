@@ -1,0 +1,73 @@
+"""Training a model over a vocabulary without its logits: the loss is made from the vectors before them, in chunks."""
+
+import contextlib
+import contextvars
+
+import keras
+from keras import ops
+
+from keras_tx.models.token_model import TokenModel
+from keras_tx.training import PaddedCrossentropy
+
+_TRAINED: contextvars.ContextVar = contextvars.ContextVar("model_trained_in_chunks", default=None)
+
+
+class VocabularyModel(TokenModel):
+    """A `TokenModel` that ends in logits over a vocabulary; `_logits_from` tells it from what they are made.
+
+    Where it is compiled with a `PaddedCrossentropy` that has a `chunk_size`, a step of `fit` computes the vectors that
+    the logits are products of, and leaves the rest to the loss.
+    """
+
+    def _logits_from(self, hidden, table):
+        """To be called at the end of `__init__`.
+
+        Args:
+            hidden: symbolic (B, T, D), computed from `self.inputs`.
+            table: function that returns (V, D), and (V,) that is added to the products, or None.
+        """
+        object.__setattr__(self, "_hidden_model", keras.Model(self.inputs, hidden))  # not tracked: the same layers
+        object.__setattr__(self, "_table", table)
+
+    def call(self, inputs, training=None, mask=None, **kwargs):
+        if _TRAINED.get() is not self:
+            return super().call(inputs, training=training, mask=mask, **kwargs)
+        self._check_call(inputs, mask)
+        return self._hidden_model(self._listed(inputs), training=training)
+
+    def train_step(self, *args):
+        loss = getattr(self, "loss", None)
+        if not isinstance(loss, PaddedCrossentropy) or loss.chunk_size is None:
+            return super().train_step(*args)
+        with _trained(self):
+            return super().train_step(*args)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        if _TRAINED.get() is not self:
+            return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+        table, bias = self._table()
+        if bias is not None:  # one more product, with 1
+            y_pred = ops.concatenate([y_pred, ops.ones_like(y_pred[..., :1])], axis=-1)
+            table = ops.concatenate([table, ops.cast(bias, table.dtype)[:, None]], axis=1)
+        loss = self.loss.of_hidden(y, y_pred, table, sample_weight)
+        return loss + sum(self.losses) if self.losses else loss
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return self._loss_alone() if _TRAINED.get() is self else super().compute_metrics(x, y, y_pred, sample_weight)
+
+    def get_metrics_result(self):
+        """As Keras', before metrics have seen logits the loss alone."""
+        built = self._compile_metrics is None or self._compile_metrics.built
+        return super().get_metrics_result() if built else self._loss_alone()
+
+    def _loss_alone(self):
+        return {self._loss_tracker.name: self._loss_tracker.result()}
+
+
+@contextlib.contextmanager
+def _trained(model):
+    token = _TRAINED.set(model)
+    try:
+        yield
+    finally:
+        _TRAINED.reset(token)

@@ -1,0 +1,59 @@
+"""Arrays for `generate`, laid out as in transformers: ids and masks (B, P) -> rows, and answers -> an array.
+
+B prompts, P slots of a prompt, N new tokens, n answers for each prompt.
+"""
+
+import numpy as np
+from keras import ops
+
+
+def is_array(value) -> bool:
+    """Whether this is an array or tensor of integers."""
+    return "int" in str(getattr(value, "dtype", ""))
+
+
+def rows_of(ids, mask, padding_id) -> list[np.ndarray]:
+    """The real tokens of each row.
+
+    Args:
+        ids: (B, P) integers.
+        mask: (B, P), 1 at real tokens; None: all that are not `padding_id`.
+        padding_id: None if no id is padding.
+
+    Raises:
+        ValueError: for other shapes.
+    """
+    ids = np.asarray(ops.convert_to_numpy(ids))
+    if mask is None:
+        real = np.ones_like(ids, "bool") if padding_id is None else ids != padding_id
+    else:
+        real = np.asarray(ops.convert_to_numpy(mask)).astype("bool")
+    if ids.ndim != 2 or real.shape != ids.shape:
+        raise ValueError(
+            "The ids must be (B, P), and their mask of the same shape. Received: ids of shape "
+            f"{ids.shape}, a mask of shape {real.shape}"
+        )
+    return [row[kept] for row, kept in zip(ids, real, strict=True)]
+
+
+def laid_out(answers, prompts, padding_id) -> np.ndarray:
+    """Answers to prompts, rows of any lengths -> (B, P + N) or (B, n, P + N), filled up behind the end.
+
+    Args:
+        answers: for each prompt a row, or n rows; they begin with the prompt.
+        prompts: (ids, rows): the prompts as they came, (B, P), padded on the left, and their real tokens; None where
+            answers have no prompts before them.
+        padding_id: fills up.
+    """
+    several = [rows if np.ndim(rows[0]) else [rows] for rows in answers]
+    before = [0] * len(several) if prompts is None else [len(row) for row in prompts[1]]
+    new = [[row[count:] for row in rows] for count, rows in zip(before, several, strict=True)]
+    width = max(len(row) for rows in new for row in rows)
+    array = np.full((len(new), len(new[0]), width), padding_id, "int32")
+    for place, rows in zip(array, new, strict=True):
+        for line, row in zip(place, rows, strict=True):
+            line[: len(row)] = row
+    if prompts is not None:
+        ids = np.asarray(ops.convert_to_numpy(prompts[0]), "int32")[:, None]
+        array = np.concatenate([np.repeat(ids, array.shape[1], axis=1), array], axis=2)
+    return array if np.ndim(answers[0][0]) else array[:, 0]

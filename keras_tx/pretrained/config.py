@@ -1,0 +1,149 @@
+"""config.json -> arguments of our layers; what would change the computation unseen is refused by name."""
+
+import copy
+from collections.abc import Collection
+from typing import Any
+
+from keras_tx.layers import activations
+
+# Their names -> those that our layers take. "gelu" is the exact one.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "linear": "linear",
+    "mish": "mish",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "sigmoid": "sigmoid",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+
+# Keys by which one model or another of transformers computes something else, and the values that change nothing; all
+# others are refused unless the family has read the key. What is in no list is kept for writing: transformers itself
+# ignores what its class of this `model_type` does not know.
+CHANGING: dict[str, tuple] = {
+    "adapters": ({},),
+    "add_cross_attention": (False,),
+    "alibi": (False,),
+    "apply_residual_connection_post_layernorm": (False,),
+    "attention_bias": (False,),
+    "attention_multiplier": (1.0,),
+    "attn_logit_softcapping": (),
+    "auto_map": ({},),
+    "cross_attention_hidden_size": (),
+    "embedding_multiplier": (1.0,),
+    "final_logit_softcapping": (),
+    "is_decoder": (False,),
+    "layer_types": (),
+    "logit_scale": (1.0,),
+    "logits_scaling": (1.0,),
+    "mlp_bias": (False,),
+    "multi_query": (False,),
+    "num_experts": (0,),
+    "num_local_experts": (0, 1),
+    "parallel_attn": (False,),
+    "partial_rotary_factor": (1.0,),
+    "position_embedding_type": ("absolute",),
+    "pruned_heads": ({},),
+    "quantization_config": ({},),
+    "query_pre_attn_scalar": (),
+    "relative_attention": (False,),
+    "residual_multiplier": (1.0,),
+    "rope_parameters": (),
+    "rope_scaling": (),
+    "scale_embedding": (False,),
+    "sliding_window": (),
+    "use_parallel_residual": (False,),
+    "use_qk_norm": (False,),
+    "use_sliding_window": (False,),
+}
+_NEEDED: Any = object()
+
+
+class Config:
+    """The dict of a config.json, `values`, with a record of the keys that were read.
+
+    A family reads with the methods below, for which null is the same as no key. When its layers are made, `check`
+    refuses what changes the computation and was not read.
+
+    Args:
+        values: the dict. It is copied.
+        absent: optional parts of the model that the checkpoint lacks, as "pooler".
+    """
+
+    def __init__(self, values: dict, absent: Collection[str] = ()):
+        if not isinstance(values, dict):
+            raise ValueError(f"`config` must be a dict, that of config.json. Received: config={values!r}")
+        self.values = copy.deepcopy(dict(values))
+        self.absent = tuple(absent)
+        self._read: set[str] = set()
+
+    def take(self, *keys: str, default: Any = _NEEDED) -> Any:
+        """The value of a key, or of the first of several that is there.
+
+        Raises:
+            ValueError: there is none, and no default.
+        """
+        self._read.update(keys)
+        for key in keys:
+            if self.values.get(key) is not None:
+                return self.values[key]
+        if default is _NEEDED:
+            raise ValueError(f"config.json must have `{keys[0]}`. Received: {keys[0]}=None, keys {sorted(self.values)}")
+        return default
+
+    def number(self, *keys: str, default: Any = _NEEDED, kind: type = int) -> Any:
+        """`take` for a positive integer; with `kind=float`, for a number that is not negative. A default may be any."""
+        if default is not _NEEDED and all(self.values.get(key) is None for key in keys):
+            return self.take(*keys, default=default)
+        value = self.take(*keys)
+        allowed = (int,) if kind is int else (int, float)
+        if isinstance(value, bool) or not isinstance(value, allowed) or not int(kind is int) <= value < float("inf"):
+            rule = "a positive integer" if kind is int else "a number, not negative"
+            raise ValueError(f"`{keys[0]}` in config.json must be {rule}. Received: {keys[0]}={value!r}")
+        return value
+
+    def activation(self, *keys: str, default: Any = _NEEDED):
+        """The function that a key names."""
+        return activation(self.take(*keys, default=default), keys[0])
+
+    def refuse(self, key: str, *supported: Any) -> None:
+        """Raises for a value that is none of `supported`."""
+        value = self.take(key, default=None)
+        if value is not None and value not in supported:
+            rule = " or ".join(map(repr, supported)) or "null"
+            raise ValueError(f"`{key}` in config.json is supported as {rule} alone. Received: {key}={value!r}")
+
+    @property
+    def num_labels(self) -> int:
+        """The number of classes: of `id2label`, else `num_labels`, else 2."""
+        labels = self.take("id2label", default={})
+        return len(labels) if labels else self.number("num_labels", default=2)
+
+    def check(self) -> None:
+        """Raises for a value that changes the computation and that nobody has read."""
+        for key, neutral in CHANGING.items():
+            value = self.values.get(key)
+            if key not in self._read and value is not None and value not in neutral:
+                model_type = self.values.get("model_type")
+                raise ValueError(
+                    f"`{key}` in config.json is not supported for model_type={model_type!r}. Received: {key}={value!r}"
+                )
+
+
+def activation(name: Any, key: str):
+    """The function of this name, which `key` of config.json has.
+
+    Raises:
+        ValueError: the name is not known.
+    """
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise ValueError(f"`{key}` in config.json must be one of {sorted(ACTIVATIONS)}. Received: {key}={name!r}")
+    return activations.get(ACTIVATIONS[name])

@@ -1,0 +1,223 @@
+"""BART. Lewis et al. 2020, arXiv:1910.13461."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tx.layers import Decoder, Encoder, LearnedPositionalEncoding, TokenEmbedding
+from keras_tx.layers.dropout import Dropout
+from keras_tx.layers.residual import make_norm
+from keras_tx.pretrained import table
+from keras_tx.pretrained.families.seq2seq import Seq2SeqFamily
+from keras_tx.pretrained.family import Positions, attention_sizes
+from keras_tx.pretrained.heads import ClassHead, OutputBias, answer_spans
+from keras_tx.pretrained.leading import LeadingRow
+
+_DENSE = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
+_ENCODER = {
+    **{f"self_attn.{name}": f"self_attention.{dense}_dense" for name, dense in _DENSE.items()},
+    "self_attn_layer_norm": "self_attention_norm",
+    "fc1": "feed_forward.intermediate_dense",
+    "fc2": "feed_forward.output_dense",
+    "final_layer_norm": "feed_forward_norm",
+}
+_DECODER = {
+    **_ENCODER,
+    **{f"encoder_attn.{name}": f"cross_attention.{dense}_dense" for name, dense in _DENSE.items()},
+    "encoder_attn_layer_norm": "cross_attention_norm",
+}
+_EPSILON = 1e-5  # of all norms; no config has it
+
+
+@keras.saving.register_keras_serializable(package="keras_tx")
+class TargetIds(keras.layers.Layer):
+    """Source ids (B, S), target ids (B, T) or None -> target ids; without, the source behind the token that starts.
+
+    Args:
+        start_id: the token that starts.
+    """
+
+    def __init__(self, start_id, **kwargs):
+        super().__init__(**kwargs)
+        self.start_id = start_id
+        self._convert_input_args = False
+
+    def call(self, ids, target_ids=None):
+        if target_ids is not None:
+            return target_ids
+        return ops.concatenate([ops.full_like(ids[:, :1], self.start_id), ids[:, :-1]], axis=1)
+
+    def compute_output_spec(self, ids, target_ids=None):
+        return keras.KerasTensor(ids.shape if target_ids is None else target_ids.shape, dtype="int32")
+
+    def get_config(self):
+        return {**super().get_config(), "start_id": self.start_id}
+
+
+@keras.saving.register_keras_serializable(package="keras_tx")
+class AtLast(keras.layers.Layer):
+    """Vectors (B, T, D), ids (B, T) -> the vectors (B, D) at the last token that is `token_id`."""
+
+    def __init__(self, token_id, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.token_id = token_id
+        self._convert_input_args = False
+
+    def call(self, hidden, ids):
+        slots = ops.arange(ops.shape(ids)[1], dtype="int32")
+        last = ops.max(ops.where(ops.equal(ids, self.token_id), slots, 0), axis=1)
+        return ops.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
+
+    def compute_mask(self, hidden, mask=None):
+        return None
+
+    def compute_output_spec(self, hidden, ids):
+        return keras.KerasTensor((hidden.shape[0], hidden.shape[2]), dtype=hidden.dtype)
+
+    def get_config(self):
+        return {**super().get_config(), "token_id": self.token_id}
+
+
+class Bart(Seq2SeqFamily):
+    """Post-norm; learned positions for encoder and decoder, whose tables begin with two rows that are not used."""
+
+    model_types: tuple[str, ...] = ("bart",)
+    prefix = "model."
+    tasks = {
+        "base": "BartModel",
+        "conditional_generation": "BartForConditionalGeneration",
+        "sequence_classification": "BartForSequenceClassification",
+        "question_answering": "BartForQuestionAnswering",
+    }
+    needed = ("input_ids",)
+    embedding_key = "shared.weight"
+    copies: tuple[str, ...] = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+    ignored = {r"model\.(encoder|decoder)\.version": "of the format, before it had another"}
+    heads = (
+        r"final_logits_bias",
+        r"(lm_head|qa_outputs)\.weight",
+        r"qa_outputs\.bias",
+        r"classification_head\.(dense|out_proj)\.(weight|bias)",
+    )
+    padding_id, start_id, eos_id = 1, 2, 2  # where config.json has none
+    offset = 2
+
+    def __init__(self, config, task, *, tied=True, dtype=None):
+        super().__init__(config, task, tied=tied, dtype=dtype)
+        self.hidden_dim, encoder_heads = attention_sizes(config, "d_model", "encoder_attention_heads")
+        _, decoder_heads = attention_sizes(config, "d_model", "decoder_attention_heads")
+        self.dropout = config.number("dropout", default=0.1, kind=float)
+        self.initializer = keras.initializers.RandomNormal(stddev=config.number("init_std", default=0.02, kind=float))
+        self._make_embeddings()
+        options = {
+            "dropout": self.dropout,
+            "attention_dropout": config.number("attention_dropout", default=0.0, kind=float),
+            "activation_dropout": config.number("activation_dropout", default=0.0, kind=float),
+            "activation": config.activation("activation_function", default="gelu"),
+            "layer_norm_epsilon": _EPSILON,
+            "kernel_initializer": self.initializer,
+            "dtype": dtype,
+        }
+        layers, width = config.number("encoder_layers"), config.number("encoder_ffn_dim")
+        self.encoder = Encoder(layers, encoder_heads, width, **options, name="encoder")
+        layers, width = config.number("decoder_layers"), config.number("decoder_ffn_dim")
+        self.decoder = Decoder(layers, decoder_heads, width, cross_attention=True, **options, name="decoder")
+        self.slots = Positions(name="slots")
+        self.position_encodings = {side: self._position_encoding(side) for side in ("encoder", "decoder")}
+        self.norms = {side: self._norm(side) for side in ("encoder", "decoder")}
+        self.dropouts = {
+            side: Dropout(self.dropout, dtype=dtype, name=f"{side}_dropout") for side in ("encoder", "decoder")
+        }
+        start_id = config.take("decoder_start_token_id", default=self.start_id)
+        self.target_ids = TargetIds(start_id, name="target_ids")
+        self.at_last = AtLast(config.take("eos_token_id", default=self.eos_id), name="at_last")
+        self.head, self.class_head = self._make_head(), self._make_class_head()
+        self.output_bias: Any = None
+        if task == "conditional_generation":
+            self.output_bias = OutputBias(dtype=dtype, name="final_logits_bias")
+
+    def _make_embeddings(self):
+        self.embedding = self.target_embedding = self._embedding("vocab_size", "embedding")
+
+    def _embedding(self, size, name):
+        size = self.config.number(size)
+        return TokenEmbedding(
+            size,
+            self.hidden_dim,
+            padding_id=self._padding_id(size, self.padding_id),
+            scale=bool(self.config.take("scale_embedding", default=False)),
+            embeddings_initializer=self.initializer,
+            dtype=self.dtype,
+            name=name,
+        )
+
+    def _position_encoding(self, side):
+        length = self.config.number("max_position_embeddings")
+        return LearnedPositionalEncoding(
+            length,
+            offset=self.offset,
+            embeddings_initializer=self.initializer.clone(),
+            dtype=self.dtype,
+            name=f"{side}_positions",
+        )
+
+    def _norm(self, side):
+        return make_norm("layer_norm", _EPSILON, dtype=self.dtype, name=f"{side}_norm")
+
+    def _make_class_head(self):
+        if self.task == "sequence_classification":
+            labels = self.config.take("id2label", default=None)
+            count = self.config.number("num_labels", default=3) if labels is None else len(labels)
+            rate = self.config.number("classifier_dropout", default=0.0, kind=float)
+            return ClassHead(count, hidden_dim=self.hidden_dim, activation="tanh", dropout=rate, dtype=self.dtype)
+        return ClassHead(2, dtype=self.dtype) if self.task == "question_answering" else None
+
+    def _embed(self, side, ids, mask=None, by_slot=False):
+        embedded = (self.embedding if side == "encoder" else self.target_embedding)(ids, mask=mask)
+        embedded = self.position_encodings[side](embedded, positions=self.slots(ids) if by_slot else None)
+        norm = self.norms[side]
+        return self.dropouts[side](embedded if norm is None else norm(embedded))
+
+    def _target(self, inputs):
+        return self.target_ids(inputs["input_ids"], inputs["decoder_input_ids"])
+
+    def _logits(self, hidden):
+        return self.output_bias(super()._logits(hidden))
+
+    def _task_outputs(self, hidden, ids):
+        if self.task == "sequence_classification":
+            return {"logits": self.class_head(self.at_last(hidden, ids))}
+        if self.task == "question_answering":
+            return answer_spans(self.class_head(hidden))
+        return super()._task_outputs(hidden, ids)
+
+    def rows(self):
+        yield from self._embedding_rows()
+        for side, names, stack in (("encoder", _ENCODER, self.encoder), ("decoder", _DECODER, self.decoder)):
+            start = f"{self.prefix}{side}"
+            yield from self._side_rows(side)
+            for index, layer in enumerate(stack.layers):
+                yield from table.by_path(f"{start}.layers.{index}", names, layer)
+        yield from self._head_rows()
+
+    def _embedding_rows(self):
+        yield table.Row(f"{self.prefix}{self.embedding_key}", self.embedding.tokens.embeddings)
+
+    def _side_rows(self, side):
+        """The positions and the norm of the embedding of one side."""
+        yield table.Row(f"{self.prefix}{side}.embed_positions.weight", self.position_encodings[side].embeddings)
+        yield from table.norm(f"{self.prefix}{side}.layernorm_embedding", self.norms[side])
+
+    def _head_rows(self):
+        yield from super()._head_rows()
+        if self.output_bias is not None:
+            yield LeadingRow("final_logits_bias", self.output_bias.bias)
+        if self.task == "sequence_classification":
+            yield from self.class_head.rows("classification_head.out_proj", "classification_head.dense")
+        elif self.class_head is not None:
+            yield from self.class_head.rows("qa_outputs")
+
+
+FAMILIES = (Bart,)

@@ -1,0 +1,128 @@
+"""Decoders that write, and what those of all families share: ids in, logits of the next token out.
+
+B batch, T tokens, D hidden, V vocabulary, C classes.
+"""
+
+import keras
+from keras import ops
+
+from keras_tx.layers import Decoder, TokenEmbedding
+from keras_tx.layers.projection import Projection
+from keras_tx.pretrained import table, writing
+from keras_tx.pretrained.family import Family, PaddingMask, Positions, split
+from keras_tx.pretrained.heads import ClassHead, answer_spans
+
+_OF_THE_PROMPT = ("max_length", "min_length")
+
+
+@keras.saving.register_keras_serializable(package="keras_tx")
+class LastToken(keras.layers.Layer):
+    """Vectors (B, T, D), ids (B, T) -> (B, D), that of the last id that is not `padding_id`; if None, of the last."""
+
+    def __init__(self, padding_id=None, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.padding_id = padding_id
+
+    def compute_mask(self, inputs, mask=None):
+        return None
+
+    def call(self, inputs, ids):
+        if self.padding_id is None:
+            return inputs[:, -1]
+        places = ops.where(ops.not_equal(ids, self.padding_id), ops.arange(ops.shape(ids)[1], dtype="int32"), 0)
+        last = ops.max(places, axis=1)  # a row of nothing but padding gives its first, as in transformers
+        return ops.take_along_axis(inputs, last[:, None, None], axis=1)[:, 0]
+
+    def compute_output_spec(self, inputs, ids):
+        return keras.KerasTensor((inputs.shape[0], inputs.shape[2]), dtype=inputs.dtype)
+
+    def get_config(self):
+        return {**super().get_config(), "padding_id": self.padding_id}
+
+
+class CausalFamily(Family):
+    """A token embedding, a pre-norm decoder, and a head.
+
+    A subclass makes `embedding` and `decoder`, and says what the heads of classes are called.
+    """
+
+    inputs = ("input_ids", "attention_mask", "position_ids")
+    head_key = "lm_head.weight"
+    heads: tuple[str, ...] = (r"lm_head\.weight", r"(score|qa_outputs)\.(weight|bias)")
+    token_head = "score"  # in a checkpoint, the layer that classifies tokens
+    embedding: TokenEmbedding
+    decoder: Decoder
+
+    def __init__(self, config, task, *, tied=True, dtype=None):
+        super().__init__(config, task, tied=tied, dtype=dtype)
+        for name in ("add_cross_attention", "is_encoder_decoder"):
+            config.refuse(name, False)
+        self.padding_mask = PaddingMask(name="padding_mask")
+        self.positions = Positions(name="positions")
+        self.head = self._make_head()
+
+    @property
+    def padding_id(self):
+        """The id that stands for no token in a prompt; None where it ends a text too: then it is one like others."""
+        padding_id = self.config.take("pad_token_id", default=None)
+        ends = self.config.take("eos_token_id", default=[])
+        known = padding_id is not None and 0 <= padding_id < self.config.number("vocab_size")
+        return padding_id if known and padding_id not in (ends if isinstance(ends, list) else [ends]) else None
+
+    def _make_head(self):
+        config = self.config
+        if self.task == "causal_lm" and not self.tied:
+            return Projection(config.number("vocab_size"), use_bias=False, dtype=self.dtype, name="head")
+        if self.task == "sequence_classification":
+            self.last_token = LastToken(config.take("pad_token_id", default=None), name="last_token")
+            return Projection(config.num_labels, use_bias=False, dtype=self.dtype, name="head")
+        if self.task == "token_classification":
+            rate = config.number("classifier_dropout", "hidden_dropout", default=0.1, kind=float)
+            return ClassHead(config.num_labels, dropout=rate, dtype=self.dtype)
+        return ClassHead(2, dtype=self.dtype) if self.task == "question_answering" else None
+
+    def outputs(self, inputs, hidden_states):
+        ids = inputs["input_ids"]
+        mask = self.padding_mask(ids, inputs["attention_mask"])
+        positions = self.positions(ids, inputs["position_ids"])
+        absolute = {"positions": positions} if self.embedding.positions is not None else {}
+        embedded = self.embedding(ids, mask=mask, **absolute)
+        hidden = self.decoder(embedded, mask=mask, positions=positions, return_hidden_states=hidden_states)
+        hidden, *states = hidden if hidden_states else (hidden,)
+        return {**self._task_outputs(hidden, ids), **({"hidden_states": split(states[0])} if hidden_states else {})}
+
+    def _task_outputs(self, hidden, ids):
+        if self.task == "base":
+            return {"last_hidden_state": hidden}
+        if self.task == "causal_lm":
+            return {"logits": self._logits(hidden)}
+        if self.task == "question_answering":
+            return answer_spans(self.head(hidden))
+        return {"logits": self.head(self.last_token(hidden, ids) if hasattr(self, "last_token") else hidden)}
+
+    def _logits(self, hidden):
+        """(B, T, D) -> (B, T, V)."""
+        return self.embedding(hidden, reverse=True) if self.head is None else self.head(hidden)
+
+    def writing(self):
+        if self.task != "causal_lm":
+            return None
+        ids = keras.Input((None,), dtype="int32", name="input_ids")
+        # `generate` says which slots of a prompt are padding. What the model writes is a token, the padding id too.
+        embedded = self.embedding(ids, mask=self.padding_mask(ids))
+        return keras.Model(ids, self._logits(self.decoder(embedded)))
+
+    def generation_options(self, values):
+        # Lengths in the file count the prompt, which is not known here; and prompts bring their first token.
+        given = {name: value for name, value in (values or self.config.values).items() if name not in _OF_THE_PROMPT}
+        options = writing.options(given)
+        return {name: value for name, value in options.items() if name != "start_token"}
+
+    def _head_rows(self):
+        if self.task == "token_classification":
+            yield from self.head.rows(self.token_head)
+        elif self.task == "question_answering":
+            yield from self.head.rows("qa_outputs")
+        elif self.head is not None:
+            yield from table.linear("lm_head" if self.task == "causal_lm" else "score", self.head)

@@ -1,0 +1,84 @@
+"""GPT-2. Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"."""
+
+from keras_tx.layers import Decoder, TokenEmbedding
+from keras_tx.pretrained import table
+from keras_tx.pretrained.families.causal import CausalFamily
+
+
+class Gpt2(CausalFamily):
+    """Learned positions, pre-norm layers, and queries, keys and values in one tensor, stored as (inputs, outputs).
+
+    `reorder_and_upcast_attn` is ignored: here products and softmax are float32 under any dtype policy.
+    """
+
+    model_types = ("gpt2",)
+    prefix = "transformer."
+    embedding_key = "wte.weight"
+    heads = (*CausalFamily.heads, r"classifier\.(weight|bias)", r"multiple_choice_head\.summary\.(weight|bias)")
+    token_head = "classifier"
+    tasks = {
+        "base": "GPT2Model",
+        "causal_lm": "GPT2LMHeadModel",
+        "sequence_classification": "GPT2ForSequenceClassification",
+        "token_classification": "GPT2ForTokenClassification",
+        "question_answering": "GPT2ForQuestionAnswering",
+    }
+    ignored = {r"transformer\.h\.\d+\.attn\.(bias|masked_bias)": "buffers of the causal mask"}
+
+    def __init__(self, config, task, *, tied=True, dtype=None):
+        super().__init__(config, task, tied=tied, dtype=dtype)
+        hidden_dim, num_heads = config.number("n_embd", "hidden_size"), config.number("n_head", "num_attention_heads")
+        if hidden_dim % num_heads:
+            raise ValueError(
+                "`n_embd` in config.json must be divisible by `n_head`. Received: "
+                f"n_embd={hidden_dim}, n_head={num_heads}"
+            )
+        num_layers = config.number("n_layer", "num_hidden_layers")
+        dropout = config.number("resid_pdrop", default=0.1, kind=float)
+        self.embedding = TokenEmbedding(
+            config.number("vocab_size"),
+            hidden_dim,
+            padding_id=self.padding_id,
+            position_encoding="learned",
+            max_length=config.number("n_positions", "max_position_embeddings"),
+            dropout=config.number("embd_pdrop", default=0.1, kind=float),
+            dtype=dtype,
+            name="embedding",
+        )
+        self.decoder = Decoder(
+            num_layers,
+            num_heads,
+            config.number("n_inner", default=4 * hidden_dim),
+            dropout=dropout,
+            attention_dropout=config.number("attn_pdrop", default=0.1, kind=float),
+            activation=config.activation("activation_function", default="gelu_new"),
+            normalize_first=True,
+            layer_norm_epsilon=config.number("layer_norm_epsilon", default=1e-5, kind=float),
+            attention_options=[{"scale": self._scale(hidden_dim // num_heads, i)} for i in range(num_layers)],
+            dtype=dtype,
+            name="decoder",
+        )
+
+    def _scale(self, key_dim, index):
+        """What the products of layer `index` are multiplied by."""
+        scale = key_dim**-0.5 if self.config.take("scale_attn_weights", default=True) else 1.0
+        return scale / (index + 1) if self.config.take("scale_attn_by_inverse_layer_idx", default=False) else scale
+
+    def rows(self):
+        prefix, embedding, decoder = self.prefix, self.embedding, self.decoder
+        yield table.Row(f"{prefix}{self.embedding_key}", embedding.tokens.embeddings)
+        yield table.Row(f"{prefix}wpe.weight", embedding.positions.embeddings)
+        for index, layer in enumerate(decoder.layers):
+            name, attention, feed_forward = f"{prefix}h.{index}", layer.self_attention, layer.feed_forward
+            of_heads = (attention.query_dense, attention.key_dense, attention.value_dense)
+            yield from table.norm(f"{name}.ln_1", layer.self_attention_norm)
+            yield from table.linear(f"{name}.attn.c_attn", *of_heads, how=table.KERNEL)
+            yield from table.linear(f"{name}.attn.c_proj", attention.output_dense, how=table.KERNEL)
+            yield from table.norm(f"{name}.ln_2", layer.feed_forward_norm)
+            yield from table.linear(f"{name}.mlp.c_fc", feed_forward.intermediate_dense, how=table.KERNEL)
+            yield from table.linear(f"{name}.mlp.c_proj", feed_forward.output_dense, how=table.KERNEL)
+        yield from table.norm(f"{prefix}ln_f", decoder.final_norm)
+        yield from self._head_rows()
+
+
+FAMILIES = (Gpt2,)

@@ -1,0 +1,61 @@
+"""Marian, the translators of OPUS-MT. Junczys-Dowmunt et al. 2018, arXiv:1804.00344; Tiedemann and Thottingal 2020,
+aclanthology.org/2020.eamt-1.61.
+"""
+
+import numpy as np
+from keras import ops
+
+from keras_tx.layers import SinusoidalPositionalEncoding
+from keras_tx.layers.positions import sinusoids
+from keras_tx.pretrained import table
+from keras_tx.pretrained.families.bart import Bart
+
+_ROUNDED = 0.01  # half precision
+
+
+class Marian(Bart):
+    """BART with sinusoids, all sines before all cosines, in place of learned positions, and no norm behind them."""
+
+    model_types = ("marian",)
+    tasks = {"base": "MarianModel", "conditional_generation": "MarianMTModel"}
+    ignored = {
+        **Bart.ignored,
+        r"model\.(encoder|decoder)\.embed_positions\.weight": "sinusoids, which are computed",
+    }
+    padding_id, start_id, eos_id = 58100, 58100, 0
+
+    def check_ignored(self, name, read):
+        if name.endswith("embed_positions.weight"):
+            table = read().astype("float32")
+            expected = sinusoids(np.arange(len(table)), self.hidden_dim, layout="concatenated")
+            if table.shape != expected.shape or np.abs(table - ops.convert_to_numpy(expected)).max() > _ROUNDED:
+                raise ValueError(
+                    f"{name!r} must be sinusoids, all sines before all cosines, of width {self.hidden_dim}. Received: "
+                    f"another table, of shape {table.shape}"
+                )
+
+    def _make_embeddings(self):
+        self.embedding = self.target_embedding = self._embedding("vocab_size", "embedding")
+        if not self.config.take("share_encoder_decoder_embeddings", default=True):
+            size = "vocab_size" if self.config.values.get("decoder_vocab_size") is None else "decoder_vocab_size"
+            self.target_embedding = self._embedding(size, "target_embedding")
+            self.copies = ()
+
+    def _position_encoding(self, side):
+        return SinusoidalPositionalEncoding(layout="concatenated", dtype=self.dtype, name=f"{side}_positions")
+
+    def _norm(self, side):
+        return None
+
+    def _embedding_rows(self):
+        if self.target_embedding is self.embedding:
+            yield from super()._embedding_rows()
+            return
+        for side, embedding in (("encoder", self.embedding), ("decoder", self.target_embedding)):
+            yield table.Row(f"{self.prefix}{side}.embed_tokens.weight", embedding.tokens.embeddings)
+
+    def _side_rows(self, side):
+        return ()
+
+
+FAMILIES = (Marian,)

@@ -1,0 +1,188 @@
+"""ModernBERT. Warner et al. 2024, arXiv:2412.13663."""
+
+from typing import Any
+
+from keras_tx.layers import Encoder, TokenEmbedding
+from keras_tx.layers.dropout import Dropout
+from keras_tx.layers.projection import Projection
+from keras_tx.layers.residual import make_norm
+from keras_tx.models.pooling import TokenPooling
+from keras_tx.pretrained import rope, table
+from keras_tx.pretrained.family import Family, PaddingMask, Positions, attention_sizes, split
+from keras_tx.pretrained.heads import TokenHead, answer_spans
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+# By the type of a layer: where transformers 4 had the base of its rotary embedding, and what it is by default.
+THETAS = {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}
+
+
+class ModernBert(Family):
+    """An encoder of pre-norm layers without biases, most of which see a window, with rotary bases of their own.
+
+    `local_attention` is a window's whole width: a token sees half of it to each side. The embedding ends with a norm,
+    so the first layer has none before its attention. transformers drops out the output of attention too, by
+    `attention_dropout`, which is 0 in the models published; here that acts on the scores alone.
+    """
+
+    model_types = ("modernbert",)
+    prefix = "model."
+    inputs = ("input_ids", "attention_mask", "position_ids")
+    embedding_key = "embeddings.tok_embeddings.weight"
+    head_key = "decoder.weight"
+    heads = (r"head\.(dense|norm)\.(weight|bias)", r"(decoder|classifier)\.(weight|bias)")
+    tasks = {
+        "base": "ModernBertModel",
+        "masked_lm": "ModernBertForMaskedLM",
+        "sequence_classification": "ModernBertForSequenceClassification",
+        "token_classification": "ModernBertForTokenClassification",
+        "question_answering": "ModernBertForQuestionAnswering",
+    }
+
+    def __init__(self, config, task, *, tied=True, dtype=None):
+        super().__init__(config, task, tied=tied, dtype=dtype)
+        config.refuse("position_embedding_type", "absolute")  # which old files say, and nothing reads
+        hidden_dim, num_heads = attention_sizes(config)
+        self.epsilon = config.number("norm_eps", default=1e-5, kind=float)
+        self.normalization = "layer_norm" if config.take("norm_bias", default=False) else "layer_norm_no_bias"
+        types = self._layer_types(config.number("num_hidden_layers"))
+        self.rope = self._rope(types)
+        width = config.number("local_attention", default=128)
+        self.padding_mask = PaddingMask(name="padding_mask")
+        self.positions = Positions(name="positions")
+        self.embedding = TokenEmbedding(
+            config.number("vocab_size"),
+            hidden_dim,
+            padding_id=None,
+            normalization=self.normalization,
+            layer_norm_epsilon=self.epsilon,
+            dropout=config.number("embedding_dropout", default=0.0, kind=float),
+            dtype=dtype,
+            name="embedding",
+        )
+        rotary = {kind: rope.rotary(config, self.rope[kind]) for kind in dict.fromkeys(types)}
+        attention_bias = config.take("attention_bias", default=False)
+        self.encoder = Encoder(
+            len(types),
+            num_heads,
+            config.number("intermediate_size"),
+            attention_dropout=config.number("attention_dropout", default=0.0, kind=float),
+            activation_dropout=config.number("mlp_dropout", default=0.0, kind=float),
+            activation=config.activation("hidden_activation", default="gelu"),
+            gated=True,
+            use_bias=config.take("mlp_bias", default=False),
+            normalize_first=True,
+            normalization=self.normalization,
+            layer_norm_epsilon=self.epsilon,
+            attention_options=[
+                {
+                    "rotary": rotary[kind],
+                    "sliding_window": width // 2 + 1 if kind == SLIDING else None,  # the token itself counts
+                    "use_bias": attention_bias,
+                }
+                for kind in types
+            ],
+            normalize_inputs=False,
+            dtype=dtype,
+            name="encoder",
+        )
+        self._make_head(hidden_dim)
+
+    def _layer_types(self, num_layers):
+        every = self.config.number("global_attn_every_n_layers", default=3)
+        types = self.config.take("layer_types", default=[SLIDING if i % every else FULL for i in range(num_layers)])
+        if not isinstance(types, list) or len(types) != num_layers or not set(types) <= {FULL, SLIDING}:
+            raise ValueError(
+                f"`layer_types` in config.json must be {num_layers} of {FULL!r} and {SLIDING!r}. Received: "
+                f"layer_types={types!r}"
+            )
+        return types
+
+    def _rope(self, types):
+        """Rotary parameters of each type of layer."""
+        given = self.config.take("rope_parameters", default={})
+        if not isinstance(given, dict) or not set(given) <= set(THETAS):
+            raise ValueError(
+                f"`rope_parameters` in config.json must be dicts by {list(THETAS)}. Received: rope_parameters={given}"
+            )
+        scaling = self.config.take("rope_scaling", default={})
+        return {
+            kind: rope.completed({**(given.get(kind) or {}), **scaling}, theta=self.config.take(name, default=theta))
+            for kind, (name, theta) in THETAS.items()
+        }
+
+    def _make_head(self, hidden_dim):
+        config, dtype = self.config, self.dtype
+        self.head: Any = None
+        self.dense: Any = None
+        options = {
+            "activation": config.activation("classifier_activation", default="gelu"),
+            "use_bias": config.take("classifier_bias", default=False),
+        }
+        if self.task == "masked_lm":
+            self.head = TokenHead(
+                self.embedding,
+                epsilon=self.epsilon,
+                normalization=self.normalization,
+                tied=self.tied,
+                output_bias=config.take("decoder_bias", default=True),
+                dtype=dtype,
+                **options,
+            )
+        elif self.task != "base":
+            self.dense = Projection(hidden_dim, dtype=dtype, name="head_dense", **options)
+            self.norm = make_norm(self.normalization, self.epsilon, dtype=dtype, name="head_norm")
+            rate = config.number("classifier_dropout", default=0.0, kind=float)
+            self.dropout = Dropout(rate, dtype=dtype, name="head_dropout")
+            self.classes = Projection(config.num_labels, dtype=dtype, name="head_output")
+        config.refuse("classifier_pooling", "cls", "mean")
+        self.pooling = TokenPooling("mean", name="pooling")
+
+    def outputs(self, inputs, hidden_states):
+        ids = inputs["input_ids"]
+        mask = self.padding_mask(ids, inputs["attention_mask"])
+        positions = self.positions(ids, inputs["position_ids"])
+        embedded = self.embedding(ids, mask=mask)
+        hidden = self.encoder(embedded, mask=mask, positions=positions, return_hidden_states=hidden_states)
+        hidden, *states = hidden if hidden_states else (hidden,)
+        outputs = self._task_outputs(hidden, mask)
+        return {**outputs, **({"hidden_states": split(states[0])} if hidden_states else {})}
+
+    def _task_outputs(self, hidden, mask):
+        if self.task == "base":
+            return {"last_hidden_state": hidden}
+        if self.task == "masked_lm":
+            return {"logits": self.head(hidden)}
+        if self.task == "sequence_classification":
+            is_mean = self.config.take("classifier_pooling", default="cls") == "mean"
+            hidden = self.pooling(hidden, mask=mask) if is_mean else hidden[:, 0]
+        logits = self.classes(self.dropout(self.norm(self.dense(hidden))))
+        return answer_spans(logits) if self.task == "question_answering" else {"logits": logits}
+
+    def both_spellings(self):
+        thetas = {name: self.rope[kind]["rope_theta"] for kind, (name, _) in THETAS.items()}
+        return {"rope_parameters": self.rope, **thetas}
+
+    def rows(self):
+        prefix = self.prefix
+        yield table.Row(f"{prefix}{self.embedding_key}", self.embedding.tokens.embeddings)
+        yield from table.norm(f"{prefix}embeddings.norm", self.embedding.norm)
+        for index, layer in enumerate(self.encoder.layers):
+            name, attention, feed_forward = f"{prefix}layers.{index}", layer.self_attention, layer.feed_forward
+            if layer.self_attention_norm is not None:
+                yield from table.norm(f"{name}.attn_norm", layer.self_attention_norm)
+            of_heads = (attention.query_dense, attention.key_dense, attention.value_dense)
+            yield from table.linear(f"{name}.attn.Wqkv", *of_heads)
+            yield from table.linear(f"{name}.attn.Wo", attention.output_dense)
+            yield from table.norm(f"{name}.mlp_norm", layer.feed_forward_norm)
+            yield from table.linear(f"{name}.mlp.Wi", feed_forward.gate_dense, feed_forward.intermediate_dense)
+            yield from table.linear(f"{name}.mlp.Wo", feed_forward.output_dense)
+        yield from table.norm(f"{prefix}final_norm", self.encoder.final_norm)
+        if self.task == "masked_lm":
+            yield from self.head.rows("head.dense", "head.norm", "decoder", "decoder.bias")
+        elif self.dense is not None:
+            yield from table.linear("head.dense", self.dense)
+            yield from table.norm("head.norm", self.norm)
+            yield from table.linear("classifier", self.classes)
+
+
+FAMILIES = (ModernBert,)

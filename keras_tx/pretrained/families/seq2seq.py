@@ -1,0 +1,120 @@
+"""Sequence to sequence: what T5, BART and Marian share. Ids in, an encoder's memory, a decoder's logits out.
+
+B batch, S source tokens, T target tokens, D hidden, V vocabulary.
+"""
+
+from typing import Any
+
+import keras
+
+from keras_tx.pretrained import table, writing
+from keras_tx.pretrained.family import Family, PaddingMask, split
+
+
+class Seq2SeqFamily(Family):
+    """A family with encoder and decoder.
+
+    A subclass makes `embedding` of the sources, `target_embedding`, `encoder`, `decoder` and `head`, and says what is
+    between them: `_embed` and, where there is more, `_encoded`, `_decoded` and `_logits`.
+    """
+
+    inputs: tuple[str, ...] = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
+    needed: tuple[str, ...] = ("input_ids", "decoder_input_ids")
+    head_key = "lm_head.weight"
+    embedding: Any
+    target_embedding: Any
+    encoder: Any
+    decoder: Any
+    head: Any
+
+    def __init__(self, config, task, *, tied=True, dtype=None):
+        super().__init__(config, task, tied=tied, dtype=dtype)
+        config.refuse("is_decoder", False)
+        config.refuse("is_encoder_decoder", True)
+        self.padding_mask = PaddingMask(name="padding_mask")
+        self.target_mask = PaddingMask(name="decoder_padding_mask")
+
+    def _padding_id(self, vocabulary_size, default):
+        """The id that stands for no token, or raises."""
+        padding_id = self.config.take("pad_token_id", default=default)
+        if type(padding_id) is not int or not 0 <= padding_id < vocabulary_size:
+            raise ValueError(
+                "`pad_token_id` in config.json must be an id of the vocabulary. Received: "
+                f"pad_token_id={padding_id!r}, vocab_size={vocabulary_size}"
+            )
+        return padding_id
+
+    def _embed(self, side, ids, mask=None, by_slot=False):
+        """Ids of one `side`, "encoder" or "decoder" -> (B, T, D).
+
+        Args:
+            mask: (B, T), True at real tokens; None for the one that the padding id makes.
+            by_slot: positions count slots, as in Hugging Face; otherwise real tokens, as generation needs.
+        """
+        raise NotImplementedError
+
+    def _encoded(self, hidden):
+        """What is done with the output of the encoder."""
+        return hidden
+
+    def _decoded(self, hidden):
+        """What is done with the output of the decoder."""
+        return hidden
+
+    def _logits(self, hidden):
+        """(B, T, D) -> (B, T, V)."""
+        return self.target_embedding(hidden, reverse=True) if self.head is None else self.head(hidden)
+
+    def _make_head(self):
+        """The layer of the logits; None where the token table serves or there are none."""
+        if self.tied or self.task != "conditional_generation":
+            return None
+        size = self.target_embedding.vocabulary_size
+        return keras.layers.Dense(size, use_bias=False, dtype=self.dtype, name="lm_head")
+
+    def outputs(self, inputs, hidden_states):
+        ids, target = inputs["input_ids"], self._target(inputs)
+        mask = self.padding_mask(ids, inputs["attention_mask"])
+        target_mask = self.target_mask(target, inputs["decoder_attention_mask"])
+        wanted = {"return_hidden_states": hidden_states}
+        memory = self.encoder(self._embed("encoder", ids, mask, by_slot=True), mask=mask, **wanted)
+        memory, *states = memory if hidden_states else (memory,)
+        memory = self._encoded(memory)
+        embedded = self._embed("decoder", target, target_mask, by_slot=True)
+        hidden = self.decoder(embedded, memory, mask=target_mask, memory_mask=mask, **wanted)
+        hidden, *target_states = hidden if hidden_states else (hidden,)
+        hidden = self._decoded(hidden)
+        outputs = {**self._task_outputs(hidden, ids), "encoder_last_hidden_state": memory}
+        if hidden_states:
+            outputs["encoder_hidden_states"] = split(states[0])
+            outputs["decoder_hidden_states"] = split(target_states[0])
+        return outputs
+
+    def _target(self, inputs):
+        """The ids that the decoder reads."""
+        return inputs["decoder_input_ids"]
+
+    def _task_outputs(self, hidden, ids):
+        if self.task == "base":
+            return {"last_hidden_state": hidden}
+        return {"logits": self._logits(hidden)}
+
+    def writing(self):
+        if self.task != "conditional_generation":
+            return None
+        ids = keras.Input((None,), dtype="int32", name="input_ids")
+        target = keras.Input((None,), dtype="int32", name="decoder_input_ids")
+        memory = self._encoded(self.encoder(self._embed("encoder", ids)))
+        # The target begins with the padding id in T5 and Marian, and holds it wherever the model writes it.
+        embedded = self._embed("decoder", target, self.target_mask(target))
+        return keras.Model([ids, target], self._logits(self._decoded(self.decoder(embedded, memory))))
+
+    def strategy(self, values):
+        return super().strategy(values or self.config.values)
+
+    def generation_options(self, values):
+        return writing.options(values or self.config.values)  # older checkpoints have these values in config.json
+
+    def _head_rows(self):
+        if self.head is not None:
+            yield from table.linear("lm_head", self.head)

@@ -1,0 +1,138 @@
+"""ViT: images (B, C, height, width) -> classes. Dosovitskiy et al. 2021, arXiv:2010.11929."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tx.layers import EncoderLayer, PatchEmbedding
+from keras_tx.layers.block import Stack
+from keras_tx.layers.projection import Projection
+from keras_tx.pretrained import table
+from keras_tx.pretrained.family import Family, attention_sizes, split
+from keras_tx.pretrained.heads import ClassHead
+from keras_tx.pretrained.leading import LeadingRow
+
+_LAYER = {
+    "attention.attention.query": "self_attention.query_dense",
+    "attention.attention.key": "self_attention.key_dense",
+    "attention.attention.value": "self_attention.value_dense",
+    "attention.output.dense": "self_attention.output_dense",
+    "layernorm_before": "self_attention_norm",
+    "layernorm_after": "feed_forward_norm",
+    "intermediate.dense": "feed_forward.intermediate_dense",
+    "output.dense": "feed_forward.output_dense",
+}
+
+
+@keras.saving.register_keras_serializable(package="keras_tx")
+class ImageEncoder(Stack):
+    """`Encoder` without masks, whose hidden states are those before the final norm, the last one too."""
+
+    block = EncoderLayer
+
+    def call(self, inputs, training=None, return_hidden_states=False):
+        norm: Any = self.final_norm
+        hidden = [inputs]
+        for layer in self.layers:
+            hidden.append(layer(hidden[-1], training=training))
+        outputs = norm(hidden[-1])
+        return (outputs, ops.stack(hidden, axis=1)) if return_hidden_states else outputs
+
+    def compute_output_spec(self, inputs, training=None, return_hidden_states=False):
+        outputs = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
+        return (outputs, self._hidden_spec(inputs)) if return_hidden_states else outputs
+
+
+class ViT(Family):
+    """Pre-norm over patches, and a class token whose last vector is classified."""
+
+    model_types = ("vit",)
+    prefix = "vit."
+    tasks = {"base": "ViTModel", "image_classification": "ViTForImageClassification"}
+    inputs = needed = ("pixel_values",)
+    parts = {"pooler": "pooler.dense.weight"}
+    ignored = {r"vit\.embeddings\.mask_token": "of patches that are hidden, in pretraining"}
+    heads = (r"(vit\.pooler\.dense|classifier|decoder\.0)\.(weight|bias)",)
+
+    def __init__(self, config, task, *, tied=True, dtype=None):
+        super().__init__(config, task, tied=tied, dtype=dtype)
+        hidden_dim, num_heads = attention_sizes(config)
+        dropout = config.number("hidden_dropout_prob", default=0.0, kind=float)
+        patch_size = config.number("patch_size", default=16)
+        self.image_shape = (config.number("num_channels", default=3), *self._image_size())
+        initializer = keras.initializers.RandomNormal(
+            stddev=config.number("initializer_range", default=0.02, kind=float)
+        )
+        self.embedding = PatchEmbedding(
+            patch_size,
+            hidden_dim,
+            dropout=dropout,
+            kernel_initializer=initializer,
+            embeddings_initializer=initializer,
+            dtype=dtype,
+            name="embedding",
+        )
+        self.encoder = ImageEncoder(
+            config.number("num_hidden_layers"),
+            num_heads,
+            config.number("intermediate_size"),
+            dropout=dropout,
+            attention_dropout=config.number("attention_probs_dropout_prob", default=0.0, kind=float),
+            activation=config.activation("hidden_act", default="gelu"),
+            normalize_first=True,
+            layer_norm_epsilon=config.number("layer_norm_eps", default=1e-12, kind=float),
+            kernel_initializer=initializer,
+            attention_options={"use_bias": bool(config.take("qkv_bias", default=True)), "use_output_bias": True},
+            dtype=dtype,
+            name="encoder",
+        )
+        self.pooler = self.head = None
+        if task == "base" and "pooler" not in config.absent:
+            width, function = (
+                config.number("pooler_output_size", default=hidden_dim),
+                config.activation("pooler_act", default="tanh"),
+            )
+            self.pooler = Projection(width, activation=function, dtype=dtype, name="pooler")
+        if task == "image_classification":
+            self.head = ClassHead(config.num_labels, dtype=dtype)
+
+    def _image_size(self):
+        """Height and width."""
+        value = self.config.take("image_size", default=224)
+        sizes = value if isinstance(value, (list, tuple)) else (value, value)
+        if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
+            raise ValueError(
+                f"`image_size` in config.json must be a positive integer, or two. Received: image_size={value!r}"
+            )
+        return sizes
+
+    def symbolic_inputs(self):
+        return {"pixel_values": keras.Input(self.image_shape, dtype="float32", name="pixel_values")}
+
+    def outputs(self, inputs, hidden_states):
+        embedded = self.embedding(ops.transpose(inputs["pixel_values"], (0, 2, 3, 1)))
+        hidden = self.encoder(embedded, return_hidden_states=hidden_states)
+        hidden, beside = (hidden[0], {"hidden_states": split(hidden[1])}) if hidden_states else (hidden, {})
+        if self.head is not None:
+            return {"logits": self.head(hidden[:, 0]), **beside}
+        pooled = {} if self.pooler is None else {"pooler_output": self.pooler(hidden[:, 0])}
+        return {"last_hidden_state": hidden, **pooled, **beside}
+
+    def rows(self):
+        embeddings = f"{self.prefix}embeddings"
+        yield LeadingRow(f"{embeddings}.cls_token", self.embedding.class_token, axes=2)
+        yield LeadingRow(f"{embeddings}.position_embeddings", self.embedding.positions.embeddings)
+        patches = f"{embeddings}.patch_embeddings.projection"
+        yield table.Row(f"{patches}.weight", self.embedding.projection.kernel, table.CONV2D)
+        yield table.Row(f"{patches}.bias", self.embedding.projection.bias)
+        for index, layer in enumerate(self.encoder.layers):
+            yield from table.by_path(f"{self.prefix}encoder.layer.{index}", _LAYER, layer)
+        yield from table.norm(f"{self.prefix}layernorm", self.encoder.final_norm)
+        if self.pooler is not None:
+            yield from table.linear(f"{self.prefix}pooler.dense", self.pooler)
+        if self.head is not None:
+            yield from self.head.rows("classifier")
+
+
+FAMILIES = (ViT,)

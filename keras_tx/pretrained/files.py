@@ -1,0 +1,280 @@
+"""Files of weights: names -> arrays, read and written one at a time.
+
+Reading takes `model.safetensors`, one or in shards, and `tf_model.h5`; no pickle is ever loaded. A file is read by
+`seek` and `read`: no more than one tensor is in memory, and no page of a mapping counts as such. What a file says of
+itself is checked in full before the first tensor is read, by headers.py.
+
+The format has no checksum: in a file of others, damaged numbers, or a damaged name, cannot be seen here. Files written
+here have one for each tensor, over its name, dtype, shape and numbers, and reading checks it.
+"""
+
+import json
+import os
+import re
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from keras_tx import checks
+from keras_tx.pretrained import h5, headers
+
+SINGLE, INDEX, TENSORFLOW = "model.safetensors", "model.safetensors.index.json", "tf_model.h5"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_OURS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+_CHUNK = 2**24
+
+
+class Tensors:
+    """Tensors in files, by name: `names`, `shape(name)`, `dtype(name)`, and `read(name)`, which reads that one.
+
+    dtypes are NumPy's, and `ml_dtypes.bfloat16`. An unknown name is a KeyError.
+    """
+
+    def __init__(self, entries: Mapping):
+        self._entries = dict(entries)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entries[name].shape
+
+    def dtype(self, name: str) -> np.dtype:
+        return self._entries[name].dtype
+
+    def read(self, name: str) -> np.ndarray:
+        return self._entries[name].read()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def open_tensors(path) -> Tensors:
+    """The tensors of a checkpoint.
+
+    Args:
+        path: a directory with `model.safetensors`, with `model.safetensors.index.json` and the shards that it names, or
+            with `tf_model.h5`, of which the first that is there is taken; or a file of weights.
+
+    Raises:
+        ValueError: for a path without weights or with pickled ones only; for a file that is damaged, whose header
+            contradicts itself or the file; for an index that names files elsewhere or that are not there, or that does
+            not name the tensors that its shards hold.
+    """
+    path = Path(path)
+    if path.is_file():
+        return _open(path)
+    for name in (SINGLE, INDEX, TENSORFLOW):
+        if (path / name).is_file():
+            return _open(path / name)
+    held = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+    for name in held:
+        if name.startswith("pytorch_model") and (name.endswith(PICKLES) or name.endswith(".index.json")):
+            return _open(path / name)
+    listed = f"a directory with {held}" if path.is_dir() else "no directory"
+    raise ValueError(f"`path` must have one of {[SINGLE, INDEX, TENSORFLOW]}. Received: path={str(path)!r}, {listed}")
+
+
+def _open(path):
+    if path.name.endswith(PICKLES) or path.name.startswith("pytorch_model"):
+        raise ValueError(
+            "`path` must have weights in safetensors: a pickle can run any code while it is loaded. If you trust it, "
+            f"convert it once with transformers and torch: {remedy(path.parent)}. Received: path={str(path)!r}"
+        )
+    if path.suffix == ".h5":
+        return Tensors(h5.datasets(path))
+    if path.suffix == ".json":
+        return Tensors(_shards(path))
+    if path.suffix == ".safetensors":
+        return Tensors(_tensors(path))
+    raise ValueError(f"`path` must end with .safetensors, .index.json or .h5. Received: path={str(path)!r}")
+
+
+def remedy(directory):
+    """The one line that makes `model.safetensors` out of a checkpoint with pickled weights."""
+    code = "c = t.AutoConfig.from_pretrained(d); getattr(t, c.architectures[0]).from_pretrained(d).save_pretrained(d)"
+    return f'python -c "import transformers as t; d = {str(directory)!r}; {code}"'
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """One tensor of a safetensors file."""
+
+    path: Path
+    name: str
+    entry: headers.Entry
+
+    @property
+    def shape(self):
+        return self.entry.shape
+
+    @property
+    def dtype(self):
+        return self.entry.dtype
+
+    def read(self):
+        data = aligned(self.entry.size)
+        buffer = memoryview(data.data)
+        with open(self.path, "rb", buffering=0) as file:
+            file.seek(self.entry.begin)
+            count = 0
+            while count < data.size and (more := file.readinto(buffer[count:])):
+                count += more
+        if count < data.size:
+            raise ValueError(
+                f"{self.path} must not change while it is read. Received: {count} of {data.size} bytes of {self.name!r}"
+            )
+        array = data.view(self.dtype).reshape(self.shape)
+        if self.entry.checksum is not None and _checksum(self.name, array) != self.entry.checksum:
+            raise ValueError(
+                f"The tensor {self.name!r} of {self.path} must have the checksum that the file gives, "
+                f"{self.entry.checksum}. Received: {_checksum(self.name, array)}; the file is damaged"
+            )
+        return array
+
+
+def aligned(size):
+    """Bytes that begin at a multiple of 64, where TensorFlow and JAX take an array as it is instead of copying it."""
+    data = np.empty(size + 63, "uint8")
+    begin = -data.ctypes.data % 64
+    return data[begin : begin + size]
+
+
+def _tensors(path):
+    with open(path, "rb") as file:
+        entries = headers.parse(path, os.fstat(file.fileno()).st_size, file.read)
+    return {name: _Tensor(path, name, entry) for name, entry in entries.items()}
+
+
+def _shards(index):
+    """The tensors of all shards that the file `index` names."""
+    if index.stat().st_size > headers.LONGEST:
+        raise ValueError(f"{index} must have at most {headers.LONGEST} bytes. Received: {index.stat().st_size} bytes")
+    weight_map = headers.json_object(f"The index {index}", index.read_bytes()).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"The index {index} must have a `weight_map`. Received: {type(weight_map).__name__}")
+    found = {}
+    for shard in dict.fromkeys(map(str, weight_map.values())):
+        if not re.fullmatch(r"[\w.-]+\.safetensors", shard) or not (index.parent / shard).is_file():
+            raise ValueError(
+                f"The index {index} must name .safetensors files beside it. Received: {shard!r}, which is none"
+            )
+        held = _tensors(index.parent / shard)
+        named = {name for name, file in weight_map.items() if file == shard}
+        if held.keys() != named:
+            name = sorted(held.keys() ^ named)[0]
+            has, lacks = ("index", "shard") if name in named else ("shard", "index")
+            raise ValueError(
+                f"The index {index} must name what {shard!r} holds. Received: {name!r}, which the {has} has and the "
+                f"{lacks} has not"
+            )
+        found.update(held)
+    return {name: found[name] for name in weight_map}
+
+
+def write_tensors(directory, tensors, *, max_shard_bytes=5_000_000_000):
+    """Writes `model.safetensors`, or shards and `model.safetensors.index.json`, in place of such files that are there.
+
+    No more than one tensor is in memory, if `tensors` is a generator. Until all is written nothing in the directory
+    changes; nor does it if something is refused.
+
+    Args:
+        directory: a directory, which is made if it is not there.
+        tensors: pairs of a name and an array, in any memory order.
+        max_shard_bytes: the most bytes of tensors in one file; a larger tensor has a file of its own.
+
+    Raises:
+        ValueError: for no tensors, a name that is empty, taken or not a string, a dtype that the format does not have,
+            or a `max_shard_bytes` that is not positive.
+    """
+    checks.positive_int("max_shard_bytes", max_shard_bytes)
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".writing-") as work:
+        shards, total = [_Shard(Path(work) / "0")], 0
+        weight_map: dict[str, int] = {}  # to the number of the shard, from 1 on
+        for name, array in tensors:
+            array = _checked(name, array, weight_map)
+            if shards[-1].size and shards[-1].size + array.nbytes > max_shard_bytes:
+                shards[-1].finish()
+                shards.append(_Shard(Path(work) / str(len(shards))))
+            shards[-1].add(name, array)
+            weight_map[name] = len(shards)
+            total += array.nbytes
+        if not weight_map:
+            raise ValueError("`tensors` must have a pair of a name and an array. Received: none")
+        shards[-1].finish()
+        count = len(shards)
+        names = [SINGLE if count == 1 else f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+        made = {name: shard.path for name, shard in zip(names, shards, strict=True)}
+        if count > 1:
+            made[INDEX] = Path(work) / INDEX
+            places = {name: names[shard - 1] for name, shard in sorted(weight_map.items())}
+            index = {"metadata": {"total_size": total}, "weight_map": places}
+            made[INDEX].write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        stale = [entry for entry in directory.iterdir() if _OURS.fullmatch(entry.name) and entry.name not in made]
+        for name, path in made.items():
+            os.replace(path, directory / name)
+        for entry in stale:  # of a checkpoint that was here before
+            entry.unlink()
+
+
+def _checked(name, array, taken):
+    """The array in C order, or raises."""
+    if not isinstance(name, str) or name in ("", "__metadata__") or name in taken:
+        raise ValueError(f"The names of `tensors` must be strings, each once. Received: {name!r}")
+    array = np.asarray(array, order="C")  # a transposed array is stored as it reads, not as it lies
+    if array.dtype not in headers.CODES:
+        raise ValueError(f"`tensors` must have a dtype of {list(headers.DTYPES)}. Received: {array.dtype} in {name!r}")
+    return array
+
+
+class _Shard:
+    """A file in the making: the tensors come first, and when all are known the header is put before them."""
+
+    def __init__(self, path):
+        self.path, self.size = path, 0
+        self._data = path.with_suffix(".data")
+        self._tensors = {}  # name: (dtype, shape, first byte)
+        self._checksums = {}
+
+    def add(self, name, array):
+        self._tensors[name] = (array.dtype, array.shape, self.size)
+        self._checksums[name] = _checksum(name, array)
+        with open(self._data, "ab") as file:
+            file.write(_bytes(array))
+        self.size += array.nbytes
+
+    def finish(self):
+        # Wide dtypes first, so that every number lies at a multiple of its size, which readers rely on.
+        order = sorted(self._tensors, key=lambda name: -self._tensors[name][0].itemsize)
+        arrays = {name: self._tensors[name][:2] for name in order}
+        with open(self.path, "wb") as file, open(self._data, "rb") as data:
+            file.write(headers.make(arrays, {name: self._checksums[name] for name in order}))
+            for name in order:
+                dtype, shape, begin = self._tensors[name]
+                data.seek(begin)
+                left = headers.Entry(dtype, shape, begin).size
+                while left:
+                    left -= file.write(data.read(min(left, _CHUNK)))
+        self._data.unlink()
+
+
+def _checksum(name, array):
+    what = f"{name} {headers.CODES[array.dtype]} {list(array.shape)}"
+    return f"{zlib.crc32(_bytes(array), zlib.crc32(what.encode())):08x}"
+
+
+def _bytes(array):
+    return array.reshape(-1).view("uint8").data

@@ -1,0 +1,109 @@
+"""`tf_model.h5`, as transformers up to 4 saved TensorFlow models: its tensors, by the names and shapes of PyTorch.
+
+The rule that leads from the one name to the other is that of `modeling_tf_pytorch_utils.py` in transformers 4.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+# What h5py raises for a file that is damaged depends on where.
+_DAMAGED = (OSError, KeyError, RuntimeError, TypeError, ValueError, AttributeError, UnicodeDecodeError, OverflowError)
+
+
+class _Refused(ValueError):
+    """A ValueError of this file, not one of h5py."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One array of the file."""
+
+    path: Path
+    key: str
+    axes: tuple[int, ...]  # the order in which PyTorch has them
+    stored: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def read(self):
+        try:
+            with h5py.File(self.path, "r") as file:
+                array = np.asarray(file[self.key][()])
+        except _DAMAGED as error:
+            raise ValueError(f"The file {self.path} must hold {self.key!r}. Received: {error}") from error
+        if array.shape != self.stored or array.dtype != self.dtype:
+            raise ValueError(
+                f"{self.key!r} of {self.path} must not change while it is read. Received: {array.shape}, {array.dtype}"
+            )
+        return array.transpose(self.axes).reshape(self.shape)
+
+
+def datasets(path):
+    """The arrays of the file by PyTorch's names -> {name: Dataset}.
+
+    Raises:
+        ValueError: for a file that is damaged, that links to other files, whose arrays are compressed, not there in
+            full or not numbers, or in which two arrays have the same name.
+    """
+    found: dict[str, Dataset] = {}
+    try:
+        with h5py.File(path, "r") as file:
+            arrays = list(_arrays(path, file, "", set()))
+    except _Refused:
+        raise
+    except _DAMAGED as error:
+        raise ValueError(f"The file {path} must be HDF5. Received: {error}") from error
+    for key, shape, dtype in arrays:
+        name, is_kernel = torch_name(key.split("/", 1)[-1])
+        axes = tuple(range(len(shape)))
+        if is_kernel:  # (in, out) -> (out, in); (h, w, in, out) -> (out, in, h, w)
+            axes = (*axes[:-3:-1], *axes[:-2]) if len(shape) == 4 else axes[::-1]
+        torch_shape = tuple(shape[axis] for axis in axes)
+        if name.endswith("bias") and len(shape) == 2 and shape[0] == 1 and name != "final_logits_bias":
+            torch_shape = shape[1:]  # those of `Conv1D` in GPT-2
+        if name in found:
+            raise ValueError(f"The arrays of {path} must have different names. Received: {name!r} for two")
+        found[name] = Dataset(Path(path), key, axes, shape, torch_shape, dtype)
+    return found
+
+
+def torch_name(name):
+    """A name as TensorFlow has it -> PyTorch's, and whether it is a kernel, whose axes PyTorch has in another order.
+
+    ```python
+    torch_name("tf_bert_model/bert/encoder/layer_._0/output/dense/kernel:0")
+    # "bert.encoder.layer.0.output.dense.weight", True
+    ```
+    """
+    name = re.sub(r"/[^/]*___([^/]*)/", r"/\1/", name.replace(":0", ""))
+    parts = [part for part in name.replace("_._", "/").split("/") if part]
+    *levels, last = parts if len(parts) == 1 else parts[1:]  # the first level is the class of the model
+    renamed = {"kernel": "weight", "embeddings": "weight", "gamma": "weight", "beta": "bias"}.get(last, last)
+    return ".".join([*levels, renamed]), last == "kernel"
+
+
+def _arrays(path, group, prefix, seen):
+    """The key, shape and dtype of each array in a group and the groups in it."""
+    for key in group:
+        where = f"{prefix}{key}"
+        if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+            raise _Refused(f"The file {path} must not link to elsewhere. Received: a link at {where!r}")
+        value = group[key]
+        if value.id in seen:
+            raise _Refused(f"The file {path} must hold everything once. Received: {where!r} again")
+        seen.add(value.id)
+        if isinstance(value, h5py.Group):
+            yield from _arrays(path, value, f"{where}/", seen)
+            continue
+        is_numbers = isinstance(value, h5py.Dataset) and value.shape is not None and value.dtype.kind in "fiub"
+        stored = is_numbers and not value.external and not value.is_virtual and not value.compression
+        if not stored or value.id.get_storage_size() < value.nbytes:
+            raise _Refused(
+                f"The arrays of {path} must be numbers, stored in full and not compressed. Received: {value!r} at "
+                f"{where!r}"
+            )
+        yield where, value.shape, value.dtype

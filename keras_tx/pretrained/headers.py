@@ -1,0 +1,185 @@
+"""The header of a safetensors file: bytes <-> names, dtypes, shapes and offsets, every one of them checked.
+
+A file is the length of the header (8 bytes, little endian), the header (JSON), and the tensors, one directly after the
+other. A header comes from somewhere else, so nothing in it is believed: github.com/huggingface/safetensors#format.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+DTYPES = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("int8"),
+    "U64": np.dtype("<u8"),
+    "U32": np.dtype("<u4"),
+    "U16": np.dtype("<u2"),
+    "U8": np.dtype("uint8"),
+    "BOOL": np.dtype("bool"),
+}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+LONGEST = 100_000_000  # bytes of a header, as in the safetensors library
+CHECKSUMS = "keras_tx.crc32"  # the key of the metadata under which `write_tensors` puts the checksums
+_METADATA = "__metadata__"
+_KEYS = {"dtype", "shape", "data_offsets"}
+_MOST_AXES = 32
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor as the header describes it: `begin` is its first byte in the file."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    begin: int
+    checksum: str | None = None
+
+    @property
+    def size(self):
+        """The number of bytes."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+def parse(path, size, read):
+    """The header of the file `path` of `size` bytes, of which `read(n)` gives the next n -> {name: Entry}.
+
+    Raises:
+        ValueError: for a header that is longer than the file or than 100 MB, that is not a JSON object in UTF-8, names
+            a tensor twice, has a dtype, shape or offset that cannot be, or leaves bytes of the file to no tensor or to
+            two.
+    """
+    start = read(8)
+    if start.startswith(b"version "):
+        raise ValueError(
+            f"The file {path} must be safetensors, fetch it by `git lfs pull`. Received: a Git LFS pointer"
+        )
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > min(size - 8, LONGEST):
+        raise ValueError(
+            f"The file {path} must begin with the length of its header, at most {LONGEST} and inside the file. "
+            f"Received: length {length}, {size} bytes in the file"
+        )
+    header = json_object(f"The header of {path}", read(length))
+    metadata = header.pop(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError(f"`{_METADATA}` of {path} must be an object of strings. Received: {_short(metadata)}")
+    checksums = _checksums(path, metadata, header)
+    entries = {}
+    for name, values in header.items():
+        entry = _entry(path, name, values, 8 + length)
+        entries[name] = entry if checksums is None else Entry(entry.dtype, entry.shape, entry.begin, checksums[name])
+    _check_covers(path, entries, 8 + length, size)
+    return entries
+
+
+def make(arrays, checksums):
+    """The first bytes of a file: length and header.
+
+    Args:
+        arrays: {name: (dtype, shape)}, in the order in which they lie in the file.
+        checksums: {name: str}.
+    """
+    metadata = {"format": "pt", CHECKSUMS: json.dumps(checksums, ensure_ascii=False)}  # older transformers ask for "pt"
+    header: dict[str, dict] = {_METADATA: metadata}
+    end = 0
+    for name, (dtype, shape) in arrays.items():
+        begin, end = end, end + dtype.itemsize * math.prod(shape)
+        header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    data = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    data += b" " * (-len(data) % 8)  # so that numbers lie where processors like them
+    return len(data).to_bytes(8, "little") + data
+
+
+def json_object(what, data):
+    """Bytes -> dict. `what` begins the error.
+
+    Raises:
+        ValueError: unless they are UTF-8 and a JSON object, in which no key comes twice.
+    """
+
+    def unique(pairs):
+        counted = dict(pairs)
+        if len(counted) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(f"the key {twice!r} twice")
+        return counted
+
+    def no_number(text):
+        raise ValueError(f"the number {text}")
+
+    try:
+        text = data.decode("utf-8")
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=no_number)
+        if "\\u" in text:  # half a surrogate pair is a string to Python, and to nobody else
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} must be a JSON object in UTF-8. Received: {error}") from error
+    if not isinstance(value, dict) or not text.startswith("{"):
+        raise ValueError(f"{what} must be a JSON object in UTF-8. Received: {_short(text)}")
+    return value
+
+
+def _checksums(path, metadata, header):
+    """The checksums that `write_tensors` left, {name: str}; None in files of others."""
+    if CHECKSUMS not in metadata:
+        return None
+    checksums = json_object(f"`{CHECKSUMS}` of {path}", metadata[CHECKSUMS].encode())
+    if checksums.keys() != header.keys():
+        different = sorted(checksums.keys() ^ header.keys())[0]
+        raise ValueError(f"`{CHECKSUMS}` of {path} must name the tensors of the file. Received: {different!r} in one")
+    return checksums
+
+
+def _entry(path, name, values, start):
+    what = f"The tensor {name!r} of {path}"
+    if not isinstance(values, dict) or values.keys() != _KEYS:
+        raise ValueError(f"{what} must be described by {sorted(_KEYS)}. Received: {_short(values)}")
+    code, shape, offsets = values["dtype"], values["shape"], values["data_offsets"]
+    if not isinstance(code, str) or code not in DTYPES:
+        raise ValueError(f"{what} must have a dtype of {list(DTYPES)}. Received: {_short(code)}")
+    # Numbers that NumPy could not count are refused also where another axis is 0.
+    fits = _are_sizes(shape) and len(shape) <= _MOST_AXES and math.prod(max(n, 1) for n in shape) < 2**48
+    if not fits:
+        raise ValueError(f"{what} must have a shape of non-negative integers. Received: {_short(shape)}")
+    if not _are_sizes(offsets) or len(offsets) != 2:
+        raise ValueError(f"{what} must have two `data_offsets`. Received: {_short(offsets)}")
+    entry = Entry(DTYPES[code], tuple(shape), start + offsets[0])
+    if offsets[1] - offsets[0] != entry.size:
+        raise ValueError(
+            f"{what} must have as many bytes as its shape and dtype ask for, {entry.size}. Received: "
+            f"data_offsets={offsets}, shape={shape}, dtype={code}"
+        )
+    return entry
+
+
+def _are_sizes(values):
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _check_covers(path, entries, start, size):
+    """Raises unless the tensors lie one after the other from `start` to the end of the file."""
+    end = start
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].size)):
+        if entry.begin != end:
+            raise ValueError(
+                f"The tensors of {path} must lie one directly after the other. Received: {name!r} at byte "
+                f"{entry.begin}, the one before ends at {end}"
+            )
+        end += entry.size
+    if end != size:
+        raise ValueError(f"The file {path} must end with its last tensor, at {end}. Received: {size} bytes")
+
+
+def _short(value):
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."

@@ -1,0 +1,135 @@
+"""Heads: vectors -> logits, as Hugging Face's models of a task have them.
+
+B batch, T tokens, D hidden, C classes, V vocabulary.
+"""
+
+from typing import Any
+
+import keras
+
+from keras_tx.layers.dropout import Dropout
+from keras_tx.layers.projection import Projection
+from keras_tx.layers.residual import make_norm
+from keras_tx.pretrained import table
+
+_STDDEV = 0.02  # of new kernels, as Hugging Face's
+
+
+@keras.saving.register_keras_serializable(package="keras_tx")
+class OutputBias(keras.layers.Layer):
+    """Logits (..., V) plus a learned bias (V,)."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def build(self, inputs_shape):
+        self.bias = self.add_weight(shape=(inputs_shape[-1],), initializer="zeros", name="bias")
+
+    def call(self, inputs):
+        return inputs + keras.ops.cast(self.bias, inputs.dtype)
+
+    def compute_output_shape(self, inputs_shape):
+        return inputs_shape
+
+
+class TokenHead:
+    """(B, T, D) -> (B, T, V): dense, activation, norm, products with the token table, bias.
+
+    Args:
+        embedding: the `TokenEmbedding`, whose width the dense layer has.
+        activation: of the dense layer.
+        epsilon: of the norm.
+        tied: whether the products are with the token table; else with one of the head's own.
+        use_bias: of the dense layer.
+        normalization: which norm.
+        output_bias: whether there is the last bias.
+        dtype: dtype policy.
+    """
+
+    def __init__(
+        self,
+        embedding,
+        activation,
+        epsilon,
+        *,
+        tied,
+        dtype,
+        use_bias=True,
+        normalization="layer_norm",
+        output_bias=True,
+    ):
+        width = embedding.embedding_dim or embedding.hidden_dim
+        self.embedding = embedding
+        self.dense = _dense(width, "head_dense", dtype, activation=activation, use_bias=use_bias)
+        self.norm = make_norm(normalization, epsilon, dtype=dtype, name="head_norm")
+        size = embedding.vocabulary_size
+        self.output = None if tied else _dense(size, "head_output", dtype, use_bias=False)
+        self.bias = OutputBias(dtype=dtype, name="head_bias") if output_bias else None
+
+    def __call__(self, hidden):
+        hidden = self.norm(self.dense(hidden))
+        logits = self.embedding(hidden, reverse=True) if self.output is None else self.output(hidden)
+        return logits if self.bias is None else self.bias(logits)
+
+    def rows(self, dense, norm, output, bias=None):
+        """Rows of these names; of `output` none where it is tied."""
+        yield from table.linear(dense, self.dense)
+        yield from table.norm(norm, self.norm)
+        if self.output is not None:
+            yield from table.linear(output, self.output)
+        if self.bias is not None:
+            yield table.Row(bias, self.bias.bias)
+
+
+class ClassHead:
+    """(B, ..., D) -> (B, ..., C): dropout and the classes; with `hidden_dim`, dropout and a dense layer before them.
+
+    Args:
+        num_classes: C.
+        hidden_dim, activation: of the dense layer; None for none.
+        dropout: rate before the classes; `first_dropout`: before the dense layer, the same if None.
+        dtype: dtype policy.
+        name: what the names of the layers begin with.
+    """
+
+    def __init__(
+        self,
+        num_classes,
+        *,
+        hidden_dim=None,
+        activation=None,
+        dropout=0.0,
+        first_dropout=None,
+        dtype=None,
+        name="head",
+    ):
+        self.dense: Any = None
+        self.first_dropout: Any = None
+        if hidden_dim is not None:
+            first = dropout if first_dropout is None else first_dropout
+            self.first_dropout = Dropout(first, dtype=dtype, name=f"{name}_first_dropout")
+            self.dense = _dense(hidden_dim, f"{name}_dense", dtype, activation=activation)
+        self.dropout = Dropout(dropout, dtype=dtype, name=f"{name}_dropout")
+        self.output = _dense(num_classes, f"{name}_output", dtype)
+
+    def __call__(self, hidden):
+        if self.dense is not None:
+            hidden = self.dense(self.first_dropout(hidden))
+        return self.output(self.dropout(hidden))
+
+    def rows(self, output, dense=None):
+        """Rows of these names."""
+        if self.dense is not None:
+            yield from table.linear(dense, self.dense)
+        yield from table.linear(output, self.output)
+
+
+def answer_spans(logits):
+    """(B, T, 2) -> the outputs of question answering: where the answer begins and where it ends, (B, T) each."""
+    return {"start_logits": logits[:, :, 0], "end_logits": logits[:, :, 1]}
+
+
+def _dense(units, name, dtype, **options):
+    initializer = keras.initializers.RandomNormal(stddev=_STDDEV)
+    return Projection(units, kernel_initializer=initializer, dtype=dtype, name=name, **options)

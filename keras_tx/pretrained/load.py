@@ -1,0 +1,227 @@
+"""A checkpoint, a directory or an id of the hub -> a `PretrainedModel`, with every tensor accounted for."""
+
+import functools
+import hashlib
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import keras
+import ml_dtypes
+import numpy as np
+
+from keras_tx import checks
+from keras_tx.optional import Lazy
+from keras_tx.pretrained import headers
+from keras_tx.pretrained.config import Config
+from keras_tx.pretrained.files import open_tensors
+from keras_tx.pretrained.filling import Filling
+from keras_tx.pretrained.model import PretrainedModel
+from keras_tx.pretrained.registry import family_of
+
+huggingface_hub = Lazy("huggingface_hub", "hub")
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+_OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in checkpoints that came from TensorFlow
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_BESIDE = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja"]
+
+
+def from_pretrained(
+    path: str | Path,
+    *,
+    task: str | None = None,
+    dtype: Any = None,
+    output_hidden_states: bool = False,
+    num_labels: int | None = None,
+) -> PretrainedModel:
+    """A Hugging Face checkpoint as a functional `keras.Model` of this package's layers.
+
+    ```python
+    bert = from_pretrained("bert-base-uncased", task="base")  # a directory, or an id of the hub
+    ids = keras.Input((None,), dtype="int32")
+    hidden = bert(ids)["last_hidden_state"]  # (B, T, D)
+    ```
+
+    It reads config.json, generation_config.json, and safetensors or tf_model.h5, tensor by tensor. Neither torch nor
+    transformers is needed, no pickle is loaded, and no code of the checkpoint is run.
+
+    Args:
+        path: a directory; or an id of the hub, which `huggingface_hub`, an extra, downloads.
+        task: "base", "sequence_classification", "token_classification", "question_answering", "masked_lm",
+            "causal_lm", "conditional_generation", "image_classification", ...; None: what the checkpoint was saved as.
+            A head that the checkpoint lacks is new if the task was asked for; a warning names what is new.
+        dtype: dtype policy, such as "mixed_bfloat16"; None: Keras' own, in which half precision becomes float32.
+        output_hidden_states: whether the outputs have `hidden_states`.
+        num_labels: the number of classes; where the checkpoint has another one, they are new.
+
+    Returns:
+        A `PretrainedModel`.
+
+    Raises:
+        ValueError: for a model type or task that is not known; a config that lacks a key or has a value that is not
+            supported; a tensor that has no place, one that is missing, or a shape that is not as the config says;
+            damaged files; pickled weights. The message has the name.
+    """
+    directory = _directory(path)
+    values = _read_json(directory / CONFIG)
+    if num_labels is not None:
+        values = {**values, **_labels(checks.positive_int("num_labels", num_labels))}
+    config = Config(values)
+    kind = family_of(config)
+    tensors = open_tensors(directory)
+    names = _canonical(tensors.names, kind)
+    absent = [part for part, key in kind.parts.items() if kind.prefix + key not in names]
+    generation = directory / GENERATION
+    filling = Filling(tensors, names)
+    with keras.StatelessScope():  # in which variables are made, but have no values before its end
+        model = PretrainedModel(
+            values,
+            task,
+            output_hidden_states=output_hidden_states,
+            tied=_is_tied(config, kind, tensors, names),
+            absent=absent,
+            generation_config=_read_json(generation) if generation.is_file() else None,
+            dtype=dtype,
+        )
+        rows = list(model.family.rows())
+        new = _check(model, rows, tensors, names, asked=task is not None, relabeled=num_labels is not None)
+        filling.prepare(row for row in rows if row.theirs not in new)
+    filling.finish()
+    model.stored_dtypes.update(_stored_dtypes(tensors, {row.theirs: names.get(row.theirs) for row in rows}, new))
+    if new:
+        warnings.warn(
+            f"The checkpoint lacks what the task {model.task!r} needs; new, to be trained: {new}", stacklevel=2
+        )
+    object.__setattr__(model, "source", directory)  # of the tokenizer's files, for `save_pretrained`
+    return model
+
+
+def _directory(path):
+    directory = Path(path)
+    if directory.is_dir():
+        return directory
+    if directory.exists() or not _HUB_ID.fullmatch(str(path)):
+        raise ValueError(f"`path` must be a directory, or an id of the hub. Received: path={str(path)!r}")
+    found = Path(huggingface_hub.snapshot_download(str(path), allow_patterns=[*_BESIDE, "model*.safetensors"]))
+    if not any(found.glob("model*.safetensors")):
+        found = Path(huggingface_hub.snapshot_download(str(path), allow_patterns=[*_BESIDE, "tf_model.h5"]))
+    return found
+
+
+def _read_json(path):
+    if not path.is_file():
+        raise ValueError(f"`path` must have a {path.name}. Received: path={str(path.parent)!r}")
+    return headers.json_object(str(path), path.read_bytes())
+
+
+def _labels(count):
+    labels = [f"LABEL_{index}" for index in range(count)]
+    return {
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }
+
+
+def _canonical(file_names, kind):
+    """{name as rows have it: name in the file}."""
+    prefixed = any(name.startswith(kind.prefix) for name in file_names)
+    names: dict[str, str] = {}
+    for file_name in file_names:
+        name = file_name
+        for old, new in _OLD_NAMES.items():
+            name = name.removesuffix(old) + new if name.endswith(old) else name
+        if not prefixed and name != kind.head_key:
+            name = kind.prefix + name
+        if name in names:
+            raise ValueError(f"A tensor must be stored under one name. Received: {names[name]!r} and {file_name!r}")
+        names[name] = file_name
+    return names
+
+
+def _is_tied(config, kind, tensors, names):
+    """Tied, as transformers sees it: the config says so, and no table of the logits contradicts it."""
+    said = bool(config.take("tie_word_embeddings", default=kind.tied_by_default))
+    own, shared = names.get(kind.head_key), names.get(kind.prefix + kind.embedding_key)
+    if not said or own is None:
+        return said
+    return shared is not None and _digest(tensors, own) == _digest(tensors, shared)
+
+
+def _digest(tensors, file_name):
+    """Equal for equal tensors; so only one of two tables is in memory."""
+    array = np.ascontiguousarray(tensors.read(file_name))
+    return array.dtype, array.shape, hashlib.blake2b(array.reshape(-1).view("uint8").data).digest()
+
+
+def _check(model, rows, tensors, names, *, asked, relabeled):
+    """The names of what is new; raises unless everything is accounted for, on both sides."""
+    new = _check_rows(model.family, rows, tensors, names, asked, relabeled)
+    _check_left(model.family, {row.theirs for row in rows}, tensors, names)
+    filled = {id(variable) for row in rows for variable in row.variables}
+    empty = [one.path for one in model.weights if id(one) not in filled and "seed_generator" not in one.path]
+    if empty:
+        raise ValueError(f"Every variable must have a row in the table of its family. Received: {empty} without one")
+    return new
+
+
+def _stored_dtypes(tensors, names, new):
+    """The usual dtype under "*", and that of each tensor that has another."""
+    stored = {name: str(tensors.dtype(file_name)) for name, file_name in names.items() if name not in new}
+    usual = max(sorted(set(stored.values())), key=list(stored.values()).count)
+    return {"*": usual, **{name: dtype for name, dtype in stored.items() if dtype != usual}}
+
+
+def _check_rows(family, rows, tensors, names, asked, relabeled):
+    """The names of the rows that are new; raises for any other that the checkpoint cannot fill."""
+    new: list[str] = []
+    has_head = any(row.theirs in names and family.is_of_head(row.theirs) and not _is_part(family, row) for row in rows)
+    for row in rows:
+        file_name, of_head = names.get(row.theirs), family.is_of_head(row.theirs)
+        if file_name is None:
+            if not (asked and of_head and (_is_part(family, row) or not has_head)):  # half a head is a mistake
+                advice = "; or give `task`, and the head is new" if of_head and not asked else ""
+                raise ValueError(
+                    f"The checkpoint must have {row.theirs!r} of shape {row.shape}{advice}. Received: no such tensor"
+                )
+            new.append(row.theirs)
+        elif tuple(tensors.shape(file_name)) != row.shape:
+            if not (relabeled and of_head):
+                raise ValueError(
+                    f"{file_name!r} must have the shape {row.shape}. Received: {tuple(tensors.shape(file_name))}"
+                )
+            new.append(row.theirs)
+        elif not _is_float(tensors.dtype(file_name)):
+            raise ValueError(f"{file_name!r} must have a floating dtype. Received: {tensors.dtype(file_name)}")
+    return new
+
+
+def _is_part(family, row):
+    """Whether a row is of an optional part of the base model, as the pooler."""
+    return any(row.theirs.startswith(f"{family.prefix}{part}.") for part in family.parts)
+
+
+def _is_float(dtype):
+    return dtype.kind == "f" or dtype == ml_dtypes.bfloat16
+
+
+def _check_left(family, used, tensors, names):
+    """Raises for a tensor that has no place in the model, or is no copy of the one whose copy it must be."""
+    shared = family.prefix + family.embedding_key
+    copies = family.copies if isinstance(family.copies, dict) else dict.fromkeys(family.copies, shared)
+    if family.tied and family.head_key is not None:
+        copies = {**copies, family.head_key: shared}
+    for name, file_name in names.items():
+        if name in used:
+            continue
+        if family.is_ignored(name):
+            family.check_ignored(name, functools.partial(tensors.read, file_name))
+        elif copies.get(name) in used:
+            if _digest(tensors, file_name) != _digest(tensors, names[copies[name]]):
+                raise ValueError(f"{file_name!r} must be equal to {names[copies[name]]!r}. Received: another tensor")
+        elif not family.is_of_other_task(name) and name != family.head_key:
+            raise ValueError(
+                f"Every tensor must have a place in a model of the task {family.task!r}. Received: {file_name!r}, "
+                "which has none"
+            )

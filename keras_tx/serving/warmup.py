@@ -1,0 +1,168 @@
+"""Texts -> assets.extra/tf_serving_warmup_requests: what a server answers before it lets clients in.
+
+The file is a TFRecord of `PredictionLog` (tensorflow_serving/apis/prediction_log.proto), at most 1,000 of them. A
+server that fails on one of them refuses the version, so each is answered here first.
+https://www.tensorflow.org/tfx/serving/saved_model_warmup
+"""
+
+import reprlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from keras_tx.optional import Lazy
+from keras_tx.serving.inputs import FEATURE
+from keras_tx.serving.reader import one_line
+
+tf = Lazy("tensorflow")
+
+FILE = "assets.extra/tf_serving_warmup_requests"
+MOST = 1000  # a server reads no more
+# What a request says beside its texts, where a signature asks.
+PER_ROW = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
+
+
+def check_warmup(warmup, tokenizer):
+    """The entries as a list.
+
+    Raises:
+        ValueError: an entry that is neither a text nor a request; texts, and no tokenizer.
+    """
+    is_list = isinstance(warmup, Sequence) and not isinstance(warmup, (str, bytes))
+    for entry in warmup if is_list else [warmup]:
+        as_request = isinstance(entry, dict) and set(entry) <= {"signature_name", "inputs"} and "inputs" in entry
+        if not is_list or not (isinstance(entry, (str, bytes)) or as_request):
+            raise ValueError(
+                "`warmup` must be a list of texts, or of requests {'signature_name': ..., 'inputs': {...}}. Received: "
+                f"{'' if is_list else 'warmup='}{reprlib.repr(entry)}"
+            )
+        if tokenizer is None and not as_request:
+            raise ValueError(
+                f"`tokenizer` must be given for the texts of `warmup`. Received: tokenizer=None, {reprlib.repr(entry)}"
+            )
+    return list(warmup)
+
+
+def write_warmup(folder: Path, name: str, signatures, warmup, kind, max_batch: int) -> int:
+    """Answers every request, and writes them.
+
+    A text becomes a request for each signature that takes texts, or ids that the tokenizer can make, and all texts
+    become one of `max_batch` rows.
+
+    Args:
+        folder: of the version.
+        name: of the model.
+        signatures: {name: function} of the loaded version.
+        warmup: texts, and requests as a server's REST interface takes them, `{"signature_name": ..., "inputs": ...}`.
+        kind: of the model, for what a request says beside its texts: `ids_of`, `of_requests`.
+        max_batch: the rows of the largest batch.
+
+    Returns:
+        The number of requests; without any there is no file.
+
+    Raises:
+        ValueError: one fails, for example because a text is too long for the model; or there are over 1,000.
+    """
+    requests = _requests(signatures, warmup, kind, max_batch)
+    if len(requests) > MOST:
+        raise ValueError(
+            f"`warmup` must make at most {MOST} requests, one for each text and signature and one more. Received: "
+            f"{len(warmup)} entries, which make {len(requests)}"
+        )
+    records = []
+    for signature, inputs, entry in requests:
+        try:
+            signatures[signature](**inputs)
+        except Exception as error:  # whatever a kernel raises
+            raise ValueError(
+                f"`warmup` must be answered by the model, or no server would load it. Received: {reprlib.repr(entry)}, "
+                f"on which the signature {signature!r} fails: {one_line(error)}"
+            ) from error
+        records.append(prediction_log(name, signature, inputs))
+    if records:
+        (folder / FILE).parent.mkdir(exist_ok=True)
+        with tf.io.TFRecordWriter(str(folder / FILE)) as writer:
+            for record in records:
+                writer.write(record)
+    return len(records)
+
+
+def _requests(signatures, warmup, kind, max_batch):
+    """(name of the signature, inputs, entry of `warmup`) of each request."""
+    texts = [entry for entry in warmup if not isinstance(entry, dict)]
+    batches = [[text] for text in texts] + ([[texts[i % len(texts)] for i in range(max_batch)]] if texts else [])
+    requests = []
+    for name, function in signatures.items():
+        specs = function.structured_input_signature[1]
+        for batch in batches:
+            inputs = {key: _made(key, spec, batch, kind) for key, spec in specs.items()}
+            if all(value is not None for value in inputs.values()):
+                requests.append((name, inputs, batch[0] if len(batch) == 1 else batch))
+    for entry in warmup:
+        if isinstance(entry, dict):
+            requests.append(_given(signatures, entry))
+    return requests
+
+
+def _made(name, spec, texts, kind):
+    """An input for `texts`; None for one of which nothing is known."""
+    if spec.dtype == tf.string:
+        return tf.constant([serialized(text) for text in texts] if name == "inputs" else texts, tf.string)
+    numbers = PER_ROW | kind.of_requests
+    if name in numbers:
+        return tf.fill([len(texts)], tf.cast(numbers[name], spec.dtype))
+    if name in ("token_ids", "lengths"):
+        ids, lengths = kind.ids_of(texts)
+        return ids if name == "token_ids" else lengths
+    return None
+
+
+def _given(signatures, entry):
+    """A request as a client would send it."""
+    name, inputs = entry.get("signature_name", "serving_default"), entry["inputs"]
+    specs = signatures[name].structured_input_signature[1] if name in signatures else {}
+    if not isinstance(inputs, dict) or not specs or set(inputs) != set(specs):
+        known = {name: list(function.structured_input_signature[1]) for name, function in signatures.items()}
+        raise ValueError(
+            f"`warmup` must name a signature and all its inputs, of these: {known}. Received: {reprlib.repr(entry)}"
+        )
+    try:
+        return name, {key: tf.constant(inputs[key], spec.dtype) for key, spec in specs.items()}, entry
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"`warmup` must have inputs of their dtypes { ({key: spec.dtype.name for key, spec in specs.items()}) }. "
+            f"Received: {reprlib.repr(entry)}: {one_line(error)}"
+        ) from error
+
+
+def serialized(text) -> bytes:
+    """A text -> the tf.Example that `classify` takes."""
+    value = tf.train.BytesList(value=[text.encode() if isinstance(text, str) else text])
+    return tf.train.Example(
+        features=tf.train.Features(feature={FEATURE: tf.train.Feature(bytes_list=value)})
+    ).SerializeToString()
+
+
+def prediction_log(model: str, signature: str, inputs) -> bytes:
+    """A serialized `PredictionLog` with a `PredictRequest`, without the protos of TensorFlow Serving.
+
+    PredictionLog.predict_log = 6; PredictLog.request = 1; PredictRequest.model_spec = 1, .inputs = 2, a map;
+    ModelSpec.name = 1, .signature_name = 3.
+    """
+    tensors = {
+        key: tf.make_tensor_proto(np.asarray(value), tf.as_dtype(value.dtype)).SerializeToString()
+        for key, value in inputs.items()
+    }
+    request = _field(1, _field(1, model.encode()) + _field(3, signature.encode()))
+    request += b"".join(_field(2, _field(1, key.encode()) + _field(2, value)) for key, value in tensors.items())
+    return _field(6, _field(1, request))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field of a protocol buffer that has a length: https://protobuf.dev/programming-guides/encoding."""
+    return bytes([number << 3 | 2]) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + _varint(value >> 7)

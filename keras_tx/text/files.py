@@ -1,0 +1,194 @@
+"""Tokenizer directories of Hugging Face -> checked JSON, bytes and settings. Nothing here is run or unpickled."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+UNLIMITED = 1_000_000_000  # transformers writes 1e30 where the length is not limited
+# Their name -> ours, in the order of preference: what ends a row is `eos_token` where there are both.
+ROLES = {
+    "unk_token": "unknown_token",
+    "pad_token": "pad_token",
+    "eos_token": "sep_token",
+    "sep_token": "sep_token",
+    "mask_token": "mask_token",
+}
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+LISTS = ("extra_special_tokens", "additional_special_tokens")
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+@dataclass
+class Settings:
+    """What tokenizer_config.json, special_tokens_map.json and added_tokens.json say.
+
+    Attributes:
+        kind: the class in transformers without "Tokenizer" and "Fast", or the model type of config.json, or "".
+        config: tokenizer_config.json itself.
+        tokens: their role -> token, such as "eos_token" -> "</s>".
+        added: tokens that text never splits, {"content", "id" or None, flags}, in the order in which they are added.
+        options: our constructors' arguments.
+    """
+
+    kind: str
+    config: dict[str, Any]
+    tokens: dict[str, str] = field(default_factory=dict)
+    added: list[dict[str, Any]] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def folder_of(directory: str | Path) -> Path:
+    """The directory as a path; ValueError if it is none."""
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise ValueError(f"`directory` must be a directory. Received: directory={str(directory)!r}")
+    return folder
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file with one JSON object; ValueError, naming the file, for anything else."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"`directory` must hold JSON in {path.name}. Received: {path}: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(
+            f"`directory` must hold a JSON object in {path.name}. Received: {type(data).__name__} in {path}"
+        )
+    return data
+
+
+def read_vocabulary_json(path: Path) -> dict[str, int]:
+    """A vocab.json: token -> id, every id from 0 on once."""
+    data = check_ids(read_json(path), path)
+    in_order(data, path)
+    return data
+
+
+def check_ids(vocabulary: Any, path: Path) -> dict[str, int]:
+    """Returns the vocabulary if it maps tokens to integers."""
+    if not isinstance(vocabulary, dict):
+        raise ValueError(f"`directory` must hold a vocabulary. Received: a {type(vocabulary).__name__} in {path}")
+    for token, i in vocabulary.items():
+        if isinstance(i, bool) or not isinstance(i, int):
+            raise ValueError(f"`directory` must hold ids in {path.name}. Received: {token!r}: {i!r} in {path}")
+    return vocabulary
+
+
+def in_order(id_of: dict[str, int], place: Any) -> list[str]:
+    """The tokens in the order of their ids; ValueError for an id that is missing or there twice."""
+    token_of = {i: token for token, i in id_of.items()}
+    if not token_of or len(token_of) != len(id_of) or max(token_of) != len(token_of) - 1 or min(token_of) != 0:
+        ids = sorted(id_of.values())
+        wrong = next((place for place, i in enumerate(ids) if place != i), 0)
+        raise ValueError(
+            f"`directory` must number its tokens without gaps. Received: {len(ids)} tokens, none or two with id "
+            f"{wrong}, in {place}"
+        )
+    return [token_of[i] for i in range(len(token_of))]
+
+
+def read_settings(folder: Path) -> Settings:
+    """Reads what stands beside the vocabulary; every file may be absent.
+
+    Raises:
+        ValueError: a file is malformed, or asks for what is not supported: code of its own, special tokens that text
+            splits, two vocabularies.
+    """
+    config = _optional(folder, "tokenizer_config.json")
+    place = folder / "tokenizer_config.json"
+    if config.get("auto_map"):
+        raise ValueError(
+            f"`directory` must not need code of its own. Received: auto_map={config['auto_map']!r} in {place}"
+        )
+    for key, allowed in {"split_special_tokens": (False, None), "separate_vocabs": (False, None)}.items():
+        if config.get(key) not in allowed:
+            raise ValueError(f"`directory` must not ask for {key}. Received: {key}={config[key]!r} in {place}")
+    kind = config.get("tokenizer_class") or _optional(folder, "config.json").get("model_type") or ""
+    if not isinstance(kind, str):
+        raise ValueError(f"`directory` must name its class. Received: tokenizer_class={kind!r} in {place}")
+    settings = Settings(kind.removesuffix("Fast").removesuffix("Tokenizer"), config)
+    named = _named(folder, config)
+    for theirs in NAMED:
+        if named.get(theirs) is not None:
+            settings.tokens[theirs] = _token(named[theirs], theirs, place)["content"]
+    settings.added = _added(folder, config, named, place)
+    settings.options = _options(config, place)
+    return settings
+
+
+def _named(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """tokenizer_config.json with special_tokens_map.json over it, which counts where no tokens are numbered."""
+    return config if "added_tokens_decoder" in config else config | _optional(folder, "special_tokens_map.json")
+
+
+def _added(folder: Path, config: dict[str, Any], named: dict[str, Any], place: Path) -> list[dict[str, Any]]:
+    numbered = config.get("added_tokens_decoder") or {}
+    if not isinstance(numbered, dict) or not all(str(i).isdecimal() for i in numbered):
+        raise ValueError(
+            f"`directory` must number its added tokens. Received: added_tokens_decoder={numbered!r} in {place}"
+        )
+    added = [_token(token, "added_tokens_decoder", place) | {"id": int(i)} for i, token in numbered.items()]
+    added.sort(key=lambda token: token["id"])
+    lists = [token for key in LISTS for token in _list(named.get(key) or [], key, place)]
+    special = [_token(named[key], key, place) for key in NAMED if named.get(key) is not None] + lists
+    if not numbered:
+        names = {token["content"] for token in special}
+        for content, i in sorted(
+            _optional(folder, "added_tokens.json").items(), key=lambda item: str(item[1]).zfill(20)
+        ):
+            if isinstance(i, bool) or not isinstance(i, int):
+                raise ValueError(
+                    f"`directory` must hold ids in added_tokens.json. Received: {content!r}: {i!r} in {folder}"
+                )
+            flags = {"special": content in names, "normalized": content not in names}
+            added.append(_token(content, "added_tokens.json", place) | flags | {"id": i})
+    seen = {token["content"] for token in added}
+    for token in special:
+        if token["content"] not in seen:
+            seen.add(token["content"])
+            added.append(token | {"special": True, "id": None})
+    return added
+
+
+def _list(tokens: Any, key: str, place: Path) -> list[dict[str, Any]]:
+    tokens = list(tokens.values()) if isinstance(tokens, dict) else tokens
+    if not isinstance(tokens, list):
+        raise ValueError(f"`directory` must list tokens. Received: {key}={tokens!r} in {place}")
+    return [_token(token, key, place) for token in tokens]
+
+
+def _token(token: Any, key: str, place: Path) -> dict[str, Any]:
+    """A token as text or as a dictionary -> a dictionary with every flag."""
+    token = {"content": token} if isinstance(token, str) else token
+    if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not token["content"]:
+        raise ValueError(f"`directory` must give tokens as text. Received: {key}: {token!r} in {place}")
+    flags = {flag: token.get(flag, flag == "special") for flag in FLAGS}
+    if not all(isinstance(value, bool) for value in flags.values()):
+        raise ValueError(f"`directory` must give tokens' flags as true or false. Received: {key}: {token!r} in {place}")
+    return {"content": token["content"], **flags}
+
+
+def _options(config: dict[str, Any], place: Path) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    length = config.get("model_max_length", config.get("max_len"))
+    if isinstance(length, bool) or not isinstance(length, (int, float, type(None))):
+        raise ValueError(f"`directory` must give a length. Received: model_max_length={length!r} in {place}")
+    if length is not None and length < UNLIMITED:
+        options["max_length"] = int(length)
+    for theirs, allowed in {
+        "truncation_side": ("right", "left"),
+        "clean_up_tokenization_spaces": (True, False),
+    }.items():
+        if config.get(theirs) is not None:
+            if type(config[theirs]) is not type(allowed[0]) or config[theirs] not in allowed:
+                raise ValueError(
+                    f"`directory` must give one of {allowed}. Received: {theirs}={config[theirs]!r} in {place}"
+                )
+            options[theirs] = config[theirs]
+    return options
+
+
+def _optional(folder: Path, name: str) -> dict[str, Any]:
+    return read_json(folder / name) if (folder / name).is_file() else {}

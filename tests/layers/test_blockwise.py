@@ -1,0 +1,209 @@
+"""Attention block by block against attention as a whole, gradients too; what it skips and what it keeps in memory."""
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import ops
+
+from keras_tx.layers import MultiHeadAttention, attention, blockwise
+from keras_tx.layers.attend import attend
+from keras_tx.layers.blockwise import attend_blockwise
+from keras_tx.layers.masks import Visible, same_document
+from tests.tools import assert_close, gradients, normal, randomize, to_numpy
+
+
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 29), st.integers(1, 31)),
+    st.sampled_from([(1, 1), (3, 1), (3, 3), (6, 2)]),
+    st.integers(0, 2**16),
+)
+def test_blocks_give_what_the_whole_gives_with_every_mask_bias_and_size(shape, head_counts, seed):
+    rng = np.random.default_rng(seed)
+    (batch, queries, keys), (heads, key_heads) = shape, head_counts
+    maybe = lambda value: value if rng.random() < 0.5 else None
+    documents = maybe(np.sort(rng.integers(0, 4, (batch, queries)), axis=1).astype("int32"))
+    keys = queries if documents is not None else keys
+    sides = [size if rng.random() < 0.5 else 1 for size in (batch, heads)]
+    visible = Visible(
+        queries=maybe(rng.random((batch, queries)) < 0.8),
+        keys=tuple(rng.random((batch, keys)) < 0.7 for _ in range(rng.integers(0, 3))),
+        documents=documents,
+        causal=rng.random() < 0.5,
+        window=maybe(int(rng.integers(1, 12))),
+        mask=maybe(rng.random((*sides, queries, maybe(keys) or 1)) < 0.9),
+        start=int(rng.integers(0, 5)),
+    )
+    tensors = [normal(batch, queries, heads, 5, seed=seed), normal(batch, keys, key_heads, 5, seed=seed + 1)]
+    tensors.append(normal(batch, keys, key_heads, 7, seed=seed + 2))
+    if rng.random() < 0.5:
+        tensors.append(normal(*sides, queries, keys, seed=seed + 3))
+    size = int(rng.integers(2, 17))
+
+    def by_blocks(query, key, value, bias=None):
+        return attend_blockwise(query, key, value, visible, bias=bias, block_size=size)
+
+    def as_a_whole(query, key, value, bias=None):
+        return attend(query, key, value, mask=visible.whole(queries, keys), bias=bias)[0]
+
+    output, *slopes = gradients(by_blocks, tensors)
+    expected, *expected_slopes = gradients(as_a_whole, tensors)
+    assert_close(output, expected, atol=2e-6)
+    for slope, expected_slope in zip(slopes, expected_slopes, strict=True):
+        assert_close(slope, expected_slope, atol=1e-5)
+
+
+def test_a_bias_of_minus_infinity_hides_a_key():
+    query, key, value = normal(2, 7, 3, 5), normal(2, 11, 3, 5, seed=1), normal(2, 11, 3, 5, seed=2)
+    bias = np.zeros((1, 1, 7, 11), "float32")
+    bias[..., 3:] = -np.inf
+    alone = attend(query, key[:, :3], value[:, :3])[0]
+    assert_close(attend_blockwise(query, key, value, Visible(), bias=bias, block_size=4), alone, atol=2e-6)
+    bias[...] = -np.inf
+    assert not to_numpy(attend_blockwise(query, key, value, Visible(), bias=bias, block_size=4)).any()
+
+
+def test_half_precision_stays_near_float32_and_keeps_its_dtype():
+    query, key, value = normal(2, 13, 3, 5), normal(2, 13, 3, 5, seed=1), normal(2, 13, 3, 7, seed=2)
+    halves = [ops.cast(x, "bfloat16") for x in (query, key, value)]
+    visible = Visible(causal=True)
+    output = attend_blockwise(*halves, visible, block_size=4)
+    assert keras.backend.standardize_dtype(output.dtype) == "bfloat16"
+    exact = attend_blockwise(*[ops.cast(x, "float32") for x in halves], visible, block_size=4)
+    assert_close(ops.cast(output, "float32"), exact, atol=0.02)
+
+
+def test_dropout_is_the_same_for_a_seed_keeps_the_mean_and_has_the_gradient_of_what_it_kept():
+    query, key = normal(1, 9, 2, 5), normal(1, 9, 2, 5, seed=1)
+    value = np.eye(9, dtype="float32")[None, :, None] * np.ones((1, 9, 2, 9), "float32")  # the output: the scores
+    rate, options = 0.3, {"block_size": 4, "dropout": 0.3}
+    scores = to_numpy(attend_blockwise(query, key, value, Visible(), block_size=4))
+    dropped = [
+        to_numpy(attend_blockwise(query, key, value, Visible(), seed=np.array([seed, 5], "uint32"), **options))
+        for seed in (3, 3, *range(4, 54))
+    ]
+    np.testing.assert_array_equal(dropped[0], dropped[1])
+    kept = dropped[0] != 0
+    assert_close(dropped[0][kept], scores[kept] / (1 - rate), atol=1e-6)
+    share = np.mean([one != 0 for one in dropped[1:]])
+    assert abs(share - (1 - rate)) < 0.02
+    assert_close(np.mean(dropped[1:], axis=0), scores, atol=0.15)
+
+    def with_dropout(query, key, value):
+        return attend_blockwise(query, key, value, Visible(), seed=np.array([3, 5], "uint32"), **options)
+
+    def with_those_kept(query, key, value):
+        factor = ops.convert_to_tensor(np.swapaxes(kept, 1, 2) / np.float32(1 - rate))
+        return attend(query, key, value, dropout=lambda scores: scores * factor)[0]
+
+    both = [gradients(function, [query, key, value]) for function in (with_dropout, with_those_kept)]
+    for got, expected in zip(*both, strict=True):
+        assert_close(got, expected, atol=1e-5)
+
+
+def open_pairs(visible, length, size):
+    """How many pairs of blocks are computed, as each loop bounds them."""
+    query = normal(1, length, 1, 3)
+    blocks = blockwise._Blocks(query, query, query, visible=visible, scale=1.0, dropout=0.0, seed=None, size=size)
+    counts = [sum(to_numpy(end) - to_numpy(begin)) for begin, end in (blocks._bounds(1), blocks._bounds(0))]
+    assert counts[0] == counts[1]
+    return counts[0]
+
+
+@pytest.mark.parametrize(
+    ("visible", "pairs"),
+    [
+        (Visible(), 64),
+        (Visible(causal=True), 36),  # 8 * 9 / 2
+        (Visible(causal=True, window=4), 15),  # each block and the one before
+        (Visible(window=5), 22),  # and the one behind
+        (Visible(keys=(np.arange(32)[None] < 9,)), 24),
+        (Visible(queries=np.arange(32)[None] >= 27), 16),
+        (Visible(documents=np.repeat([1, 2, 3, 0], 8)[None]), 12),  # documents of two blocks each
+        (Visible(documents=np.repeat([1, 2, 3, 0], 8)[None], causal=True), 9),
+        (Visible(keys=(np.zeros((1, 32), "bool"),)), 0),
+    ],
+)
+def test_blocks_that_no_query_may_look_at_are_skipped_forward_and_backward(visible, pairs):
+    assert open_pairs(visible, 32, 4) == pairs
+
+
+@pytest.mark.tensorflow
+def test_lengths_may_be_unknown_and_xla_computes_the_same():
+    import tensorflow as tf
+
+    query = normal(2, 23, 3, 5)
+
+    def slopes(query):
+        with tf.GradientTape() as tape:
+            tape.watch(query)
+            output = attend_blockwise(query, query, query, Visible(causal=True), block_size=8)
+        return output, tape.gradient(output, query)
+
+    expected = [x.numpy() for x in slopes(tf.constant(query))]
+    unknown = tf.function(slopes, input_signature=[tf.TensorSpec((None, None, 3, 5))])
+    for function in (unknown, tf.function(slopes, jit_compile=True)):
+        for got, wanted in zip(function(tf.constant(query)), expected, strict=True):
+            assert_close(got, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_key_value_heads": 2, "rotary": True, "sliding_window": 3},
+        {"value_dim": 7, "scale": 0.3, "use_gate": True, "qk_norm": True},
+        {"attention_axes": (1, 2)},
+        {"attention_axes": (2,)},
+    ],
+)
+def test_the_layer_gives_the_same_in_blocks(options):
+    axes = options.get("attention_axes")
+    x = normal(2, 5, 13, 11) if axes else normal(2, 13, 11)
+    whole, in_blocks = (MultiHeadAttention(6, 4, blockwise=blockwise, **options) for blockwise in (False, True))
+    for layer in (whole, in_blocks):
+        layer.build(x.shape, x.shape)
+    randomize(whole)
+    in_blocks.set_weights(whole.get_weights())
+    masks = {"query_mask": np.arange(13)[None] < [[13], [9]], "value_mask": np.arange(13)[None] >= [[4], [0]]}
+    extra = {} if axes else {**masks, "use_causal_mask": True, "attention_bias": normal(1, 6, 13, 13, seed=3)}
+    assert_close(in_blocks(x, x, **extra), whole(x, x, **extra), atol=1e-5)
+
+
+def test_documents_see_themselves_alone_whole_and_in_blocks():
+    x, numbers = normal(2, 13, 12), np.array([[1] * 4 + [2] * 6 + [0] * 3, [1] * 13], "int32")
+    by_mask, whole, in_blocks = (MultiHeadAttention(3, 5, blockwise=blockwise) for blockwise in (False, False, True))
+    expected = by_mask(x, x, attention_mask=same_document(ops.convert_to_tensor(numbers)))
+    for layer in (whole, in_blocks):
+        layer.build(x.shape, x.shape)
+        layer.set_weights(by_mask.get_weights())
+        # Padding, which sees nothing by `attention_mask` either, gives zeros before the projection.
+        assert_close(layer(x, x, document_ids=numbers), expected, atol=2e-6)
+    with pytest.raises(ValueError, match=r"`document_ids` must have the shape \(2, 13\)\. Received: .*\(2, 7\)"):
+        whole(x, x, document_ids=numbers[:, :7])
+
+
+def test_long_inputs_go_in_blocks_by_themselves_unless_told_otherwise(monkeypatch):
+    seen = []
+    monkeypatch.setattr(attention, "LONG", 30)
+    whole = attention.attend_blockwise
+    monkeypatch.setattr(
+        attention, "attend_blockwise", lambda *args, **options: seen.append(1) or whole(*args, **options)
+    )
+    layer = MultiHeadAttention(3, 5)
+    for length, expected in ((5, 0), (6, 1)):
+        layer(normal(2, length, 12), normal(2, length, 12))
+        assert len(seen) == expected
+    layer(normal(2, 6, 12), normal(2, 6, 12), return_attention_scores=True)
+    MultiHeadAttention(3, 5, blockwise=False)(normal(2, 6, 12), normal(2, 6, 12))
+    MultiHeadAttention(3, 5, hard_attention=True, blockwise=True)(normal(2, 6, 12), normal(2, 6, 12))
+    assert len(seen) == 1
+
+
+def test_the_layer_drops_scores_in_training_alone():
+    x = normal(2, 13, 12)
+    layer = MultiHeadAttention(3, 5, dropout=0.5, blockwise=True)
+    first, second, still = (to_numpy(layer(x, x, training=training)) for training in (True, True, False))
+    assert np.abs(first - second).max() > 1e-2
+    assert_close(still, layer(x, x), atol=0)

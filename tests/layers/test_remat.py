@@ -1,0 +1,70 @@
+"""Gradient checkpointing: the same outputs and gradients, dropout included."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.layers import Decoder, Encoder
+from keras_tx.layers.dropout import Dropout, given_seeds
+from tests.tools import assert_close, gradients, normal, randomize, to_numpy
+
+STACKS = {
+    "encoder": (Encoder, {"position_bias": "relative"}, ()),
+    "decoder": (Decoder, {"cross_attention": True, "normalize_first": True}, ((2, 5, 6),)),
+}
+
+
+def made(kind, **options):
+    """A stack of known weights and seeds with `remat`, and its inputs."""
+    cls, own, memory = STACKS[kind]
+    keras.utils.set_random_seed(5)
+    stack = cls(2, 3, 7, **{"remat": True, **own, **options})
+    stack.build((2, 11, 6), *memory)
+    return randomize(stack), [normal(2, 11, 6), *[normal(*shape, seed=1) for shape in memory]]
+
+
+def slopes(kind, **options):
+    """Outputs and gradients in training."""
+    stack, tensors = made(kind, **options)
+    mask = np.arange(11)[None] < [[11], [7]]
+    return gradients(lambda *x: stack(*x, mask=mask, training=True), tensors)
+
+
+def learned(kind, **options):
+    """The weights after a step of training."""
+    stack, tensors = made(kind, **options)
+    inputs = [keras.Input(x.shape[1:]) for x in tensors]
+    model = keras.Model(inputs, stack(*inputs))
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    model.fit(tensors, normal(2, 11, 6, seed=9), epochs=1, verbose=0)
+    return model.get_weights()
+
+
+@pytest.mark.parametrize("kind", STACKS)
+@pytest.mark.parametrize("of", [slopes, learned])
+def test_it_changes_neither_gradients_nor_what_is_learned(of, kind):
+    for got, expected in zip(of(kind), of(kind, remat=False), strict=True):
+        assert_close(got, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", STACKS)
+@pytest.mark.parametrize("of", [slopes, learned])
+def test_dropout_drops_the_same_when_it_is_computed_again(monkeypatch, of, kind):
+    rates = {"dropout": 0.4, "attention_dropout": 0.2, "activation_dropout": 0.3}
+    got = of(kind, **rates)
+    monkeypatch.setattr(keras, "remat", lambda function: function)  # the same seeds, and nothing computed again
+    for one, expected in zip(got, of(kind, **rates), strict=True):
+        assert_close(one, expected, atol=2e-6)
+    if of is slopes:
+        assert np.abs(got[0] - slopes(kind)[0]).max() > 1e-2
+
+
+def test_a_dropout_called_twice_drops_others_the_second_time():
+    layer = Dropout(0.5, seed=3)
+    ones, seed = np.ones((5, 101), "float32"), layer.seed_generator.next()
+    drawn = []
+    for _ in range(2):
+        with given_seeds({layer: seed}):
+            drawn.append([to_numpy(layer(ones, training=True)) for _ in range(2)])
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert 0.4 < (drawn[0][0] != drawn[0][1]).mean() < 0.6

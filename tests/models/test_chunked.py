@@ -1,0 +1,73 @@
+"""Training with a loss in chunks: the same weights as with whole logits, in every model over a vocabulary."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.models import CausalLM, MaskedLM, Seq2Seq
+from keras_tx.training import PaddedAccuracy, PaddedCrossentropy
+from tests.tools import assert_close, to_numpy
+
+SIZES = {"num_layers": 1, "hidden_dim": 12, "num_heads": 3, "intermediate_dim": 17, "dropout": 0.0}
+MODELS = {
+    "causal": lambda: CausalLM(31, **SIZES),
+    "untied": lambda: CausalLM(31, **SIZES, tie_embeddings=False),
+    "packed": lambda: CausalLM(31, **SIZES, packed=True),
+    "seq2seq": lambda: Seq2Seq(31, **SIZES),
+    "two vocabularies": lambda: Seq2Seq(29, 31, **SIZES),
+    "masked": lambda: MaskedLM(31, **SIZES),
+}
+
+
+def data_for(model):
+    rng = np.random.default_rng(3)
+    inputs = {tensor.name: rng.integers(1, 29, (5, 7)).astype("int32") for tensor in model.inputs}
+    labels = rng.integers(1, 31, (5, 7)).astype("int32")
+    labels[rng.random((5, 7)) < 0.4] = 0
+    return inputs, labels
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_learns_what_it_learns_from_whole_logits(name):
+    after, logs = [], []
+    for chunk_size in (None, 4):
+        keras.utils.set_random_seed(3)
+        model = MODELS[name]()
+        loss = PaddedCrossentropy(label_smoothing=0.1, chunk_size=chunk_size)
+        model.compile(keras.optimizers.SGD(0.5), loss, metrics=[PaddedAccuracy()], jit_compile=False)
+        inputs, labels = data_for(model)
+        weights = np.linspace(0.5, 2, 5, dtype="float32")
+        history = model.fit(inputs, labels, sample_weight=weights, epochs=2, verbose=0, batch_size=5)
+        logs.append(history.history)
+        after.append(model.get_weights())
+    for got, expected in zip(after[1], after[0], strict=True):
+        assert_close(got, expected, atol=3e-6)
+    assert_close(logs[1]["loss"], logs[0]["loss"], rtol=1e-5)
+    assert set(logs[1]) == {"loss"} and len(logs[0]) == 2
+
+
+def test_evaluation_and_prediction_still_have_logits():
+    model = MODELS["causal"]()
+    model.compile("adam", PaddedCrossentropy(chunk_size=4), metrics=[PaddedAccuracy()], jit_compile=False)
+    inputs, labels = data_for(model)
+    model.fit(inputs, labels, verbose=0)
+    found = model.evaluate(inputs, labels, verbose=0, return_dict=True)
+    logits = model.predict(inputs, verbose=0)
+    assert logits.shape == (5, 7, 31)
+    assert_close(logits, model(inputs), atol=1e-5)
+    assert_close(found["loss"], PaddedCrossentropy()(labels, logits), rtol=1e-5)
+    real = labels != 0
+    assert_close(found["accuracy"], (to_numpy(logits).argmax(-1) == labels)[real].mean(), rtol=1e-5)
+
+
+def test_wrong_labels_and_settings_are_refused():
+    loss = PaddedCrossentropy(chunk_size=4)
+    hidden, table = np.ones((2, 3, 5), "float32"), np.ones((7, 5), "float32")
+    with pytest.raises(ValueError, match=r"must be in \[0, 7\) or the `padding_id`. Received: label 9"):
+        loss.of_hidden(np.full((2, 3), 9), hidden, table)
+    with pytest.raises(ValueError, match=r"must have the shape of the predictions .*=\(2, 5\), .*\(2, 3, 7\)"):
+        loss.of_hidden(np.ones((2, 5), "int32"), hidden, table)
+    with pytest.raises(ValueError, match="`chunk_size` must be a positive integer.*chunk_size=0"):
+        PaddedCrossentropy(chunk_size=0)
+    with pytest.raises(ValueError, match="`chunk_size` needs logits and a reduction.*chunk_size=3, reduction='none'"):
+        PaddedCrossentropy(chunk_size=3, reduction="none")

@@ -1,0 +1,233 @@
+"""GPT-2, Llama, Mistral, Qwen2 and Qwen3 against transformers: every option that a config can have, and generation."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from keras_tx import pretrained
+from keras_tx.generation import Beam, Greedy, Sample
+from keras_tx.pretrained.families.causal import LastToken
+from tests.pretrained import torch_models
+from tests.tools import SHARED, assert_close, normal, to_numpy
+
+FIXTURES = SHARED / "fixtures" / "tiny_hf"
+SIZES = {
+    "vocab_size": 23,
+    "hidden_size": 24,
+    "intermediate_size": 17,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 16,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+}
+GPT2 = {
+    "vocab_size": 23,
+    "n_embd": 12,
+    "n_layer": 3,
+    "n_head": 3,
+    "n_positions": 13,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 4}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def edited(directory, *, without=(), **keys):
+    """Changes the config.json of a directory."""
+    path = directory / "config.json"
+    config = {name: value for name, value in json.loads(path.read_text()).items() if name not in without}
+    path.write_text(json.dumps({**config, **keys}))
+
+
+# Every option of the configs
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True, "head_dim": 10, "rms_norm_eps": 1e-2}),
+        ("LlamaForCausalLM", {"num_key_value_heads": None, "hidden_act": "gelu", "tie_word_embeddings": True}),
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}}),
+        ("LlamaForCausalLM", {"rope_parameters": YARN}),
+        ("LlamaForCausalLM", {"rope_parameters": {**YARN, "factor": None}}),
+        (
+            "LlamaForCausalLM",
+            {
+                "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0},
+                "max_position_embeddings": 5,
+            },
+        ),
+        ("MistralForCausalLM", {"sliding_window": 3}),
+        ("MistralForCausalLM", {"sliding_window": None, "head_dim": 6}),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}),
+        ("Qwen2ForCausalLM", {"use_sliding_window": False, "sliding_window": 3, "max_window_layers": 0}),
+        ("Qwen3ForCausalLM", {"head_dim": 8, "attention_bias": True, "rms_norm_eps": 1e-2}),
+        (
+            "Qwen3ForCausalLM",
+            {"head_dim": 4, "use_sliding_window": True, "sliding_window": 2, "layer_types": [SLIDING, FULL]},
+        ),
+    ],
+)
+def test_the_llama_kind_equals_transformers(tmp_path, name, config):
+    torch_models.check(tmp_path, torch_models.make(tmp_path, name, **{**SIZES, **config}))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"scale_attn_by_inverse_layer_idx": True, "n_inner": 17, "activation_function": "gelu"},
+        {"scale_attn_weights": False, "layer_norm_epsilon": 1e-2, "reorder_and_upcast_attn": True},
+        {"tie_word_embeddings": False, "activation_function": "silu"},
+    ],
+)
+def test_gpt2_equals_transformers(tmp_path, config):
+    torch_models.check(tmp_path, torch_models.make(tmp_path, "GPT2LMHeadModel", **{**GPT2, **config}))
+
+
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"])
+@pytest.mark.parametrize(("name", "sizes"), [("GPT2", GPT2), ("Mistral", SIZES)])
+def test_the_heads_equal_those_of_transformers(tmp_path, name, sizes, head):
+    labels = {} if head == "ForQuestionAnswering" else {"num_labels": 5}
+    torch_models.check(tmp_path, torch_models.make(tmp_path, f"{name}{head}", **sizes, **labels))
+
+
+def test_positions_may_be_given(tmp_path):
+    positions = np.random.default_rng(0).integers(0, 12, size=torch_models.IDS.shape).astype("int32")
+    for index, (name, sizes) in enumerate((("GPT2LMHeadModel", GPT2), ("LlamaForCausalLM", SIZES))):
+        theirs = torch_models.make(tmp_path / str(index), name, **sizes)
+        torch_models.check(tmp_path / str(index), theirs, position_ids=positions)
+
+
+def test_what_a_config_is_silent_about_is_as_in_transformers(tmp_path):
+    sizes = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 64, "sliding_window": 4096}
+    theirs = torch_models.make(tmp_path, "MistralForCausalLM", **{**SIZES, **sizes, "rope_parameters": None})
+    silent = ("num_key_value_heads", "sliding_window", "rope_parameters", "rms_norm_eps", "head_dim", "hidden_act")
+    edited(tmp_path, without=silent)
+    model = torch_models.check(tmp_path, theirs)
+    assert model.family.decoder.layers[0].self_attention.sliding_window == 4096
+
+
+@pytest.mark.parametrize("scaling", [None, {"type": "linear", "factor": 2.0}])
+def test_rotary_parameters_in_the_words_of_version_4_are_read(tmp_path, scaling):
+    parameters = {"rope_theta": 50.0, **({"rope_type": "linear", "factor": 2.0} if scaling else {})}
+    theirs = torch_models.make(tmp_path, "LlamaForCausalLM", **{**SIZES, "rope_parameters": parameters})
+    edited(tmp_path, without=["rope_parameters"], rope_theta=50.0, rope_scaling=scaling)
+    torch_models.check(tmp_path, theirs)
+
+
+def test_the_last_token_is_the_last_that_is_not_padding():
+    x, ids = normal(3, 5, 7), np.array([[4, 1, 6, 1, 1], [1, 1, 5, 8, 9], [1, 1, 1, 1, 1]])
+    assert_close(LastToken(1)(x, ids), np.stack([x[0, 2], x[1, 4], x[2, 0]]))
+    assert_close(LastToken()(x, ids), x[:, -1])
+    assert LastToken.from_config(LastToken(3).get_config()).padding_id == 3
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "text"),
+    [
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "longrope"}}, "`rope_type` .* one of .*=.longrope."),
+        ("LlamaForCausalLM", {"rope_parameters": 3}, "`rope_parameters` .* must be a dict. Received: .*=3"),
+        ("LlamaForCausalLM", {"rope_parameters": {"factor": 2.0}}, "`rope_parameters` .* 'factor': 2.0"),
+        ("LlamaForCausalLM", {"partial_rotary_factor": 0.5}, "`partial_rotary_factor` .*0.5"),
+        ("LlamaForCausalLM", {"attention_bias": "some"}, "`attention_bias` .*'some'"),
+        ("LlamaForCausalLM", {"mlp_bias": 3}, "`mlp_bias` .*3"),
+        ("LlamaForCausalLM", {"num_key_value_heads": 4}, "num_attention_heads=6, num_key_value_heads=4"),
+        ("LlamaForCausalLM", {"hidden_size": 25, "head_dim": None}, "hidden_size=25, num_attention_heads=6"),
+        ("LlamaForCausalLM", {"add_cross_attention": True}, "`add_cross_attention` .*True"),
+        ("MistralForCausalLM", {"attention_bias": True}, "`attention_bias` .*True"),
+        ("MistralForCausalLM", {"mlp_bias": True}, "`mlp_bias` .*True"),
+        ("MistralForCausalLM", {"layer_types": [FULL, SLIDING]}, "`layer_types` .*full_attention"),
+        ("Qwen2ForCausalLM", {"mlp_bias": True}, "`mlp_bias` .*True"),
+        ("Qwen2ForCausalLM", {"layer_types": [FULL]}, r"`layer_types` .* must be 2 of .*=\['full_attention'\]"),
+        ("Qwen2ForCausalLM", {"layer_types": [FULL, "chunked"]}, "`layer_types` .* must be 2 of .*'chunked'"),
+        ("Qwen2ForCausalLM", {"layer_types": [FULL, SLIDING]}, "must not have 'sliding_attention' without"),
+        ("GPT2LMHeadModel", {"n_embd": 13}, "n_embd=13, n_head=3"),
+    ],
+)
+def test_a_config_that_asks_for_something_else_is_refused_by_name(name, keys, text):
+    model_type = re.match("[A-Z0-9][a-z]*(PT2|[0-9])?", name)[0].lower()
+    config = {"architectures": [name], "model_type": model_type, **(GPT2 if "GPT2" in name else SIZES), **keys}
+    with pytest.raises(ValueError, match=text):
+        pretrained.PretrainedModel(config)
+
+
+# Generation
+
+
+def made(config=None, **generation_config):
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **SIZES, **(config or {})}
+    return pretrained.PretrainedModel(config, generation_config=generation_config)
+
+
+def test_the_generation_config_says_how_to_write():
+    family = made().family
+    values = {"eos_token_id": [2, 5], "max_new_tokens": 7, "max_length": 99, "bad_words_ids": [[3], [4, 6]]}
+    options = family.generation_options({**values, "repetition_penalty": 1.3, "bos_token_id": 0})
+    assert options["stop_tokens"] == (2, 5) and options["max_new_tokens"] == 7
+    assert options["forbidden_tokens"] == [[3], [4, 6]] and options["repetition_penalty"] == 1.3
+    assert "start_token" not in options
+    assert family.generation_options({})["stop_tokens"] == (2,)  # of config.json
+
+
+def test_the_strategy_is_that_of_the_generation_config():
+    family = made().family
+    assert family.strategy({}) is None or family.strategy({}) == Greedy()
+    assert family.strategy({"num_beams": 3, "length_penalty": 0.5}) == Beam(3, length_penalty=0.5)
+    assert family.strategy({"do_sample": True, "temperature": 0.7, "top_p": 0.9}) == Sample(0.7, top_k=50, top_p=0.9)
+    assert family.strategy({"do_sample": True, "top_k": 0, "min_p": 0.1}) == Sample(min_p=0.1)
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_beams", 3), ("typical_p", 0.9), ("eta_cutoff", 1e-3)])
+def test_sampling_that_is_not_supported_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"`{name}` of the generation config .* Received: {name}={value}"):
+        made().family.strategy({"do_sample": True, name: value})
+
+
+def test_a_padding_id_that_also_ends_a_text_is_a_token_of_a_prompt():
+    assert made().family.padding_id == 1
+    assert made({"pad_token_id": 2}).family.padding_id is None
+    assert made({"pad_token_id": 2, "eos_token_id": [3, 2]}).family.padding_id is None
+    assert made({"pad_token_id": 23}).family.padding_id is None  # outside the vocabulary
+    assert made({"pad_token_id": None}).family.padding_id is None
+
+
+def test_a_model_without_a_vocabulary_to_write_does_not_write():
+    config = {"architectures": ["LlamaForTokenClassification"], "model_type": "llama", **SIZES}
+    with pytest.raises(ValueError, match="token_classification"):
+        pretrained.PretrainedModel(config).generate([[3]], max_new_tokens=2)
+
+
+@pytest.mark.skipif(not FIXTURES.is_dir(), reason="needs the checkpoints of tools/make_tiny_hf.py")
+@pytest.mark.parametrize("name", ["gpt2_inner", "mistral", "qwen3"])
+def test_what_is_written_is_what_transformers_writes(name):
+    reference = np.load(FIXTURES / name / "reference.npz")
+    model = pretrained.from_pretrained(FIXTURES / name)
+    real = reference["lp_attention_mask"].astype(bool)
+    prompts = [row[mask].tolist() for row, mask in zip(reference["lp_input_ids"], real, strict=True)]
+    length = real.shape[1]
+    options = {"max_new_tokens": reference["greedy_ids"].shape[1] - length, "jit_compile": False}
+    stop = json.loads((FIXTURES / name / "config.json").read_text())["eos_token_id"]
+
+    def written(row):
+        new = row[length:].tolist()
+        return new[: new.index(stop) + 1] if stop in new else new
+
+    greedy = model.generate(prompts, **options)
+    for prompt, answer, row in zip(prompts, greedy, reference["greedy_ids"], strict=True):
+        assert list(answer) == prompt + written(row)
+    beams, scores = model.generate(prompts, Beam(4, num_return_sequences=4), return_scores=True, **options)
+    expected = reference["beam4_ids"].reshape(len(prompts), 4, -1)
+    for prompt, answers, rows in zip(prompts, beams, expected, strict=True):
+        assert [list(answer) for answer in answers] == [prompt + written(row) for row in rows]
+    assert_close(to_numpy(scores).ravel(), reference["beam4_scores"], atol=1e-4)

@@ -1,0 +1,332 @@
+"""T5, BART and Marian: every hidden state, the logits and what is written, as transformers has them."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.generation import Beam, Greedy
+from keras_tx.pretrained import PretrainedModel, from_pretrained, save_pretrained, writing
+from keras_tx.pretrained.families.bart import AtLast, TargetIds
+from keras_tx.pretrained.families.t5 import Scale
+from keras_tx.pretrained.files import open_tensors, write_tensors
+from tests.pretrained import torch_models
+from tests.pretrained.tiny import TINY, loaded, needs_tiny, reference, tolerance
+from tests.tools import assert_close, normal, to_numpy
+
+
+def until(row, stop):
+    """The tokens up to the first stop token; behind it transformers pads, with one token or another."""
+    row = row.tolist()
+    return row[: row.index(stop) + 1] if stop in row else row
+
+
+@needs_tiny
+@pytest.mark.parametrize("name", ["t5", "t5_v11", "bart", "marian"])
+def test_a_row_alone_without_masks_is_that_row(name):
+    arrays = reference(name)
+    for row in range(3):
+        source = arrays["input_ids"][row][arrays["attention_mask"][row] == 1]
+        target = arrays["decoder_input_ids"][row][arrays["decoder_attention_mask"][row] == 1]
+        logits = loaded(name)({"input_ids": source[None], "decoder_input_ids": target[None]})["logits"]
+        assert_close(to_numpy(logits)[0], arrays["logits"][row, : len(target)], atol=tolerance(name), rtol=0)
+
+
+SETTINGS = {
+    "beam4_cnn": (
+        {"length_penalty": 2.0, "early_stopping": True},
+        {"no_repeat_ngram_size": 3, "min_length": 6, "forced_bos_token_id": 0, "max_length": 16},
+    ),
+    "beam4_lp06": ({"length_penalty": 0.6, "early_stopping": True}, {"max_new_tokens": 14}),
+}
+
+
+@needs_tiny
+@pytest.mark.parametrize(("name", "setting"), [("bart", "beam4_cnn"), ("marian", "beam4_lp06")])
+def test_beams_with_the_settings_of_known_checkpoints_are_those_of_transformers(name, setting):
+    model, arrays = loaded(name), reference(name)
+    beam, said = SETTINGS[setting]
+    options = {**writing.options({**model.generation_config, **said}), "jit_compile": name == "bart"}
+    strategy = Beam(4, num_return_sequences=4, **beam)
+    written, scores = model.generate(arrays["input_ids"], strategy, return_scores=True, **options)
+    stop = model.config["eos_token_id"]
+    rows = [until(row, stop) for row in to_numpy(written).reshape(12, -1)]
+    assert rows == [until(row[1:], stop) for row in arrays[f"{setting}_ids"]]
+    assert_close(np.ravel(scores), arrays[f"{setting}_scores"], atol=1e-4)
+
+
+@needs_tiny
+def test_older_checkpoints_say_in_the_config_how_they_write():
+    # It has no generation_config.json, and four beams in config.json.
+    model = from_pretrained(TINY / "variants" / "marian_original")
+    written = model.generate(reference("marian")["input_ids"], max_new_tokens=14, jit_compile=False)
+    best = [until(row[1:], 0) for row in reference("marian")["beam4_ids"][::4]]
+    assert [until(row, 0) for row in to_numpy(written)] == best
+    assert isinstance(model.family.strategy({"num_beams": 1}), Greedy)
+
+
+# Without the fixtures
+
+SMALL = {
+    "t5": {"d_model": 10, "d_kv": 3, "d_ff": 14, "num_layers": 2, "num_decoder_layers": 1, "num_heads": 2},
+    "bart": {
+        "d_model": 12,
+        **{f"{side}_layers": 1 for side in ("encoder", "decoder")},
+        **{f"{side}_ffn_dim": 14 for side in ("encoder", "decoder")},
+        **{f"{side}_attention_heads": heads for side, heads in (("encoder", 2), ("decoder", 3))},
+        "max_position_embeddings": 16,
+        "pad_token_id": 1,
+        "decoder_start_token_id": 2,
+        "eos_token_id": 2,
+    },
+}
+SMALL["marian"] = {**SMALL["bart"], "decoder_start_token_id": 1, "scale_embedding": True}
+SMALL["mt5"] = SMALL["t5"]
+IDS = np.array([[5, 6, 7, 2, 1], [8, 9, 10, 11, 2]])
+TARGETS = np.array([[2, 12, 13], [2, 14, 15]])
+
+
+def small(model_type, task="conditional_generation", tied=None, **config):
+    values = {"model_type": model_type, "vocab_size": 23, **SMALL[model_type], **config}
+    model = PretrainedModel(values, task, tied=tied)
+    for weight in model.trainable_weights:
+        weight.assign(0.5 * normal(*weight.shape, seed=len(weight.path)) + (weight.path.endswith(("scale", "gamma"))))
+    return model
+
+
+@pytest.mark.parametrize("model_type", SMALL)
+def test_every_part_of_the_config_changes_the_logits(model_type):
+    inputs = {"input_ids": IDS, "decoder_input_ids": TARGETS}
+
+    def logits(**config):
+        return to_numpy(small(model_type, **config)(inputs)["logits"])
+
+    changes = {
+        "t5": [
+            {"feed_forward_proj": "silu"},
+            {"relative_attention_max_distance": 17, "relative_attention_num_buckets": 4},
+            {"layer_norm_epsilon": 0.1},
+            {"scale_decoder_outputs": False},
+            {"num_decoder_layers": 2},
+        ],
+        "bart": [{"activation_function": "relu"}, {"scale_embedding": True}, {"encoder_layers": 2}, {"tied": False}],
+    }
+    changes["marian"], changes["mt5"] = changes["bart"], changes["t5"][:3] + changes["t5"][4:]
+    if model_type == "marian":
+        changes["marian"] = [*changes["bart"][:1], {"scale_embedding": False}, *changes["bart"][2:]]
+    plain = logits()
+    assert plain.shape == (2, 3, 23)
+    for change in changes[model_type]:
+        assert np.abs(logits(**change) - plain).max() > 1e-3, change
+
+
+@pytest.mark.parametrize("model_type", ["t5", "bart", "marian"])
+def test_padding_changes_nothing_at_real_tokens(model_type):
+    model = small(model_type)
+    masks = {"attention_mask": IDS[:1] != 1, "decoder_attention_mask": np.ones((1, 3), "int32")}
+    padded = model({"input_ids": IDS[:1], "decoder_input_ids": TARGETS[:1], **masks})["logits"]
+    alone = model({"input_ids": IDS[:1, :4], "decoder_input_ids": TARGETS[:1]})["logits"]
+    assert_close(padded, alone, atol=2e-6)
+    unmasked = model({"input_ids": IDS[:1], "decoder_input_ids": TARGETS[:1]})["logits"]
+    assert np.abs(to_numpy(unmasked) - to_numpy(alone)).max() > 1e-4
+
+
+def test_a_target_that_begins_with_the_padding_id_is_seen_from_its_first_token_on():
+    model = small("t5")
+    written = model.generate(IDS[1:], start_token=0, stop_tokens=(), max_new_tokens=4, jit_compile=False)[0]
+    target = [0]
+    for _ in range(4):  # by hand, through the whole model
+        logits = model({"input_ids": IDS[1:], "decoder_input_ids": np.array([target])})["logits"]
+        target.append(int(to_numpy(logits)[0, -1].argmax()))
+    assert written.tolist() == target[1:]
+
+
+def test_bart_without_a_target_reads_the_source_behind_the_start():
+    model = small("bart", task="base")
+    given = model({"input_ids": IDS, "decoder_input_ids": np.array([[2, 5, 6, 7, 2], [2, 8, 9, 10, 11]])})
+    for name, value in model(IDS).items():
+        assert_close(value, given[name], atol=0)
+    layer = TargetIds.from_config(TargetIds(7).get_config())
+    assert to_numpy(layer(keras.ops.convert_to_tensor(IDS))).tolist() == [[7, 5, 6, 7, 2], [7, 8, 9, 10, 11]]
+
+
+def test_a_marian_model_may_have_two_vocabularies(tmp_path):
+    model = small("marian", share_encoder_decoder_embeddings=False, decoder_vocab_size=19)
+    inputs = {"input_ids": IDS + 7, "decoder_input_ids": TARGETS}
+    logits = to_numpy(model(inputs)["logits"])
+    assert logits.shape == (2, 3, 19)
+    save_pretrained(model, tmp_path)
+    saved = open_tensors(tmp_path)
+    shapes = [saved.shape(f"model.{side}.embed_tokens.weight") for side in ("encoder", "decoder")]
+    assert shapes == [(23, 12), (19, 12)] and "model.shared.weight" not in saved
+    assert saved.shape("final_logits_bias") == (1, 19)
+    assert_close(from_pretrained(tmp_path)(inputs)["logits"], logits, atol=0)
+    with pytest.raises(ValueError, match=r"`decoder_input_ids` must be in \[0, 19\). Received: 19"):
+        model({"input_ids": IDS, "decoder_input_ids": TARGETS + 7})
+
+
+def test_a_copy_of_the_token_table_that_is_another_table_is_refused(tmp_path):
+    save_pretrained(small("bart"), tmp_path)
+    tensors = open_tensors(tmp_path)
+    arrays = {name: tensors.read(name) for name in tensors}
+    arrays["model.decoder.embed_tokens.weight"] = arrays["model.shared.weight"] + 1
+    write_tensors(tmp_path, arrays.items())
+    with pytest.raises(ValueError, match="'model.decoder.embed_tokens.weight' must be equal to 'model.shared.weight'"):
+        from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("scaled", [None, True, False])
+def test_t5_is_tied_by_its_file_and_scaled_by_its_config(tmp_path, tied, scaled):
+    said = {} if scaled is None else {"scale_decoder_outputs": scaled}
+    model = small("t5", tied=tied, tie_word_embeddings=True, **said)
+    inputs = {"input_ids": IDS, "decoder_input_ids": TARGETS}
+    outputs = model(inputs)
+    save_pretrained(model, tmp_path)
+    tensors, saved = open_tensors(tmp_path), json.loads((tmp_path / "config.json").read_text())
+    table = tensors.read("shared.weight" if tied else "lm_head.weight")
+    assert ("lm_head.weight" in tensors) == (not tied) == (not saved["tie_word_embeddings"])
+    hidden = to_numpy(small("t5", "base")(inputs)["last_hidden_state"])
+    scale = 1.0 if scaled is False else 10**-0.5
+    assert_close(outputs["logits"], hidden @ table.T * scale, atol=1e-5)
+    for values in (saved, {**saved, "tie_word_embeddings": True}):  # transformers 5 writes the second
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        again = from_pretrained(tmp_path)
+        assert again.tied == tied
+        assert_close(again(inputs)["logits"], outputs["logits"], atol=0)
+
+
+def test_the_layers_of_the_families_come_back_from_their_configs():
+    x = normal(2, 5, 3)
+    assert_close(Scale.from_config(Scale(0.3).get_config())(x), x * np.float32(0.3))
+    hidden = AtLast.from_config(AtLast(2).get_config())(
+        keras.ops.convert_to_tensor(x), keras.ops.convert_to_tensor(IDS)
+    )
+    assert_close(hidden, x[[0, 1], [3, 4]])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "message"),
+    [
+        ("t5", {"feed_forward_proj": "half-relu"}, "`feed_forward_proj` .* 'gated-' .* feed_forward_proj='half-relu'"),
+        ("t5", {"feed_forward_proj": "gated-sinus"}, "`feed_forward_proj` .* must be one of .*'sinus'"),
+        ("t5", {"is_decoder": True}, "`is_decoder` in config.json .* Received: is_decoder=True"),
+        ("bart", {"is_encoder_decoder": False}, "`is_encoder_decoder` in config.json .* is_encoder_decoder=False"),
+        ("bart", {"decoder_attention_heads": 5}, "`d_model` .* divisible by `decoder_attention_heads`.* d_model=12"),
+        ("marian", {"pad_token_id": None}, "`pad_token_id` .* must be an id .* pad_token_id=58100, vocab_size=23"),
+        ("t5", {"pad_token_id": -1}, "`pad_token_id` .* must be an id of the vocabulary. .* pad_token_id=-1, vocab"),
+        ("marian", {"activation_function": "x"}, "`activation_function` in config.json must be one of .*'x'"),
+    ],
+)
+def test_what_a_family_does_not_do_is_refused(model_type, config, message):
+    with pytest.raises(ValueError, match=message):
+        small(model_type, **config)
+
+
+def test_a_base_model_does_not_write():
+    with pytest.raises(ValueError, match="`generate` needs a model that writes.* Received: task='base'"):
+        small("t5", "base").generate(IDS, max_new_tokens=3)
+
+
+def test_stored_positions_of_marian_must_be_sinusoids(tmp_path):
+    save_pretrained(small("marian"), tmp_path)
+    tensors, name = open_tensors(tmp_path), "model.decoder.embed_positions.weight"
+    arrays = {key: tensors.read(key) for key in tensors}
+    angles = np.arange(16)[:, None] / 10000 ** (np.arange(6) / 6)
+    table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    for wrong in (table[:, ::-1], table[:, :-1]):
+        write_tensors(tmp_path, {**arrays, name: wrong.astype("float16")}.items())
+        with pytest.raises(ValueError, match=rf"'{name}' must be sinusoids.* width 12. .* shape \(16, 1[12]\)"):
+            from_pretrained(tmp_path)
+    write_tensors(tmp_path, {**arrays, name: table.astype("float16")}.items())
+    from_pretrained(tmp_path)
+
+
+# Against transformers, where the fixtures have no such model
+
+SIZES = {
+    "t5": {**SMALL["t5"], "vocab_size": 23},
+    "bart": {**SMALL["bart"], "vocab_size": 23, "bos_token_id": 0, "forced_eos_token_id": 2},
+}
+SIZES["marian"] = {**SIZES["bart"], "decoder_start_token_id": 1}
+SENTENCES = np.array([[5, 6, 2, 7, 8, 2, 1], [9, 2, 10, 11, 12, 13, 2]])  # the sentence is its last stop token
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("BartForSequenceClassification", {**SIZES["bart"], "num_labels": 3}),
+        ("BartForSequenceClassification", {**SIZES["bart"], "num_labels": 5, "scale_embedding": True}),
+        ("BartForQuestionAnswering", {**SIZES["bart"], "activation_function": "gelu_new"}),
+        ("BartModel", SIZES["bart"]),
+        ("T5ForConditionalGeneration", {**SIZES["t5"], "feed_forward_proj": "gated-silu"}),
+        ("T5Model", {**SIZES["t5"], "feed_forward_proj": "gelu", "layer_norm_epsilon": 1e-3}),
+        ("MT5ForConditionalGeneration", SIZES["t5"]),
+        (
+            "MarianMTModel",
+            {**SIZES["marian"], "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 19},
+        ),
+        ("MarianModel", {**SIZES["marian"], "activation_function": "relu", "scale_embedding": True}),
+    ],
+)
+def test_further_models_equal_transformers(tmp_path, name, config):
+    theirs = torch_models.make(tmp_path, name, **config)
+    if "Marian" in name:  # the sinusoids became random too
+        for part in theirs.modules():
+            if hasattr(part, "create_weight"):
+                part.weight.data = part.create_weight()
+        theirs.float().save_pretrained(tmp_path)
+        theirs.double()
+    arrays = {"input_ids": SENTENCES, "attention_mask": (SENTENCES != 1).astype("int32")}
+    targets = {} if name.startswith("Bart") else {"decoder_input_ids": np.array([[1, 12, 13], [1, 14, 15]])}
+    expected = torch_models.answer(theirs, arrays["input_ids"], arrays["attention_mask"], **targets)
+    outputs = from_pretrained(tmp_path, output_hidden_states=True)({**arrays, **targets})
+    assert set(outputs) == set(expected)
+    for key, value in expected.items():
+        pairs = zip(outputs[key], value, strict=True) if key.endswith("hidden_states") else [(outputs[key], value)]
+        for ours, wanted in pairs:
+            real = arrays["attention_mask"] == 1 if wanted.shape[:2] == SENTENCES.shape else np.s_[:]
+            assert_close(to_numpy(ours)[real], wanted[real], atol=3e-5, rtol=3e-5)
+
+
+# How they write
+
+
+def test_the_generation_config_becomes_keywords():
+    values = {
+        "decoder_start_token_id": 2,
+        "bos_token_id": 0,
+        "eos_token_id": [2, 3],
+        "forced_bos_token_id": 0,
+        "forced_eos_token_id": [2],
+        "max_length": 142,
+        "min_length": 56,
+        "no_repeat_ngram_size": 3,
+        "repetition_penalty": 1.5,
+        "bad_words_ids": [[1], [2], [4, 5]],  # a stop token is none, as in transformers
+        "suppress_tokens": [7],
+        "num_beams": 4,
+        "encoder_no_repeat_ngram_size": 0,
+    }
+    assert writing.options(values) == {
+        "start_token": 2,
+        "stop_tokens": (2, 3),
+        "forced_tokens": {0: 0, -1: 2},
+        "max_new_tokens": 141,
+        "min_new_tokens": 55,
+        "no_repeat_ngram_size": 3,
+        "repetition_penalty": 1.5,
+        "forbidden_tokens": [[1], [4, 5], [7]],
+    }
+    few = {"bos_token_id": 0, "eos_token_id": 2, "max_new_tokens": 9, "min_new_tokens": 3, "min_length": 2}
+    expected = {"start_token": 0, "stop_tokens": (2,), "max_new_tokens": 9, "min_new_tokens": 3}
+    assert writing.options(few) == expected
+    assert writing.options({}) == {"max_new_tokens": 20, "min_new_tokens": 0}
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_beam_groups", 2), ("sequence_bias", []), ("guidance_scale", 1.5)])
+def test_settings_that_are_not_done_are_refused(name, value):
+    message = f"`{name}` of the generation config must be None, .* Received: {name}={value!r}".replace("[]", r"\[\]")
+    with pytest.raises(ValueError, match=message):
+        writing.options({name: value})

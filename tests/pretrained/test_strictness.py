@@ -1,0 +1,414 @@
+"""A checkpoint that is not what it says is refused by name: tensors, shapes, configs, files, models from elsewhere."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+
+import keras_tx.pretrained.load as loading
+from keras_tx import pretrained
+from keras_tx.pretrained import PretrainedModel, filling, registry
+from keras_tx.pretrained.config import CHANGING, Config
+from keras_tx.pretrained.files import open_tensors, write_tensors
+from tests.pretrained.tiny import NAMES, TINY, VARIANTS, assert_equals_reference, copied, inputs_of, loaded, needs_tiny
+from tests.tools import to_numpy
+
+pytestmark = needs_tiny
+
+
+def with_tensors(name, folder, change):
+    """A copy of a fixture after `change(dict of its tensors)`."""
+    target = copied(name, folder)
+    tensors = open_tensors(TINY / name)
+    arrays = {key: tensors.read(key) for key in tensors}
+    change(arrays)
+    write_tensors(target, arrays.items())
+    return target
+
+
+def some_tensors(name):
+    """The first and the last of each kind: weights of one, two and more axes."""
+    tensors = open_tensors(TINY / name)
+    by_rank = {len(tensors.shape(key)): key for key in tensors} | {
+        -len(tensors.shape(key)): key for key in reversed([*tensors])
+    }
+    return sorted(set(by_rank.values()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tensor_that_is_missing_is_named(name, tmp_path):
+    for index, key in enumerate(some_tensors(name)):
+        folder = with_tensors(name, tmp_path / str(index), lambda arrays, key=key: arrays.pop(key))
+        with pytest.raises(ValueError, match=f"The checkpoint must have .*{key}' of shape .* Received: no such tensor"):
+            pretrained.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tensor_that_has_no_place_is_named(name, tmp_path):
+    first = next(key for key in open_tensors(TINY / name) if ".0." in key)
+    for index, key in enumerate(["surprise.weight", first.replace(".0.", ".7."), f"{first}_scale"]):
+        folder = with_tensors(
+            name, tmp_path / str(index), lambda arrays, key=key: arrays.update({key: np.ones((3, 5), "float32")})
+        )
+        with pytest.raises(
+            ValueError, match=f"Every tensor must have a place in a model .* Received: '{key}', which has"
+        ):
+            pretrained.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shape_that_is_not_the_config_s_is_named(name, tmp_path):
+    for index, key in enumerate(some_tensors(name)):
+        shape = open_tensors(TINY / name).shape(key)
+        changes = [lambda x: x[..., :-1], lambda x: np.repeat(x, 2, axis=0), lambda x: x.reshape(*x.shape, 1)]
+        if len(shape) == 2 and shape[0] != shape[1]:
+            changes.append(np.transpose)  # of as many numbers
+        for number, change in enumerate(changes):
+            folder = tmp_path / f"{index} {number}"
+            folder = with_tensors(
+                name, folder, lambda arrays, key=key, change=change: arrays.update({key: change(arrays[key])})
+            )
+            with pytest.raises(ValueError, match=f"'{key}' must have the shape .* Received: "):
+                pretrained.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_config_without_a_key_that_is_needed_is_refused_by_name(name, tmp_path):
+    """Each key is left out: then there is a default, or the error names the key."""
+    config = json.loads((TINY / name / "config.json").read_text())
+    wrong = []
+    for key in config.keys() - {"pad_token_id", "relative_attention_num_buckets"}:  # defaults beyond such sizes
+        try:
+            model = PretrainedModel({other: value for other, value in config.items() if other != key})
+        except ValueError as error:
+            wrong.append(key)
+            assert f"`{key}`" in str(error)
+        else:
+            assert model.family.model_types
+    assert "model_type" in wrong and "vocab_size" in wrong or name == "vit"
+
+
+@pytest.mark.parametrize("key", sorted(CHANGING))
+def test_a_key_that_changes_the_computation_is_refused_unless_it_says_what_is_done_anyway(key):
+    config = loaded("bert").config
+    value = {"rope_parameters": {"rope_theta": 1e4}, "rope_scaling": {"type": "linear"}, "layer_types": ["full"]}.get(
+        key, 3
+    )
+    with pytest.raises(ValueError, match=f"`{key}` in config.json .* Received: {key}="):
+        PretrainedModel({**config, key: value})
+    for neutral in (None, *CHANGING[key]):
+        PretrainedModel({**config, key: neutral})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "bert",
+            {"hidden_act": "gelu_10"},
+            r"`hidden_act` in config.json must be one of .*'gelu_new'.* hidden_act='gelu_10'",
+        ),
+        (
+            "bert",
+            {"hidden_act": ["gelu"]},
+            r"`hidden_act` in config.json must be one of .* Received: hidden_act=\['gelu'\]",
+        ),
+        (
+            "bert",
+            {"num_attention_heads": 5},
+            "must be divisible by `num_attention_heads`. Received: hidden_size=32, num_a",
+        ),
+        ("bert", {"num_hidden_layers": 0}, "`num_hidden_layers` in config.json must be a positive integer. .*=0"),
+        ("bert", {"num_hidden_layers": True}, "`num_hidden_layers` in config.json must be a positive integer. .*=True"),
+        ("bert", {"layer_norm_eps": -1}, "`layer_norm_eps` in config.json must be a number, not negative. .*=-1"),
+        ("bert", {"hidden_dropout_prob": 1.5}, r"`dropout` must be a number in \[0, 1\). Received: dropout=1.5"),
+        ("bert", {"position_embedding_type": "relative_key"}, "is supported as 'absolute' alone. .*='relative_key'"),
+        ("bert", {"is_decoder": True}, "`is_decoder` in config.json is supported as False alone. .*=True"),
+        ("roberta", {"add_cross_attention": True}, "`add_cross_attention` in config.json is supported as False alone"),
+        (
+            "bert",
+            {"quantization_config": {"bits": 4}},
+            "`quantization_config` in .* not supported for model_type='bert'",
+        ),
+        ("bert", {"auto_map": {"AutoModel": "x.Y"}}, r"code that comes with the checkpoint, .* auto_map=\{'AutoModel'"),
+        (
+            "bert",
+            {"model_type": "bart_ish"},
+            r"one of \['bart', 'bert', .*'xlm-roberta'\]. Received: model_type='bart_ish'",
+        ),
+        ("bert", {"model_type": None}, "`model_type` in config.json must be one of .* Received: model_type=None"),
+        (
+            "bert",
+            {"architectures": ["BertLMHeadModel"]},
+            r"must begin with one of \['BertModel', .*\['BertLMHeadModel'\]",
+        ),
+        ("bert", {"architectures": None}, "or give `task`, one of .*'masked_lm'.* Received: architectures=None"),
+        ("bert_cls", {"id2label": None, "num_labels": 0}, "`num_labels` in config.json must be a positive integer"),
+    ],
+)
+def test_values_that_are_not_supported_are_named(name, changes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        pretrained.from_pretrained(copied(name, tmp_path, **changes))
+
+
+def test_a_key_that_is_needed_is_named(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"config.json must have `vocab_size`. Received: vocab_size=None, keys \['add_cros"
+    ):
+        pretrained.from_pretrained(copied("bert", tmp_path, vocab_size=None))
+    with pytest.raises(ValueError, match="`config` must be a dict, that of config.json. Received: config='bert'"):
+        PretrainedModel("bert")
+
+
+def test_tensors_must_be_floats_and_stored_once(tmp_path):
+    name = "bert.embeddings.LayerNorm.bias"
+    folder = with_tensors("bert", tmp_path / "a", lambda arrays: arrays.update({name: arrays[name].astype("int8")}))
+    with pytest.raises(ValueError, match=f"'{name}' must have a floating dtype. Received: int8"):
+        pretrained.from_pretrained(folder)
+    folder = with_tensors("bert", tmp_path / "b", lambda arrays: arrays.update({name[:-4] + "beta": arrays[name]}))
+    with pytest.raises(ValueError, match=f"stored under one name. Received: '{name}' and '{name[:-4]}beta'"):
+        pretrained.from_pretrained(folder)
+
+
+def test_a_copy_must_be_one(tmp_path):
+    def copy(arrays, factor):
+        arrays["cls.predictions.decoder.bias"] = factor * arrays["cls.predictions.bias"]
+        arrays["cls.predictions.decoder.weight"] = arrays["bert.embeddings.word_embeddings.weight"]
+
+    assert pretrained.from_pretrained(with_tensors("bert", tmp_path / "a", lambda arrays: copy(arrays, 1))).tied
+    with pytest.raises(
+        ValueError, match="'cls.predictions.decoder.bias' must be equal to 'cls.predictions.bias'. Received"
+    ):
+        pretrained.from_pretrained(with_tensors("bert", tmp_path / "b", lambda arrays: copy(arrays, 2)))
+
+
+def test_a_table_of_the_logits_that_is_no_copy_is_untied_whatever_the_config_says(tmp_path):
+    table = np.random.default_rng(5).normal(size=(137, 32)).astype("float32")
+    folder = with_tensors("bert", tmp_path, lambda arrays: arrays.update({"cls.predictions.decoder.weight": table}))
+    model = pretrained.from_pretrained(folder)
+    np.testing.assert_array_equal(to_numpy(model.get_layer("head_output").kernel), table.T)
+    assert not model.tied
+    pretrained.save_pretrained(model, tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["tie_word_embeddings"] is False
+    assert not pretrained.from_pretrained(tmp_path / "saved").tied
+    tensors = open_tensors(tmp_path / "saved")
+    np.testing.assert_array_equal(tensors.read("cls.predictions.decoder.weight"), table)
+    assert pretrained.from_pretrained(folder, task="base").task == "base"  # has no place for it
+
+
+def test_untied_by_the_config_it_needs_its_own_table(tmp_path):
+    folder = copied("bert", tmp_path, tie_word_embeddings=False)
+    with pytest.raises(ValueError, match=r"must have 'cls.predictions.decoder.weight' of shape \(137, 32\); or give"):
+        pretrained.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "new"),
+    [
+        (
+            "bert",
+            "sequence_classification",
+            {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"},
+        ),
+        ("bert_cls", "question_answering", {"qa_outputs.weight", "qa_outputs.bias"}),
+        (
+            "roberta",
+            "sequence_classification",
+            {f"classifier.{x}.{y}" for x in ("dense", "out_proj") for y in ("weight", "bias")},
+        ),
+        (
+            "distilbert_cls",
+            "masked_lm",
+            {f"vocab_{x}.{y}" for x in ("transform", "layer_norm") for y in ("weight", "bias")}
+            | {"vocab_projector.bias"},
+        ),
+        ("electra", "token_classification", {"classifier.weight", "classifier.bias"}),
+    ],
+)
+def test_a_head_that_is_asked_for_and_not_there_is_new_and_named(name, task, new):
+    with pytest.warns(UserWarning, match=f"lacks what the task '{task}' needs; new, to be trained: ") as caught:
+        model = pretrained.from_pretrained(TINY / name, task=task)
+    assert set(eval(str(caught[0].message).split("trained: ")[1])) == new
+    assert model.task == task and all(np.isfinite(to_numpy(x)).all() for x in model.weights)
+
+
+def test_half_a_head_is_an_error_even_where_it_was_asked_for(tmp_path):
+    folder = with_tensors("bert_cls", tmp_path, lambda arrays: arrays.pop("classifier.bias"))
+    with pytest.raises(
+        ValueError, match=r"The checkpoint must have 'classifier.bias' of shape \(3,\). Received: no such"
+    ):
+        pretrained.from_pretrained(folder, task="sequence_classification")
+
+
+def test_another_number_of_labels_is_a_new_head():
+    with pytest.warns(UserWarning, match=r"new, to be trained: \['classifier.weight', 'classifier.bias'\]"):
+        model = pretrained.from_pretrained(TINY / "bert_cls", num_labels=7)
+    assert model(inputs_of("bert_cls", model))["logits"].shape == (3, 7) and len(model.config["id2label"]) == 7
+    same = pretrained.from_pretrained(TINY / "bert_cls", num_labels=3)
+    np.testing.assert_array_equal(to_numpy(same.weights[-1]), to_numpy(loaded("bert_cls").weights[-1]))
+    with pytest.raises(ValueError, match="`num_labels` must be a positive integer. Received: num_labels=0"):
+        pretrained.from_pretrained(TINY / "bert_cls", num_labels=0)
+
+
+def test_tasks_that_a_family_has_not_are_refused():
+    with pytest.raises(
+        ValueError, match=r"`task` must be None or, for \('bert',\), one of \['base', .* task='causal_lm'"
+    ):
+        pretrained.from_pretrained(TINY / "bert", task="causal_lm")
+
+
+def test_paths_and_files_that_cannot_be_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="`path` must have a config.json. Received: path="):
+        pretrained.from_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match="`path` must be a directory, or an id of the hub. Received: path='/no/such/folder'"
+    ):
+        pretrained.from_pretrained("/no/such/folder")
+    (tmp_path / "config.json").write_text("[1, 2")
+    with pytest.raises(ValueError, match="config.json.* must"):
+        pretrained.from_pretrained(tmp_path)
+    assert "bert_bin" in VARIANTS
+    remedy = r"can run any code while it is loaded.* python -c .*getattr\(t, c.architectures\[0\]\).*save_pretrained"
+    with pytest.raises(ValueError, match=remedy):
+        pretrained.from_pretrained(TINY / "variants" / "bert_bin")
+
+
+def test_ids_of_the_hub_go_through_its_client(monkeypatch):
+    """Safetensors are asked for first, TensorFlow's file where there are none, pickles never."""
+    asked = []
+
+    class Hub:
+        @staticmethod
+        def snapshot_download(name, allow_patterns):
+            asked.append((name, allow_patterns))
+            return TINY / ("variants/distilbert_cls_tf_h5" if name.startswith("old") else "bert")
+
+    monkeypatch.setattr(loading, "huggingface_hub", Hub)
+    assert pretrained.from_pretrained("some/model").task == "masked_lm"
+    assert [name for name, _ in asked] == ["some/model"] and "model*.safetensors" in asked[0][1]
+    assert pretrained.from_pretrained("old-model").task == "sequence_classification"
+    assert "tf_model.h5" in asked[2][1] and not any(
+        "bin" in pattern or "*" == pattern for _, p in asked for pattern in p
+    )
+
+
+def test_every_variable_needs_a_row(monkeypatch):
+    family = registry.family_of(Config(loaded("bert").config))
+    rows = family.rows
+    monkeypatch.setattr(
+        family, "rows", lambda self: [row for row in rows(self) if row.theirs != "cls.predictions.bias"]
+    )
+    monkeypatch.setattr(family, "ignored", {r"cls\.predictions\.bias": "for this test"})
+    with pytest.raises(
+        ValueError, match=r"Every variable must have a row .* Received: \['head_bias/bias'\] without one"
+    ):
+        pretrained.from_pretrained(TINY / "bert")
+
+
+@pytest.mark.parametrize("model_type", sorted(registry.FILES))
+def test_every_key_of_the_config_class_in_transformers_is_read_or_known_to_change_nothing(model_type):
+    """Else a checkpoint that sets it would be silently another model here."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(model_type).to_dict()
+    base = transformers.PretrainedConfig().to_dict()
+    family = registry.family_of(Config({"model_type": model_type}))
+    read = set()
+    for task in family.tasks:
+        record = Config(
+            {key: value for key, value in small(config).items() if key not in base or key in CHANGING or value}
+        )
+        made = family(record, task, tied=True)
+        made.outputs(made.symbolic_inputs(), False)
+        record.check()
+        if made.writing() is not None:
+            made.generation_options({})
+        read |= record._read
+    left = {key for key in config if key not in base and key not in read and key not in CHANGING} - HARMLESS
+    assert not left, left
+
+
+def small(config):
+    """The config of a model that is made in no time."""
+    sizes = {"vocab_size": 103, "hidden_size": 24, "n_embd": 24, "dim": 24, "d_model": 24, "intermediate_size": 32}
+    sizes |= {
+        "num_hidden_layers": 1,
+        "n_layer": 1,
+        "n_layers": 1,
+        "num_layers": 1,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+    }
+    sizes |= {"num_attention_heads": 2, "n_head": 2, "n_heads": 2, "num_heads": 2, "num_key_value_heads": 2, "d_kv": 12}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "d_ff": 32, "hidden_dim": 32, "head_dim": 12}
+    sizes |= {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_decoder_layers": 1, "decoder_vocab_size": 103}
+    sizes |= {"max_position_embeddings": 40, "n_positions": 40, "embedding_size": 16, "layer_types": ["full_attention"]}
+    ids = {key: 1 for key in config if key.endswith("token_id") and isinstance(config[key], int)}
+    return {**config, **{key: value for key, value in sizes.items() if key in config}, **ids}
+
+
+HARMLESS = {
+    # of training and its initial weights
+    "decoder_layerdrop", "encoder_layerdrop", "gradient_checkpointing", "init_std", "initializer_cutoff_factor",
+    "initializer_factor", "initializer_range",
+    # of how it is computed, not of what, or of how long a text may be
+    "max_position_embeddings", "reorder_and_upcast_attn",
+    "deterministic_flash_attn", "pretraining_tp", "reference_compile", "repad_logits_with_grad", "use_cache",
+    # of tasks that no family here has
+    "encoder_stride", "sparse_pred_ignore_index", "sparse_prediction", "summary_activation", "summary_first_dropout",
+    "summary_last_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+    # of the tokenizer and of generation, which reads what there is
+    "bos_token_id", "cls_token_id", "decoder_start_token_id", "eos_token_id", "forced_eos_token_id", "pad_token_id",
+    "sep_token_id",
+    # read before there is a family
+    "tie_word_embeddings",
+    # the same as another key, or read where another says so
+    "classifier_dropout", "decoder_vocab_size", "max_window_layers",
+    "dense_act_fn", "is_gated_act", "num_hidden_layers",
+    # of the table that is stored
+    "sinusoidal_pos_embds",
+}  # fmt: skip
+
+
+def test_the_copies_of_tests_are_copies(tmp_path):
+    folder = with_tensors("bert", tmp_path, lambda arrays: None)
+    tensors, usual = open_tensors(folder), open_tensors(TINY / "bert")
+    assert all(np.array_equal(tensors.read(name), usual.read(name)) for name in usual)
+    shutil.rmtree(folder)
+
+
+def test_an_error_while_reading_comes_out_and_leaves_keras_as_it_was(tmp_path, monkeypatch):
+    source = tmp_path / "ours"
+    pretrained.save_pretrained(loaded("bert"), source)  # with checksums
+    path = source / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 64
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="must have the checksum that the file gives.*; the file is damaged"):
+        pretrained.from_pretrained(source)
+    layer = keras.layers.Dense(3)
+    with keras.StatelessScope():
+        layer.build((None, 5))
+    assert layer(np.ones((2, 5), "float32")).shape == (2, 3)
+
+
+def test_large_tensors_are_taken_as_they_are(monkeypatch):
+    monkeypatch.setattr(filling, "LARGE", 1)
+    model = pretrained.from_pretrained(TINY / "bert_cls")
+    inputs = inputs_of("bert_cls", model)
+    expected = to_numpy(loaded("bert_cls")(inputs)["logits"])
+    np.testing.assert_allclose(to_numpy(model(inputs)["logits"]), expected, rtol=0, atol=1e-6)
+    model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(inputs, np.array([2, 0, 1]), verbose=0)
+    assert np.abs(to_numpy(model(inputs)["logits"]) - expected).max() > 1e-4
+    again = pretrained.from_pretrained(TINY / "bert_cls")  # what was read is nobody else's
+    np.testing.assert_allclose(to_numpy(again(inputs)["logits"]), expected, rtol=0, atol=1e-6)
+
+
+def test_values_are_assigned_where_keras_does_not_ask_for_them(monkeypatch):
+    """Should another version of Keras not read `_initializer`."""
+    monkeypatch.setattr(filling, "functools", SimpleNamespace(partial=lambda *args: keras.initializers.Zeros()))
+    model = pretrained.from_pretrained(TINY / "bert", output_hidden_states=True)
+    assert assert_equals_reference(model(inputs_of("bert", model)), "bert")

@@ -1,0 +1,111 @@
+"""The card and the batching file say what a version is, and how a server may batch."""
+
+import json
+from importlib import metadata
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+import keras_tx
+from keras_tx.generation import Beam, Sample
+from keras_tx.serving.card import BATCHING, FILE, _lines, _plain
+from keras_tx.serving.parity import FILE as PARITY
+from tests.serving.conftest import LABELS, VOCABULARY
+from tests.serving.protos import message
+
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.fixture(scope="module")
+def card(exported):
+    return json.loads((exported.path / FILE).read_text(encoding="utf-8"))
+
+
+def test_the_card_has_the_signatures_as_a_server_sees_them(card, exported):
+    assert set(card["signatures"]) == set(exported.signatures)
+    for name, function in exported.signatures.items():
+        for side, specs in (
+            ("inputs", function.structured_input_signature[1]),
+            ("outputs", function.structured_outputs),
+        ):
+            expected = {key: {"dtype": spec.dtype.name, "shape": spec.shape.as_list()} for key, spec in specs.items()}
+            assert card["signatures"][name][side] == expected
+    assert card["signatures"]["tokens"]["inputs"]["token_ids"] == {"dtype": "int32", "shape": [None, None]}
+
+
+def test_the_card_says_what_the_version_was_made_of(card, exported):
+    weights = sum(int(np.prod(weight.shape)) for weight in exported.model.weights)
+    assert card["name"] == "reviews" and card["labels"] == LABELS and "generation" not in card
+    assert card["model"] == {
+        "kind": "TextClassifier",
+        "parameters": weights,
+        "dtypes": ["float32"],
+        "backend": "tensorflow",
+    }
+    tokenizer = card["tokenizer"]
+    assert tokenizer["kind"] == "BertTokenizer" and tokenizer["vocabulary_size"] == len(VOCABULARY)
+    assert tokenizer["options"]["max_length"] == 16 and "vocabulary" not in tokenizer["options"]
+    assert card["versions"]["keras_tx"] == keras_tx.__version__
+    assert all(card["versions"][name] == metadata.version(name) for name in ("keras", "tensorflow", "tensorflow-text"))
+    assert card["warmup_requests"] == 16 and card["exported"].endswith("+00:00")
+
+
+def test_the_card_has_the_largest_difference_to_the_live_model(card, exported):
+    import tensorflow as tf
+
+    rows = json.loads((exported.path / PARITY).read_text())["signatures"]["serving_default"]
+    largest = 0
+    for row in rows:
+        answer = exported.signatures["serving_default"](text=tf.constant(row["inputs"]["text"]))
+        largest = max(largest, np.abs(answer["probabilities"] - np.array(row["outputs"]["probabilities"])).max())
+        assert [label.decode() for label in answer["label"].numpy()] == row["outputs"]["label"]
+    figures = card["parity"]["serving_default"]
+    assert figures["largest_difference"] == pytest.approx(largest, abs=1e-9)
+    assert figures["tolerance"] == 1e-6 and figures["others_equal"] and set(card["parity"]) == set(exported.signatures)
+
+
+def test_the_card_is_short_enough_to_read(exported):
+    lines = (exported.path / FILE).read_text().splitlines()
+    assert len(lines) < 60 and sum(line.startswith('    "embed"') for line in lines) == 2
+
+
+def test_lines_are_json():
+    value = {"a": {"b": [1, {"c": "é\n"}], "d": {}}, "e": None, "f": {"g": {"h": 1}}}
+    assert json.loads(_lines(value, 2)) == value and len(_lines(value, 2).splitlines()) == 10
+
+
+def test_options_of_any_kind_become_json():
+    options = {
+        "strategy": Beam(3, length_penalty=0.5),
+        "other": Sample(0.7, top_p=0.5),
+        "stop_tokens": np.array([3, 5]),
+        "forced_tokens": {-1: np.int64(7)},
+        "forbidden_tokens": ((1, 2), 3),
+        "none": None,
+        "path": complex(1, 2),
+    }
+    plain = _plain(options)
+    assert json.loads(json.dumps(plain)) == plain
+    assert plain["strategy"] == {
+        "kind": "Beam", "num_beams": 3, "length_penalty": 0.5, "early_stopping": False, "num_return_sequences": 1
+    }  # fmt: skip
+    assert plain["other"]["top_p"] == 0.5 and plain["stop_tokens"] == [3, 5] and plain["forced_tokens"] == {"-1": 7}
+    assert plain["forbidden_tokens"] == [[1, 2], 3] and plain["path"] == "(1+2j)"
+
+
+def test_a_package_under_another_name_has_no_version(monkeypatch):
+    from keras_tx.serving import card
+
+    def missing(package):
+        raise metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(card.metadata, "version", missing)
+    assert card._versions()["tensorflow"] is None
+
+
+def test_a_server_reads_how_to_batch(exported):
+    parameters = text_format.Parse((exported.path / BATCHING).read_text(), message("BatchingParameters")())
+    assert parameters.max_batch_size.value == 5 and parameters.pad_variable_length_inputs
+    assert parameters.HasField("batch_timeout_micros") and parameters.batch_timeout_micros.value == 0
+    assert parameters.max_enqueued_batches.value >= 100

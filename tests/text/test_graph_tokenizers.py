@@ -1,0 +1,348 @@
+"""Byte pairs and SentencePiece in the TensorFlow graph: the same ids and texts as outside, and exported."""
+
+import base64
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+import unicodedata
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensorflow.core.protobuf import saved_model_pb2
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from keras_tx import text
+from keras_tx.data import mask_tokens
+from keras_tx.text.byte_pair_graph import Merges
+from keras_tx.text.graph import StringIndex
+from keras_tx.text.spm import read_model
+from tests.text.made import LLAMA3, TRICKY
+
+KINDS = ["gpt2_prefix", "roberta", "llama3", "qwen2", "t5", "camembert", "llama2", "marian"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def graph(request, made):
+    """A tokenizer, and its two directions as functions of a graph that never change."""
+    ours = text.load_tokenizer(made / request.param)
+    ids = tf.RaggedTensorSpec([None, None], tf.int32)
+    encode = tf.function(ours.tokenize, input_signature=[tf.TensorSpec([None], tf.string)])
+    decode = tf.function(ours.decode, input_signature=[ids])
+    whole = tf.function(lambda x: ours.decode(x, skip_special_tokens=False), input_signature=[ids])
+    return ours, encode, decode, whole
+
+
+def without_marks(one):
+    """`tokenizers` normalizes a letter and its marks as one, SentencePiece one character after the other."""
+    return "".join(c for c in one if unicodedata.category(c)[0] != "M" and unicodedata.category(c) != "Cf")
+
+
+def differences(ours, texts, found):
+    """Texts whose ids are others than outside the graph, unless the two splits have the same score."""
+    scores = {}
+    if isinstance(ours, text.MarianTokenizer):
+        scores = {piece.piece: piece.score for piece in read_model(ours.source_model, "").pieces}
+    elif ours.parts["model"]["type"] == "Unigram":
+        scores = dict(ours.parts["model"]["vocab"])
+
+    def score(ids):
+        return sum(scores.get(ours.vocabulary[i], 0.0) for i in ids), ours.decode(ids, skip_special_tokens=False)
+
+    pairs = zip(texts, ours.tokenize(texts), found, strict=True)
+    different = [(one, a, b) for one, a, b in pairs if a != b]
+    tied = [score(a) == pytest.approx(score(b), abs=1e-4) for _, a, b in different if scores]
+    assert len(tied) < 3
+    return [row for i, row in enumerate(different) if not scores or not tied[i]]
+
+
+def bytes_of(texts):
+    return tf.constant([one.encode("utf-8") for one in texts], tf.string)
+
+
+def ragged(rows):
+    return tf.ragged.constant(rows, dtype=tf.int32, ragged_rank=1)
+
+
+def test_ids_and_texts_are_those_outside(graph, sentences):
+    ours, encode, decode, whole = graph
+    texts = TRICKY + sentences
+    assert ours.in_graph and ours.not_in_graph is None
+    assert not differences(ours, texts, encode(bytes_of(texts)).to_list())
+    rows = ours.tokenize(texts) + np.random.default_rng(7).integers(0, ours.vocabulary_size, (99, 13)).tolist() + [[]]
+    for skip, function in ((True, decode), (False, whole)):
+        texts = [one.decode("utf-8") for one in function(ragged(rows)).numpy()]
+        assert texts == ours.decode(rows, skip_special_tokens=skip)
+
+
+alphabet = st.one_of(
+    st.characters(max_codepoint=0x5FF, exclude_characters="\u0345"),
+    st.sampled_from(" \n\t<s>/mak'l\u00a0\u3000東京क한각\u200b\u2028İßΣ😀\U0001f468\ufb01①½\x00\x85\ufffd\ue000▁"),
+    st.sampled_from(["<s>", "</s>", "<mask>", " <mask> ", "'ll", "<|endoftext|>", "  ", "\n\n"]),
+)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(st.lists(st.lists(alphabet, max_size=30).map("".join), min_size=40, max_size=60))
+def test_any_text(graph, texts):
+    ours, encode, *_ = graph
+    if isinstance(ours, text.SentencePieceTokenizer):
+        texts = [without_marks(one) for one in texts]
+    assert not differences(ours, texts, encode(bytes_of(texts)).to_list())
+
+
+def test_any_bytes(graph):
+    ours, encode, *_ = graph
+    blobs = [bytes(row) for row in np.random.default_rng(5).integers(0, 256, (99, 11)).tolist()]
+    if isinstance(ours, text.SentencePieceTokenizer):
+        blobs = [re.sub(rb"[\xc0-\xf7]", b"z", blob) for blob in blobs]  # no marks
+    assert not differences(ours, blobs, encode(tf.constant(blobs)).to_list())
+
+
+def test_every_character_of_the_basic_plane_is_of_the_same_class(made):
+    points = [c for c in range(0x10000) if not 0xD800 <= c <= 0xDFFF]
+    texts = [f"a{chr(c)}m {chr(c)}" for c in points]
+    ours = text.load_tokenizer(made / "llama3")
+    assert tf.function(ours.tokenize)(bytes_of(texts)).to_list() == ours.tokenize(texts)
+
+
+@pytest.mark.parametrize("kind", ["llama3", "t5"])
+def test_rows(made, sentences, kind):
+    ours = text.load_tokenizer(made / kind)
+    ours = type(ours)(**(ours.get_config() | {"pad_token": ours.vocabulary[3]}))
+    texts = [*sentences, "", "a <mask>"]
+    left = type(ours)(**(ours.get_config() | {"truncation_side": "left", "max_length": 5}))
+    for own, options in ((ours, {}), (ours, {"max_length": 7, "padding": "max_length"}), (left, {})):
+        expected = own(texts, **options)["token_ids"]
+        found = tf.function(lambda x, own=own, options=options: own(x, **options))(bytes_of(texts))["token_ids"]
+        assert found.dtype == tf.int32 and expected.dtype == np.int32
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_one_string_and_none(made):
+    ours = text.load_tokenizer(made / "t5")
+    row = ours.tokenize("a m")
+    assert tf.function(ours)(tf.constant("a m"))["token_ids"].numpy().tolist() == ours("a m")["token_ids"].tolist()
+    assert tf.function(ours.tokenize)(tf.constant("a m")).numpy().tolist() == row
+    assert tf.function(ours.decode)(tf.constant(row)).numpy() == b"a m" == ours.decode(row).encode()
+    assert tf.function(ours)(tf.constant([], tf.string))["token_ids"].shape == (0, 0)
+    tidy = tf.function(lambda x: ours.decode(x, clean_up_tokenization_spaces=True))
+    assert tidy(ragged(ours.tokenize(["a ' m , a ."]))).numpy().tolist() == [b"a'm, a."]
+
+
+def test_pairs(made):
+    ours = text.load_tokenizer(made / "camembert")
+    first, second = ["a " * a for a in range(7) for _ in range(7)], ["b " * b for _ in range(7) for b in range(7)]
+    for side, lengths in (("right", (None, 7)), ("left", (8,))):
+        own = type(ours)(**(ours.get_config() | {"truncation_side": side}))
+        for length in lengths:
+            found = tf.function(lambda a, b, own=own, length=length: own(a, b, max_length=length))
+            expected = own(first, second, max_length=length)["token_ids"]
+            np.testing.assert_array_equal(found(bytes_of(first), bytes_of(second))["token_ids"], expected)
+
+
+def test_ids_outside_the_vocabulary_are_left_out(graph):
+    ours, _, decode, _ = graph
+    rows = [[*ours.tokenize("a dog"), ours.vocabulary_size, -1], [2**31 - 1, -(2**31)]]
+    assert decode(ragged(rows)).numpy().tolist() == [ours.decode(ours.tokenize("a dog")).encode(), b""]
+
+
+def test_in_a_dataset(made):
+    ours = text.load_tokenizer(made / "roberta")
+    dataset = tf.data.Dataset.from_tensor_slices(["a man", "the dog barks", ""]).batch(2)
+    rows = [row for batch in dataset.map(ours) for row in batch["token_ids"].numpy().tolist()]
+    expected = ours(["a man", "the dog barks"])["token_ids"].tolist() + ours([""])["token_ids"].tolist()
+    assert rows == expected
+    features = {"token_ids": tf.constant([ours("the dog barks")["token_ids"]] * 50)}
+    hidden, labels = mask_tokens(features, ours, rate=0.5, seed=[7, 5])
+    chosen = labels.numpy() != ours.pad_id
+    assert (hidden["token_ids"].numpy()[chosen] == ours.mask_id).mean() > 0.6
+    assert chosen.any() and not chosen[:, 0].any() and not chosen[:, -1].any()
+
+
+LOADER = """
+import json, sys
+import tensorflow as tf, tensorflow_text
+loaded = tf.saved_model.load(sys.argv[1])
+texts = tf.constant([text.encode() for text in json.loads(sys.argv[2])])
+for kind in json.loads(sys.argv[3]):
+    rows = getattr(loaded, kind + "_encode")(texts)["token_ids"]
+    print(json.dumps([rows.numpy().tolist(), [t.decode() for t in getattr(loaded, kind + "_decode")(rows).numpy()]]))
+assert "keras_tx" not in sys.modules and "tokenizers" not in sys.modules and "sentencepiece" not in sys.modules
+"""
+
+
+def test_exported_they_need_no_python_no_table_and_no_file(made, sentences, tmp_path):
+    kinds, module, tokenizers = ["llama3", "t5", "llama2", "marian"], tf.Module(), {}
+    for kind in kinds:
+        ours = text.load_tokenizer(made / kind)
+        ours = tokenizers[kind] = type(ours)(**(ours.get_config() | {"pad_token": ours.vocabulary[3]}))
+        encode = tf.function(ours, input_signature=[tf.TensorSpec([None], tf.string)])
+        decode = tf.function(ours.decode, input_signature=[tf.TensorSpec([None, None], tf.int32)])
+        setattr(module, f"{kind}_encode", encode)
+        setattr(module, f"{kind}_decode", decode)
+    tf.saved_model.save(module, tmp_path / "1")
+    assert not list((tmp_path / "1" / "assets").rglob("*"))
+    saved = saved_model_pb2.SavedModel.FromString((tmp_path / "1" / "saved_model.pb").read_bytes())
+    graph = saved.meta_graphs[0].graph_def
+    ops = {node.op for nodes in [graph.node, *(f.node_def for f in graph.library.function)] for node in nodes}
+    assert {"SentencepieceOp", "RegexSplitWithOffsets"} <= ops
+    assert not [op for op in ops if re.search("Table|PyFunc|Xla|VarHandle", op)]
+    texts = [*sentences, "a<mask>  \x00 ΣΑΣ", "", *TRICKY[:9]]
+    arguments = [sys.executable, "-c", LOADER, str(tmp_path / "1"), json.dumps(texts), json.dumps(kinds)]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for kind, line in zip(kinds, done.stdout.splitlines()[-len(kinds) :], strict=True):
+        rows = tokenizers[kind](texts)["token_ids"].tolist()
+        assert json.loads(line) == [rows, tokenizers[kind].decode(rows)]
+
+
+def byte_pairs(vocabulary, merges, **options):
+    """A byte-level tokenizer of these merges, as `tokenizers` makes it."""
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, **options))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return text.BytePairTokenizer(tokenizer.to_str())
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_merges_in_any_order(seed):
+    """Lists in order and not, with one merge for a token or all that there are: as if a human merged pair by pair."""
+    draw = random.Random(seed)
+    letters = "abcd"[: 1 + seed % 4]
+    grown = [*letters]
+    for _ in range(500):
+        new = draw.choice(grown) + draw.choice(grown)
+        if new not in grown and len(new) < 14 and len(grown) < 60:
+            grown.append(new)
+    splits = [[(one[:i], one[i:]) for i in range(1, len(one)) if {one[:i], one[i:]} <= set(grown)] for one in grown]
+    merges = sum(splits, []) if seed % 3 else [draw.choice(ways) for ways in splits if ways]
+    if seed % 2:
+        draw.shuffle(merges)
+    id_of = {token: i for i, token in enumerate(grown)}
+    words = ["".join(draw.choices(letters, k=draw.randint(0, 40))) for _ in range(60)] + ["a" * n for n in range(9)]
+    flat = [(id_of[letter], i) for i, word in enumerate(words) for letter in word]
+    ids, owner = (tf.constant(column) for column in zip(*flat, strict=True))
+    ids, owner = Merges(id_of, merges, len(grown)).apply(ids, tf.cast(owner, "int64"), tf.size(words, tf.int64))
+    found = [ids[owner == i].numpy().tolist() for i in range(len(words))]
+    rank_of = {merge: rank for rank, merge in enumerate(merges)}
+    for word, row in zip(words, found, strict=True):
+        tokens = list(word)
+        while pairs := [(rank_of[pair], i) for i, pair in enumerate(pairwise(tokens)) if pair in rank_of]:
+            i = min(pairs)[1]
+            tokens[i : i + 2] = [tokens[i] + tokens[i + 1]]
+        assert [grown[i] for i in row] == tokens
+    assert found == [one.ids for one in Tokenizer(models.BPE(id_of, merges)).encode_batch(words)]
+
+
+def test_no_merges_at_all():
+    ours = byte_pairs({token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
+    assert tf.function(ours.tokenize)(tf.constant(["ab é"])).to_list() == ours.tokenize(["ab é"])
+
+
+def test_huge_strings(made):
+    huge = ["a" * 10**5, "dog " * 20_000, ".\n" * 20_000, "<mask>" * 10_000, " " * 10**5, "\u6771" * 10_000]
+    huge += ["".join(random.Random(7).choices("abcdefghijklmnopqrstuvwxyz", k=20_000))]
+    started = time.perf_counter()
+    for kind in ("roberta", "llama3", "t5"):
+        ours = text.load_tokenizer(made / kind)
+        found = tf.function(ours.tokenize)(tf.constant(huge))
+        assert found.row_lengths().numpy().tolist() == [len(row) for row in ours.tokenize(huge)]
+    assert time.perf_counter() - started < 60
+
+
+def test_what_has_no_graph_form_says_so(made):
+    def refused(kind, change, reason):
+        parts = json.loads(text.load_tokenizer(made / kind).definition)
+        change(parts)
+        ours = type(text.load_tokenizer(made / kind))(parts)
+        assert ours.tokenize("a") is not None and ours.decode([5]) is not None
+        assert not ours.in_graph and re.search(reason, ours.not_in_graph)
+        with pytest.raises(
+            ValueError, match=r"`texts` must be Python values, .*no TensorFlow form. Received.*" + reason
+        ):
+            tf.function(ours)(tf.constant(["a"]))
+        with pytest.raises(ValueError, match=r"`ids` must be Python values, .*no TensorFlow form. Received.*" + reason):
+            tf.function(ours.decode)(tf.constant([[1]]))
+        with pytest.raises(ValueError, match="`texts` must be Python values"):
+            tf.function(ours.tokenize)(tf.constant(["a"]))
+
+    def put(*keys):
+        def change(parts):
+            *path, last, value = keys
+            for key in path:
+                parts = parts[key]
+            parts[last] = value
+
+        return change
+
+    refused("gpt2", put("normalizer", {"type": "Lowercase"}), "its normalizer is Lowercase")
+    refused("gpt2", put("model", "dropout", 0.1), "dropout")
+    refused("gpt2", put("pre_tokenizer", "use_regex", False), "its pre-tokenizer is")
+    refused("gpt2", put("pre_tokenizer", {"type": "Whitespace"}), "its pre-tokenizer is .*Whitespace")
+    refused("llama3", put("pre_tokenizer", "pretokenizers", 0, "pattern", {"Regex": r"\s"}), "its pre-tokenizer is")
+    refused("llama3", put("pre_tokenizer", "pretokenizers", 1, "add_prefix_space", True), "its pre-tokenizer is")
+    refused("roberta", put("added_tokens", 4, "single_word", True), "'<mask>' is found only between words")
+    refused("t5", put("pre_tokenizer", {"type": "Whitespace"}), "its normalizer and pre-tokenizer are .*Whitespace")
+    refused("t5", put("pre_tokenizer", "pretokenizers", 1, "prepend_scheme", "never"), "its normalizer and pre")
+    refused("t5", put("normalizer", None), "its normalizer and pre-tokenizer are None")
+    refused("t5", put("model", "unk_id", None), "no unknown token")
+    table = (0).to_bytes(1, "little") * 1024  # a double array of one empty block, and no texts
+    table = base64.b64encode((1024).to_bytes(4, "little") + table + b"\0").decode("ascii")
+    refused("t5", put("normalizer", "precompiled_charsmap", table), "its normalizer leaves '▁' in a text")
+    refused("llama2", put("pre_tokenizer", {"type": "Whitespace"}), "its normalizer and pre-tokenizer are None")
+    refused("llama2", put("model", "byte_fallback", False), "no bytes for what it lacks")
+    refused("llama2", lambda parts: parts["model"]["merges"].reverse(), "its merges are not all")
+    added = {"id": 450, "content": " x", "single_word": False, "lstrip": True, "rstrip": False, "normalized": False}
+    refused("llama2", lambda parts: parts["added_tokens"].append(added | {"special": False}), "' x' has spaces at its")
+    prepend = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}]}
+    prepend["normalizers"].append({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})
+    change = lambda parts: parts.update(normalizer=prepend, pre_tokenizer=None)
+    refused(
+        "llama2", lambda parts: (change(parts), put("added_tokens", 0, "normalized", True)(parts)), "are normalized"
+    )
+
+
+def test_llama_2_with_a_normalizer(made):
+    """The older form of the same tokenizer: a space before every text, whatever it begins with."""
+    parts = json.loads(text.load_tokenizer(made / "llama2").definition)
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    both = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replace]}
+    for normalizer in (both, replace):
+        ours = text.SentencePieceTokenizer(parts | {"normalizer": normalizer, "pre_tokenizer": None})
+        assert tf.function(ours.tokenize)(bytes_of(TRICKY)).to_list() == ours.tokenize(TRICKY)
+
+
+def test_unigram_without_splits_at_white_space(made):
+    """The form in which newer converters write the same tokenizer, and one that also collapses spaces."""
+    parts = json.loads(text.load_tokenizer(made / "t5").definition)
+    before = parts["pre_tokenizer"]["pretokenizers"][1]
+    strip = {"type": "Strip", "strip_left": False, "strip_right": True}
+    collapse = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
+    for steps, changes in (([strip, collapse], {"pre_tokenizer": before}), ([collapse | {"content": " "}], {})):
+        normalizer = {"type": "Sequence", "normalizers": [parts["normalizer"], *steps]}
+        ours = text.SentencePieceTokenizer(parts | {"normalizer": normalizer} | changes)
+        texts = [*TRICKY, "  a  b  ", "a ", "a   "]
+        assert not differences(ours, texts, tf.function(ours.tokenize)(bytes_of(texts)).to_list())
+
+
+def test_padding_in_a_graph_needs_a_token(made):
+    ours = text.load_tokenizer(made / "gpt2")
+    with pytest.raises(ValueError, match=r"`pad_token` must be given to pad rows: .*Received: pad_token=None"):
+        tf.function(ours)(tf.constant(["a", "b c"]))
+    assert tf.function(ours)(tf.constant("a"))["token_ids"].numpy().tolist() == ours("a")["token_ids"].tolist()
+    pair = tf.function(text.load_tokenizer(made / "t5"))
+    with pytest.raises(ValueError, match=r"as many as `texts`. Received: shapes texts=\(1,\), pairs=\(2,\)"):
+        pair(tf.constant(["a"]), tf.constant(["b", "c"]))
+
+
+def test_strings_are_found_by_their_hash():
+    index = StringIndex({"a": 7, b"\xff": 5, "東京": 0})
+    assert index.find(tf.constant([b"a", b"\xff", "東京".encode(), b"", b"b"])).numpy().tolist() == [7, 5, 0, -1, -1]
+    assert LLAMA3  # the pattern that the tests train with is among those that the graph knows

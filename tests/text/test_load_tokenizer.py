@@ -1,0 +1,356 @@
+"""load_tokenizer and the readers behind it: what they pick, what they refuse, and what malformed files say."""
+
+import base64
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2 as pb2
+
+from keras_tx import text
+from keras_tx.text.spm import read_model
+
+NAMES = {"gpt2": "BytePairTokenizer", "roberta": "BytePairTokenizer", "t5": "SentencePieceTokenizer"}
+NAMES |= {"llama2": "SentencePieceTokenizer", "xlmr": "SentencePieceTokenizer", "marian": "MarianTokenizer"}
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    """A copy of a directory, to break."""
+
+    def copied(kind):
+        return shutil.copytree(made / kind, tmp_path / kind)
+
+    return copied
+
+
+def change(path, function):
+    data = json.loads(path.read_text())
+    function(data)
+    path.write_text(json.dumps(data))
+
+
+def refused(directory, message, load=text.load_tokenizer, error=ValueError):
+    with pytest.raises(error, match=message):
+        load(directory)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_the_files_decide(made, kind):
+    assert type(text.load_tokenizer(made / kind)).__name__ == NAMES[kind]
+    assert text.load_tokenizer(made / kind, max_length=7).max_length == 7
+
+
+def test_word_pieces_too(uncased, tmp_path):
+    uncased.save(tmp_path)
+    tokenizer = text.load_tokenizer(tmp_path, max_length=9)
+    assert type(tokenizer) is text.BertTokenizer and tokenizer.get_config() == uncased.get_config() | {"max_length": 9}
+    assert tokenizer.in_graph and tokenizer.not_in_graph is None
+
+
+def test_an_old_tokenizer_json_without_types(copy, made):
+    folder = copy("roberta")
+    change(folder / "tokenizer.json", lambda data: data["model"].pop("type"))
+    assert text.load_tokenizer(folder).tokenize("a dog") == text.load_tokenizer(made / "roberta").tokenize("a dog")
+
+
+def test_directories_without_a_tokenizer(tmp_path, made):
+    refused(tmp_path / "none", r"`directory` must be a directory. Received: directory='.*none'")
+    (tmp_path / "a.bin").touch()
+    refused(tmp_path, r"must contain one of \['source.spm', .*which contains \['a.bin'\]")
+    refused(
+        tmp_path,
+        r"must contain tokenizer.json, or vocab.json .*which contains \['a.bin'\]",
+        text.BytePairTokenizer.from_pretrained,
+    )
+    refused(
+        tmp_path,
+        r"must contain \['source.spm', 'target.spm', 'vocab.json'\]. Received: .*\['a.bin'\]",
+        text.MarianTokenizer.from_pretrained,
+    )
+    refused(tmp_path, "must say whose a SentencePiece model it holds", text.SentencePieceTokenizer.from_pretrained)
+    (tmp_path / "merges.txt").touch()
+    refused(tmp_path, r"must contain tokenizer.json, or vocab.json and merges.txt.*\['a.bin', 'merges.txt'\]")
+    refused(made / "t5", "must contain tokenizer.json, or vocab.json", text.BytePairTokenizer.from_pretrained)
+    refused(
+        made / "gpt2",
+        r"must say whose .*one of \['Camembert'.*Received: 'gpt2'",
+        text.SentencePieceTokenizer.from_pretrained,
+    )
+    with pytest.raises(TypeError, match="`tokenizer` must be a tokenizer of transformers. Received: tokenizer=7"):
+        text.BytePairTokenizer.from_transformers(7)
+
+
+def test_other_kinds_are_refused_by_name(copy):
+    folder = copy("roberta")
+    change(folder / "tokenizer.json", lambda data: data["model"].update(type="WordLevel"))
+    refused(folder, r"must hold WordPiece, byte-level BPE, .*Received: model.type='WordLevel', .*tokenizer.json")
+    (folder / "tokenizer.json").write_text(json.dumps({"model": 7}))
+    refused(folder, r"must hold WordPiece.*Received: model.type=None, decoder=None in .*tokenizer.json")
+    (folder / "tokenizer.json").unlink()
+    old = copy("gpt2")
+    change(old / "config.json", lambda data: data.update(model_type="clip"))
+    refused(old, r"must say whose vocab.json and merges.txt it holds.*\['Bart', 'GPT2'.*Received: 'clip' in .*gpt2")
+    pieces = copy("t5")
+    change(pieces / "config.json", lambda data: data.update(model_type="albert"))
+    refused(pieces, r"must say whose a SentencePiece model it holds.*\['Camembert'.*Received: 'albert'")
+    change(pieces / "config.json", lambda data: data.update(model_type="llama"))
+    refused(pieces, r"must hold tokenizer.model for Llama. Received: .*'spiece.model'")
+
+
+def test_a_definition_of_another_kind(made):
+    gpt2, t5 = (text.load_tokenizer(made / kind).definition for kind in ("gpt2", "t5"))
+    with pytest.raises(
+        ValueError, match="must be byte-level byte pairs. Received: {'model': 'Unigram', 'decoder': 'Meta"
+    ):
+        text.BytePairTokenizer(t5)
+    with pytest.raises(
+        ValueError, match="must be a SentencePiece model's. Received: {'model': 'BPE', 'decoder': 'Byte"
+    ):
+        text.SentencePieceTokenizer(gpt2)
+    with pytest.raises(TypeError, match="`definition` must be the content of a tokenizer.json. Received: a int"):
+        text.BytePairTokenizer(7)
+    with pytest.raises(ValueError, match="must hold a tokenizer that can be read. Received: definition: "):
+        text.BytePairTokenizer("{")
+    parts = json.loads(gpt2)
+    assert text.BytePairTokenizer(parts).definition == gpt2
+    parts["model"]["vocab"] = {token: i for token, i in parts["model"]["vocab"].items() if token != "a"}
+    parts["model"]["merges"] = []
+    with pytest.raises(
+        ValueError, match=r"must number its tokens without gaps. Received: \d+ tokens, none or two with id"
+    ):
+        text.BytePairTokenizer(parts)
+    parts = json.loads(t5)
+    parts["model"]["unk_id"] = None
+    parts["model"]["vocab"] = [["b", 0.0]]
+    parts["added_tokens"], parts["post_processor"] = [], None
+    with pytest.raises(ValueError, match="`definition` must encode every text. Received: .* for 'a'"):
+        text.SentencePieceTokenizer(parts)
+    parts = json.loads(gpt2)
+    parts["normalizer"] = {"type": "Replace", "pattern": {"String": "a"}, "content": ""}
+    with pytest.raises(ValueError, match=r"must keep the text that it encodes. Received: ids \[\] for 'a'"):
+        text.BytePairTokenizer(parts)
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ("[]", r"must hold a JSON object in tokenizer_config.json. Received: list in .*tokenizer_config.json"),
+        ("{", r"must hold JSON in tokenizer_config.json. Received: .*tokenizer_config.json: "),
+        ("[" * 100_000, r"must hold JSON in tokenizer_config.json. Received: .*tokenizer_config.json: "),
+        ({"auto_map": {"AutoTokenizer": ["a.py", None]}}, "must not need code of its own. Received: auto_map={'Auto"),
+        ({"split_special_tokens": True}, "must not ask for split_special_tokens. Received: split_special_tokens=True"),
+        ({"separate_vocabs": True}, "must not ask for separate_vocabs. Received: separate_vocabs=True in"),
+        ({"tokenizer_class": 7}, "must name its class. Received: tokenizer_class=7 in"),
+        ({"model_max_length": "7"}, "must give a length. Received: model_max_length='7' in"),
+        ({"pad_token": 7}, "must give tokens as text. Received: pad_token: 7 in"),
+        ({"pad_token": {"content": ""}}, "must give tokens as text. Received: pad_token: {'content': ''} in"),
+        ({"pad_token": {"content": "a", "lstrip": 1}}, "flags as true or false. Received: pad_token: {'content': 'a'"),
+        ({"extra_special_tokens": 7}, "must list tokens. Received: extra_special_tokens=7 in"),
+        (
+            {"added_tokens_decoder": {"a": "b"}},
+            "must number its added tokens. Received: added_tokens_decoder={'a': 'b'}",
+        ),
+        ({"added_tokens_decoder": {"3": "<mask>"}}, r"alike in all files. Received: '<mask>' with ids 3 and 400 in"),
+        ({"truncation_side": "top"}, r"must give one of \('right', 'left'\). Received: truncation_side='top' in"),
+        ({"clean_up_tokenization_spaces": 1}, r"one of \(True, False\). Received: clean_up_tokenization_spaces=1 in"),
+    ],
+)
+def test_settings(copy, config, message):
+    folder = copy("roberta")
+    (folder / "tokenizer_config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    refused(folder, message)
+
+
+def test_tokens_that_only_the_settings_name(copy):
+    folder = copy("gpt2")
+    change(folder / "tokenizer_config.json", lambda data: data.update(pad_token="<pad>", extra_special_tokens=["<x>"]))
+    tokenizer = text.load_tokenizer(folder)
+    assert (tokenizer.vocabulary[-2:], tokenizer.pad_id) == (["<pad>", "<x>"], tokenizer.vocabulary_size - 2)
+    assert tokenizer.tokenize("<x><pad>") == [tokenizer.vocabulary_size - 1, tokenizer.pad_id]
+    assert tokenizer(["a", "a dog"])["token_ids"][0, 1] == tokenizer.pad_id
+    folder = copy("roberta_old")
+    (folder / "added_tokens.json").write_text(json.dumps({"<new>": 401}))
+    tokenizer = text.load_tokenizer(folder)
+    assert tokenizer.tokenize("a<new>")[-1] == 401 and "<new>" in tokenizer.decode([401])
+    (folder / "added_tokens.json").write_text(json.dumps({"<new>": "7"}))
+    refused(folder, "must hold ids in added_tokens.json. Received: '<new>': '7' in")
+
+
+def test_old_byte_pair_files(copy):
+    folder = copy("gpt2")
+    good = (folder / "merges.txt").read_text()
+    for bad, message in (
+        (good + "a b c\n", r"two tokens a line in merges.txt. Received: 'a b c', line \d+ of .*merges.txt"),
+        (good + "a\n", r"two tokens a line in merges.txt. Received: 'a', line"),
+        (good + "東 京\n", r"tokenizer that can be read. Received: .*merges.txt: .*out of vocabulary"),
+    ):
+        (folder / "merges.txt").write_text(bad)
+        refused(folder, message)
+    (folder / "merges.txt").write_bytes(b"\xff\xfe a\n")
+    refused(folder, r"must hold text in merges.txt. Received: .*merges.txt: ")
+    (folder / "merges.txt").write_text(good)
+    vocabulary = json.loads((folder / "vocab.json").read_text())
+    for bad, message in (
+        ({"a": "b"}, r"must hold ids in vocab.json. Received: 'a': 'b' in .*vocab.json"),
+        ({"a": True}, r"must hold ids in vocab.json. Received: 'a': True in"),
+        (vocabulary | {"zz": 10**9}, r"without gaps. Received: \d+ tokens, none or two with id \d+, in .*vocab.json"),
+        (vocabulary | {"zz": 0}, r"without gaps. Received: \d+ tokens, none or two with id 1, in .*vocab.json"),
+        ({"a": -1}, "none or two with id 0"),
+        ({}, "without gaps. Received: 0 tokens"),
+    ):
+        (folder / "vocab.json").write_text(json.dumps(bad))
+        refused(folder, message)
+
+
+def test_a_tokenizer_json_with_gaps_or_nonsense(copy):
+    folder = copy("roberta")
+    change(folder / "tokenizer.json", lambda data: data["added_tokens"][-1].update(id=444))
+    refused(folder, r"without gaps. Received: '<mask>' with id 444, which would be 400, in .*tokenizer.json")
+    bad = {"model": {"type": "BPE", "vocab": 7, "merges": []}, "decoder": {"type": "ByteLevel"}}
+    (folder / "tokenizer.json").write_text(json.dumps(bad))
+    refused(folder, r"must hold a tokenizer that can be read. Received: .*tokenizer.json: ")
+
+
+def test_bert_s_files_too(uncased, tmp_path):
+    uncased.save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    refused(tmp_path, r"must hold JSON in tokenizer_config.json. Received: .*tokenizer_config.json: ")
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "vocab.txt").unlink()
+    normalizer = {"type": "BertNormalizer", "clean_text": True}
+    model = {"type": "WordPiece", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": [1]}
+    parts = {"model": model, "normalizer": normalizer, "pre_tokenizer": {"type": "BertPreTokenizer"}}
+    for change, message in (
+        ({}, "must hold a vocabulary. Received: a list in"),
+        ({"model": model | {"vocab": {"a": "b"}}}, "must hold ids in tokenizer.json. Received: 'a': 'b' in"),
+        (
+            {"model": model | {"vocab": {"a": 0}}, "added_tokens": [7]},
+            r"list added tokens with their ids. Received: added_tokens=\[7\]",
+        ),
+    ):
+        (tmp_path / "tokenizer.json").write_text(json.dumps(parts | change))
+        refused(tmp_path, message)
+
+
+def test_models_of_sentencepiece(copy):
+    folder = copy("t5")
+    path = folder / "spiece.model"
+    good = path.read_bytes()
+
+    def changed(function):
+        proto = pb2.ModelProto.FromString(good)
+        function(proto)
+        return proto.SerializeToString()
+
+    table = pb2.ModelProto.FromString(good).normalizer_spec.precompiled_charsmap
+    size = int.from_bytes(table[:4], "little")
+    units = np.frombuffer(table[4 : 4 + size], "<u4").copy()
+    leaf = np.flatnonzero(units >= 2**31)[7]
+
+    def table_of(units):
+        return lambda proto: setattr(
+            proto.normalizer_spec, "precompiled_charsmap", table[:4] + units.tobytes() + table[4 + size :]
+        )
+
+    far, beyond = units.copy(), units.copy()
+    far[np.flatnonzero(units < 2**31)[3]] = 0x7FFFFC00
+    beyond[leaf] = 0xFFFFFFFF
+    for bad, message in (
+        (b"", r"must be a SentencePiece model with pieces. Received: none in 0 bytes"),
+        (b"tiktoken IQ== 0\n", "must be a SentencePiece model. Received: .*spiece.model: |with pieces"),
+        (good[: len(good) // 2], "must be a SentencePiece model. Received: .*spiece.model: "),
+        (changed(lambda proto: proto.pieces.add(piece="a")), "every piece once, and none empty. Received: 'a'"),
+        (changed(lambda proto: proto.pieces.add(piece="")), "every piece once, and none empty. Received: ''"),
+        (changed(lambda proto: proto.pieces.add(piece="zz", score=np.nan)), "must hold finite scores. Received"),
+        (changed(table_of(units[:-1])), "must hold a well-formed normalizer. Received: a table of"),
+        (changed(table_of(far)), "must hold a well-formed normalizer. Received: a table of"),
+        (changed(table_of(beyond)), "must hold a well-formed normalizer. Received: a table of"),
+    ):
+        path.write_bytes(bad)
+        refused(folder, message)
+    assert read_model(changed(table_of(units)), "model").pieces
+    path.write_bytes(good)
+    change(folder / "tokenizer_config.json", lambda data: data.update(extra_ids=-1))
+    refused(folder, "must have at most 10000 extra_ids. Received: extra_ids=-1 beside")
+    assert sentencepiece.__version__
+
+
+def test_a_definition_s_normalizer_is_checked(made):
+    parts = json.loads(text.load_tokenizer(made / "xlmr").definition)
+    table = bytearray(base64.b64decode(parts["normalizer"]["precompiled_charsmap"]))
+    table[-1] = 65
+    parts["normalizer"]["precompiled_charsmap"] = base64.b64encode(bytes(table)).decode()
+    with pytest.raises(ValueError, match="`definition` must hold a well-formed normalizer. Received: a table of"):
+        text.SentencePieceTokenizer(parts)
+    parts["normalizer"]["precompiled_charsmap"] = "AAAA"
+    with pytest.raises(ValueError, match="must hold a tokenizer that can be read. Received: definition: "):
+        text.SentencePieceTokenizer(parts)
+
+
+def test_marian_s_files_and_arguments(copy):
+    folder = copy("marian")
+    config = folder / "tokenizer_config.json"
+    good = text.load_tokenizer(folder)
+    token = {"content": "<new>", "lstrip": False, "special": True}
+    change(config, lambda data: data.update(added_tokens_decoder={"0": token}))
+    refused(folder, "must add no tokens to Marian's three. Received: {'content': '<new>'")
+    change(config, lambda data: data.update(added_tokens_decoder={"0": token | {"content": "</s>", "lstrip": True}}))
+    refused(folder, "must add no tokens to Marian's three. Received: {'content': '</s>'")
+    change(config, lambda data: data.update(added_tokens_decoder={"7": token | {"content": "</s>"}}))
+    refused(folder, "must number its tokens alike in all files. Received: {'content': '</s>'")
+    change(config, lambda data: data.update(added_tokens_decoder={"0": token | {"content": "</s>"}}))
+    assert text.load_tokenizer(folder).get_config() == good.get_config()
+    (folder / "source.spm").write_bytes(b"nonsense")
+    refused(folder, r"source.spm` must be a SentencePiece model. Received")
+    arguments = good.get_config()
+    for name, value, error, message in (
+        ("source_model", 7, TypeError, "`source_model` must be the bytes of a SentencePiece model. Received: a int"),
+        ("target_model", "?", ValueError, r"`target_model` must be bytes, or those in base64. Received: '\?'\.\.\."),
+        ("target_model", b"x", ValueError, "`target_model` must be a SentencePiece model"),
+        ("vocabulary", 7, TypeError, "`vocabulary` must map tokens to ids. Received: a int"),
+        (
+            "vocabulary",
+            ["a", "a"],
+            ValueError,
+            "must number its tokens without gaps. Received: 1 tokens, .*in vocabulary",
+        ),
+        ("sep_token", "<e>", ValueError, "`sep_token` must be in the vocabulary. Received: sep_token='<e>', not among"),
+        ("max_length", 0, ValueError, "`max_length` must be a positive integer. Received: max_length=0"),
+    ):
+        with pytest.raises(error, match=message):
+            text.MarianTokenizer(**(arguments | {name: value}))
+    broken = pb2.ModelProto.FromString(good.source_model)
+    for piece in broken.pieces:
+        piece.type = 1
+    with pytest.raises(ValueError, match="`source_model` must be a SentencePiece model that can be run. Received: "):
+        text.MarianTokenizer(**(arguments | {"source_model": broken.SerializeToString()}))
+    with pytest.raises(
+        ValueError, match="`pairs` must be None: this tokenizer has no place for a second text. Received"
+    ):
+        good("a", "b")
+
+
+def test_random_changes_never_do_harm(made, tmp_path):
+    """Bytes of every file changed at random: a tokenizer that works, or a ValueError."""
+    draw = np.random.default_rng(7)
+    outcomes = {"read": 0, "refused": 0}
+    for kind in ("gpt2", "llama2", "t5", "marian"):
+        for number in range(12):
+            folder = shutil.copytree(made / kind, tmp_path / f"{kind}{number}")
+            path = draw.choice(sorted(folder.iterdir()))
+            data = bytearray(path.read_bytes())
+            for _ in range(draw.integers(1, 4)):
+                data[draw.integers(len(data))] = draw.integers(256)
+            path.write_bytes(data)
+            try:
+                tokenizer = text.load_tokenizer(folder)
+                assert len(tokenizer.tokenize(["a dog é 東"])) == 1
+                outcomes["read"] += 1
+            except ValueError as error:
+                assert re.search("Received", str(error))
+                outcomes["refused"] += 1
+    assert min(outcomes.values()) > 0
