@@ -1,15 +1,14 @@
 """Greedy generation at the sizes of GPT-2 small: tokens a second of CausalLM and of KerasHub's GPT2CausalLM, in turns.
 
-python -m benchmarks.decode
-python -m benchmarks.decode --batch-size 8 --rounds 7
-python -m benchmarks.decode --first-call
+python -m benchmarks decode
+python -m benchmarks decode --batch-size 8 --rounds 7
+python -m benchmarks decode --first-call
 
 Both have random float32 weights on the TensorFlow backend, and generate as they are made: XLA-compiled.
 """
 
 import argparse
 import os
-import statistics
 import time
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -19,6 +18,7 @@ import keras
 import numpy as np
 
 import keras_tx
+from benchmarks import turns
 
 VOCABULARY, HIDDEN, HEADS, INTERMEDIATE, POSITIONS = 50257, 768, 12, 3072, 1024
 PROMPT, SHORTER_PROMPT = 32, 27  # tokens; both are padded to 32
@@ -61,16 +61,6 @@ def random_prompts(batch_size: int, length: int) -> np.ndarray:
     return np.random.default_rng(7).integers(1, VOCABULARY, (batch_size, length), dtype="int32")
 
 
-def seconds(function) -> float:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
-
-
-def spread(numbers: list[float], form: str) -> str:
-    return f"{statistics.median(numbers):{form}} ({min(numbers):{form}} to {max(numbers):{form}})"
-
-
 def first_calls(arguments: argparse.Namespace) -> None:
     """Ours alone: what compiling costs, and that a prompt of another length costs it no second time."""
     model = our_model(arguments.layers)
@@ -80,11 +70,11 @@ def first_calls(arguments: argparse.Namespace) -> None:
         (f"third call, {SHORTER_PROMPT} tokens: nothing is new", SHORTER_PROMPT),
     ):
         prompts = random_prompts(arguments.batch_size, length)
-        took = seconds(lambda prompts=prompts: model.generate(prompts, max_new_tokens=arguments.new_tokens))
+        took = turns.seconds(lambda prompts=prompts: model.generate(prompts, max_new_tokens=arguments.new_tokens))
         print(f"{name:42} {took:6.2f} s")
 
 
-def in_turns(arguments: argparse.Namespace) -> None:
+def side_by_side(arguments: argparse.Namespace) -> None:
     prompts = random_prompts(arguments.batch_size, PROMPT)
     new_tokens, ours, theirs = arguments.new_tokens, our_model(arguments.layers), their_model(arguments.layers)
     inputs = their_inputs(prompts, new_tokens)
@@ -98,21 +88,14 @@ def in_turns(arguments: argparse.Namespace) -> None:
         assert shape == (arguments.batch_size, PROMPT + new_tokens), shape
         print(f"{name:10} {model.count_params():,} parameters, compiled in {time.perf_counter() - started:.1f} s")
 
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(arguments.rounds):
-        for name in list(runs)[:: 1 if turn % 2 else -1]:
-            times[name].append(seconds(runs[name]))
-    for name, taken in times.items():
-        rates = [arguments.batch_size * new_tokens / one for one in taken]
-        print(f"{name:10} {spread(rates, '.1f')} tokens/s")
-    ratios = [theirs / ours for ours, theirs in zip(times["keras_tx"], times["keras_hub"], strict=True)]
-    print(f"{'ratio':10} {spread(ratios, '.2f')}; by round: {', '.join(f'{ratio:.2f}' for ratio in ratios)}")
+    case = f"greedy, batch {arguments.batch_size}, {new_tokens} tokens after {PROMPT}"
+    times = turns.in_turns(runs, arguments.rounds)
+    turns.report(case, times, arguments.batch_size * new_tokens, "tokens", file=arguments.json)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = turns.parser(__doc__)
     parser.add_argument("--batch-size", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--first-call", action="store_true", help="only keras_tx, only the first three calls")
@@ -121,7 +104,7 @@ def main() -> None:
         f"{arguments.layers} layers, prompts of {PROMPT}, {arguments.new_tokens} new tokens, "
         f"batch {arguments.batch_size}, {os.cpu_count()} cores, medians of {arguments.rounds} rounds (least to most)"
     )
-    first_calls(arguments) if arguments.first_call else in_turns(arguments)
+    first_calls(arguments) if arguments.first_call else side_by_side(arguments)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What `import keras_tx` costs after `import keras`: fresh processes, medians.
 
-python -m benchmarks.import_time
+python -m benchmarks import_time
 """
 
 import statistics

@@ -1,15 +1,13 @@
 """Sentences to ids: sentences a second of BertTokenizer in the graph and of transformers' BertTokenizer, in turns.
 
-python -m benchmarks.tokenizer
-python -m benchmarks.tokenizer --data sentences.txt --vocabulary vocab.txt
+python -m benchmarks tokenizer
+python -m benchmarks tokenizer --data sentences.txt --vocabulary vocab.txt
 """
 
-import argparse
+import functools
 import gzip
 import os
-import statistics
 import tempfile
-import time
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -18,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 from transformers import BertTokenizer as HuggingFace
 
+from benchmarks import turns
 from keras_tx.text import BertTokenizer
 
 SENTENCES = 16384  # made, where there is no --data
@@ -42,19 +41,16 @@ def read_sentences(paths: list[Path]) -> list[str]:
     return [line.rstrip("\n") for file in files for line in file]
 
 
-def seconds(function, batches) -> float:
-    started = time.perf_counter()
+def all_of(function, batches) -> None:
     for batch in batches:
         function(batch)
-    return time.perf_counter() - started
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = turns.parser(__doc__)
     parser.add_argument("--data", type=Path, nargs="*", default=[], help="text files, a sentence a line, .gz or not")
     parser.add_argument("--vocabulary", type=Path, help="vocab.txt; without it one of up to 8,000 tokens is trained")
     parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
 
     texts = read_sentences(arguments.data) if arguments.data else made_sentences()
@@ -73,17 +69,11 @@ def main() -> None:
         expected = theirs(batch, padding=True, truncation=True, max_length=512, return_tensors="np")["input_ids"]
         assert np.array_equal(graph(tensor)["token_ids"], expected)
 
-    names = {"keras_tx, in the graph": (graph, tensors), "transformers": (lambda batch: theirs(batch), batches)}
-    rates: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(arguments.repeats):
-        for name, (function, inputs) in names.items():
-            rates[name].append(len(texts) / seconds(function, inputs))
-    print(
-        f"{len(texts):,} sentences, vocabulary {ours.vocabulary_size:,}, batches of {arguments.batch_size}, "
-        f"{os.cpu_count()} cores, medians of {arguments.repeats} (least, most); all ids equal"
-    )
-    for name, rate in rates.items():
-        print(f"{name:24} {statistics.median(rate):10,.0f} sentences/s ({min(rate):,.0f}, {max(rate):,.0f})")
+    names = {turns.OURS: (graph, tensors), "transformers": (lambda batch: theirs(batch), batches)}
+    print(f"vocabulary {ours.vocabulary_size:,}, {os.cpu_count()} cores; all ids equal")
+    runs = {name: functools.partial(all_of, function, inputs) for name, (function, inputs) in names.items()}
+    case = f"{len(texts):,} sentences, batches of {arguments.batch_size}"
+    turns.report(case, turns.in_turns(runs, arguments.rounds), len(texts), "sentences", file=arguments.json)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class MultiHeadAttention(keras.layers.Layer):
         use_output_bias: whether the output projection has a bias; as `use_bias` if None.
         qk_norm_epsilon: of `qk_norm`.
         blockwise: whether attention goes block by block, in memory that grows with T + S; None: where T * S is
-            2048 * 2048 or more, known when the graph is made. With a cache and where scores are asked for it does not.
+            4096 * 4096 or more, known when the graph is made. With a cache and where scores are asked for it does not.
 
     Call arguments:
         query: (B, T, D), or more axes in place of T.

@@ -14,14 +14,14 @@ from keras import ops
 
 from keras_tx.layers import masks
 from keras_tx.layers.attend import MASKED
-from keras_tx.layers.loops import at, product, put
+from keras_tx.layers.loops import at, product, put, repeat
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
 jax = Lazy("jax")
 torch = Lazy("torch")
 
-LONG = 2048 * 2048  # T * S from which attention goes block by block by itself
+LONG = 4096 * 4096  # T * S from which attention goes block by block by itself
 BLOCK_SIZE = 512
 _LARGEST = 2**31 - 1
 _NO_DOCUMENT = -1  # of a key that is padding: a query that is has 0
@@ -238,13 +238,13 @@ class _Blocks:
 
             column = ops.zeros((shape[1], self.groups * self.size, 1), "float32")
             start = (column + MASKED / 2, column, ops.zeros((shape[1], self.groups * self.size, self.value.shape[3])))
-            largest, total, output = ops.fori_loop(begin[i], end[i], key_block, start)
+            largest, total, output = repeat(begin[i], end[i], key_block, start)
             output = ops.where(total > 0, output / ops.maximum(total, 1e-30), 0.0)
             logsumexp = ops.where(total > 0, largest + ops.log(ops.maximum(total, 1e-30)), -MASKED)
             return put(outputs, i, output), put(logsumexps, i, logsumexp)
 
         results = ops.zeros((*shape[:3], self.value.shape[3])), ops.zeros((*shape[:3], 1))
-        return ops.fori_loop(0, self.num_query_blocks, query_block, results)
+        return repeat(0, self.num_query_blocks, query_block, results)
 
     def backward(self, output, logsumexp, upstream):
         """The gradients of query, key, value and bias, if there is one, from that of the output (B, T, N, V)."""
@@ -274,7 +274,7 @@ class _Blocks:
 
             of_query, of_key, of_value, of_bias = results
             start = (of_query, ops.zeros(key_shape[1:]), ops.zeros(value_shape[1:]), of_bias)
-            of_query, own_key, own_value, of_bias = ops.fori_loop(begin[j], end[j], query_block, start)
+            of_query, own_key, own_value, of_bias = repeat(begin[j], end[j], query_block, start)
             return of_query, put(of_key, j, own_key), put(of_value, j, own_value), of_bias
 
         of_bias = ops.zeros(())
@@ -282,7 +282,7 @@ class _Blocks:
             count = self.num_query_blocks * self.num_key_blocks
             of_bias = ops.zeros((count, *ops.shape(self.bias)[:2], self.size, self.size))
         results = (ops.zeros(ops.shape(self.query)), ops.zeros(key_shape), ops.zeros(value_shape), of_bias)
-        of_query, of_key, of_value, of_bias = ops.fori_loop(0, self.num_key_blocks, key_block, results)
+        of_query, of_key, of_value, of_bias = repeat(0, self.num_key_blocks, key_block, results)
         sides = zip((of_query * self.scale, of_key, of_value), ("query", "key", "key"), self.dtypes, strict=True)
         gradients = [self.whole(x, side, dtype) for x, side, dtype in sides]
         return tuple(gradients) if self.bias is None else (*gradients, self._whole_bias(of_bias))

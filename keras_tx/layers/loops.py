@@ -16,6 +16,21 @@ def product(a, b, transpose_a=False, transpose_b=False):
     return ops.matmul(a, ops.swapaxes(b, -2, -1) if transpose_b else b)
 
 
+def repeat(start, stop, body, state):
+    """`state = body(index, state)` for each index from `start` up to `stop`, one after the other.
+
+    TensorFlow would begin ten rounds at once where a part of a round waits for no other, and hold memory for ten.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return ops.fori_loop(start, stop, body, state)
+    return tf.while_loop(
+        lambda index, _: index < stop,
+        lambda index, state: (index + 1, body(index, state)),
+        (start, state),
+        parallel_iterations=1,
+    )[1]
+
+
 def at(x, index):
     """Block `index` of (I, ...). XLA is wrong about `x[index]` where `index` is a tensor inside a loop."""
     return ops.take(x, index, axis=0)

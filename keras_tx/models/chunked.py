@@ -20,7 +20,7 @@ class VocabularyModel(TokenModel):
     """
 
     def _logits_from(self, hidden, table):
-        """To be called at the end of `__init__`.
+        """To be called in `__init__`, behind that of `keras.Model`.
 
         Args:
             hidden: symbolic (B, T, D), computed from `self.inputs`.

@@ -5,7 +5,6 @@ Outside a graph a Python library does the work and NumPy arrays come back, so Te
 """
 
 import abc
-import tempfile
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 
 from keras_tx import checks
 from keras_tx.optional import Lazy
-from keras_tx.text.files import folder_of
+from keras_tx.text.files import by_directory, folder_of
 from keras_tx.text.inputs import as_ids, at_least, boolean, strings, within
 from keras_tx.text.lists import as_lists, as_texts, in_a_graph
 from keras_tx.text.template import Template
@@ -90,11 +89,7 @@ class Tokenizer(abc.ABC):
         Raises:
             TypeError: the object cannot be saved as a tokenizer.
         """
-        if not hasattr(tokenizer, "save_pretrained"):
-            raise TypeError(f"`tokenizer` must be a tokenizer of transformers. Received: tokenizer={tokenizer!r}")
-        with tempfile.TemporaryDirectory() as directory:
-            tokenizer.save_pretrained(directory)
-            return cls.from_pretrained(directory, **overrides)
+        return by_directory(lambda directory: cls.from_pretrained(directory, **overrides), tokenizer)
 
     def __call__(self, texts, pairs=None, *, max_length: int | None = None, padding: str = "longest") -> dict:
         """Texts to rows of ids with special tokens, padded on the right.

@@ -5,7 +5,6 @@ The ids are those of `transformers.BertTokenizer`. Everything runs in TensorFlow
 in linear time).
 """
 
-import tempfile
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ import keras
 from keras_tx import checks
 from keras_tx.optional import Lazy
 from keras_tx.text.decode import build_pieces, join
+from keras_tx.text.files import by_directory
 from keras_tx.text.huggingface import read_directory, write_directory
 from keras_tx.text.inputs import as_ids, at_least, boolean, strings, within
 from keras_tx.text.normalize import STAND_INS, normalize, split_words
@@ -113,11 +113,7 @@ class BertTokenizer:
         Raises:
             TypeError: the object cannot be saved as a tokenizer.
         """
-        if not hasattr(tokenizer, "save_pretrained"):
-            raise TypeError(f"`tokenizer` must be a transformers.BertTokenizer. Received: tokenizer={tokenizer!r}")
-        with tempfile.TemporaryDirectory() as directory:
-            tokenizer.save_pretrained(directory)
-            return cls.from_pretrained(directory, **overrides)
+        return by_directory(lambda directory: cls.from_pretrained(directory, **overrides), tokenizer)
 
     @classmethod
     def train(cls, texts: Any, vocabulary_size: int, *, lowercase: bool = True, **options) -> "BertTokenizer":

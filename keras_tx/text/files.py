@@ -1,6 +1,8 @@
 """Tokenizer directories of Hugging Face -> checked JSON, bytes and settings. Nothing here is run or unpickled."""
 
 import json
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,15 @@ def folder_of(directory: str | Path) -> Path:
     if not folder.is_dir():
         raise ValueError(f"`directory` must be a directory. Received: directory={str(directory)!r}")
     return folder
+
+
+def by_directory(read: Callable[[str], Any], tokenizer: Any) -> Any:
+    """What `read` makes of the directory that a tokenizer object of transformers saves; TypeError if it saves none."""
+    if not hasattr(tokenizer, "save_pretrained"):
+        raise TypeError(f"`tokenizer` must be a tokenizer of transformers. Received: tokenizer={tokenizer!r}")
+    with tempfile.TemporaryDirectory() as directory:
+        tokenizer.save_pretrained(directory)
+        return read(directory)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ over tokens they are known up to one factor. Wijmans et al. 2024, arXiv:2411.090
 import keras
 from keras import ops
 
-from keras_tx.layers.loops import product, put
+from keras_tx.layers.loops import product, put, repeat
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -53,7 +53,7 @@ def chunked_loss(hidden, table, labels, weights, *, chunk_size, label_smoothing=
             return total + loss, put(of_hidden, index, of_x), of_table
 
         zeros = [ops.zeros(shape, dtype="float32") for shape in ((num_chunks, chunk_size, size_of_x), table.shape)]
-        total, of_hidden, of_table = ops.fori_loop(0, needed, chunk, (ops.zeros((), dtype="float32"), *zeros))
+        total, of_hidden, of_table = repeat(0, needed, chunk, (ops.zeros((), dtype="float32"), *zeros))
         of_hidden = ops.take(ops.reshape(of_hidden, (filled, size_of_x)), ops.argsort(order), axis=0)
         dtypes = [keras.backend.standardize_dtype(x.dtype) for x in (hidden, table)]
 

@@ -1,0 +1,31 @@
+"""Runs a benchmark by its name: python -m benchmarks NAME [its options]; without a name, lists them."""
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+def described() -> dict[str, str]:
+    """The benchmarks, which are the modules with a `main`, and the first line of their docstrings; none is imported."""
+    trees = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("[!_]*.py"))}
+    return {
+        name: (ast.get_docstring(tree) or "").partition("\n")[0]
+        for name, tree in trees.items()
+        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body)
+    }
+
+
+def main() -> None:
+    names = described()
+    if len(sys.argv) < 2 or sys.argv[1] not in names:
+        print(__doc__, *(f"{name:12} {line}" for name, line in names.items()), sep="\n")
+        sys.exit(len(sys.argv) > 1)
+    name = sys.argv.pop(1)
+    importlib.import_module(f"benchmarks.{name}").main()
+
+
+if __name__ == "__main__":
+    main()

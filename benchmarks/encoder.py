@@ -1,0 +1,159 @@
+"""A stack of encoder layers over padded tokens: tokens a second in training and at inference, of ours and of peers.
+
+python -m benchmarks encoder
+python -m benchmarks encoder --shapes 16x128 4x512 1x2048 --policy mixed_bfloat16
+
+6 layers, width 512, 8 heads, feed-forward 2048, dropout 0.1, Adam. KerasHub and PyTorch get the same batches; a quarter
+of the tokens is padding. The fraction is that of the matrix products that the same machine reaches in the same run.
+"""
+
+import os
+from collections.abc import Callable
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+
+import keras_tx
+from benchmarks import turns
+
+VOCABULARY, LAYERS, WIDTH, HEADS, INTERMEDIATE, DROPOUT = 1009, 6, 512, 8, 2048, 0.1
+STEPS = 4  # in one run
+Sides = tuple[Callable[[], object], Callable[[], object]]  # training and inference, `STEPS` batches each
+
+
+def batch(size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids (B, T) with 0 as padding, half of it in even rows, and targets (B, T)."""
+    random = np.random.default_rng(7)
+    ids = random.integers(1, VOCABULARY, (size, length), dtype="int32")
+    targets = random.normal(size=(size, length)).astype("float32")
+    for row in range(0, size, 2):
+        ids[row, length // 2 if size > 1 else 3 * length // 4 :] = 0
+    return ids, targets
+
+
+def of_keras(build: Callable[[keras.KerasTensor], keras.KerasTensor], ids, targets, jit: bool = False) -> Sides:
+    inputs = keras.Input((ids.shape[1],), batch_size=ids.shape[0], dtype="int32")
+    model = keras.Model(inputs, keras.layers.Dense(1, dtype="float32")(build(inputs))[..., 0])
+    model.compile(keras.optimizers.Adam(1e-4), "mean_squared_error", jit_compile=jit)
+    x, y = keras.ops.convert_to_tensor(ids), keras.ops.convert_to_tensor(targets)
+
+    def train():
+        for _ in range(STEPS):
+            value = model.train_on_batch(x, y)
+        assert np.all(np.isfinite(value))
+
+    def infer():
+        for _ in range(STEPS):
+            model.predict_on_batch(x)
+
+    return train, infer
+
+
+def ours(ids, targets) -> Sides:
+    def build(inputs):
+        options = {"position_encoding": "learned", "max_length": ids.shape[1], "dropout": 0.0}
+        hidden = keras_tx.layers.TokenEmbedding(VOCABULARY, WIDTH, **options)(inputs)
+        return keras_tx.layers.Encoder(LAYERS, HEADS, INTERMEDIATE, dropout=DROPOUT)(hidden)
+
+    return of_keras(build, ids, targets)
+
+
+def keras_hub(ids, targets, jit: bool = False) -> Sides:
+    import keras_hub
+
+    def build(inputs):
+        embed = keras_hub.layers.TokenAndPositionEmbedding(VOCABULARY, ids.shape[1], WIDTH, mask_zero=True)
+        hidden = embed(inputs)
+        for _ in range(LAYERS):
+            hidden = keras_hub.layers.TransformerEncoder(INTERMEDIATE, HEADS, dropout=DROPOUT)(hidden)
+        return hidden
+
+    return of_keras(build, ids, targets, jit)
+
+
+def pytorch(ids, targets) -> Sides:
+    import torch
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    half = keras.config.dtype_policy().compute_dtype == "bfloat16"
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens = torch.nn.Embedding(VOCABULARY, WIDTH)
+            self.positions = torch.nn.Embedding(ids.shape[1], WIDTH)
+            layer = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, INTERMEDIATE, DROPOUT, batch_first=True)
+            self.encoder = torch.nn.TransformerEncoder(layer, LAYERS)
+            self.head = torch.nn.Linear(WIDTH, 1)
+
+        def forward(self, x):
+            hidden = self.tokens(x) + self.positions(torch.arange(x.shape[1]))
+            return self.head(self.encoder(hidden, src_key_padding_mask=x == 0))[..., 0]
+
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-4)
+    x, y = torch.tensor(ids, dtype=torch.long), torch.tensor(targets)
+
+    def train():
+        model.train()
+        for _ in range(STEPS):
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                loss = torch.nn.functional.mse_loss(model(x).float(), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert np.isfinite(loss.item())
+
+    def infer():
+        model.eval()
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=half):
+            for _ in range(STEPS):
+                model(x)
+
+    return train, infer
+
+
+def matrix_products(dtype: str) -> Callable[[], object]:
+    """Products of 4096 x 1024 and 1024 x 4096: 34.4 GFLOP."""
+    import tensorflow as tf
+
+    a, b = tf.ones((4096, 1024), dtype), tf.ones((1024, 4096), dtype)
+    return tf.function(lambda: tf.matmul(a, b))
+
+
+def operations(size: int, length: int) -> float:
+    """Of the matrix products of a forward pass over a batch: projections, feed-forward, scores and what they weigh."""
+    by_token = 2 * (4 * WIDTH * WIDTH + 2 * WIDTH * INTERMEDIATE) + 2 * 2 * length * WIDTH
+    return float(LAYERS * size * length * by_token)
+
+
+def main() -> None:
+    parser = turns.parser(__doc__)
+    parser.add_argument("--shapes", nargs="+", default=["16x128", "4x512", "1x2048"])
+    parser.add_argument("--policy", default="float32", help="dtype policy")
+    parser.add_argument("--xla", action="store_true", help="KerasHub compiled by XLA, too")
+    arguments = parser.parse_args()
+    keras.config.set_dtype_policy(arguments.policy)
+    makers: dict[str, Callable[..., Sides]] = {turns.OURS: ours, "KerasHub, TensorFlow": keras_hub, "PyTorch": pytorch}
+    if arguments.xla:
+        makers["KerasHub, TensorFlow, XLA"] = lambda *data: keras_hub(*data, jit=True)
+    product = matrix_products(keras.config.dtype_policy().compute_dtype)
+    for shape in arguments.shapes:
+        size, length = (int(number) for number in shape.split("x"))
+        sides = {name: make(*batch(size, length)) for name, make in makers.items()}
+        for part, (case, passes) in enumerate((("training", 3), ("inference", 1))):
+            runs = {name: side[part] for name, side in sides.items()} | {"matrix products": product}
+            turns.in_turns(runs, 2)  # compiles
+            times = turns.in_turns(runs, arguments.rounds)
+            limit = 2 * 4096 * 4096 * 1024 / np.median(times.pop("matrix products"))
+            tokens = STEPS * size * length
+            turns.report(f"{case}, {shape}, {arguments.policy}", times, tokens, "tokens", file=arguments.json)
+            reached = STEPS * passes * operations(size, length) / np.median(times[turns.OURS])
+            print(f"  {reached / 1e9:.0f} GFLOP/s of {limit / 1e9:.0f} in plain matrix products: {reached / limit:.2f}")
+
+
+if __name__ == "__main__":
+    main()

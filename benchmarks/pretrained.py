@@ -1,0 +1,139 @@
+"""BERT-base with a classifier: tokens a second, forward and fine-tuning, of keras_tx, transformers and KerasHub.
+
+python -m benchmarks pretrained
+python -m benchmarks pretrained --batch-size 16 --length 128 --rounds 7
+
+All have random float32 weights, a dropout of 0.1 and Adam; TensorFlow without XLA, PyTorch eager, all cores.
+"""
+
+import os
+from collections.abc import Callable
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+
+from benchmarks import turns
+from keras_tx import pretrained
+
+VOCABULARY, HIDDEN, HEADS, INTERMEDIATE, POSITIONS, RATE = 30522, 768, 12, 3072, 512, 2e-5
+STEPS = 3  # in one run
+Sides = tuple[Callable[[], object], Callable[[], object]]  # forward and training, `STEPS` batches each
+
+
+def config(num_layers: int) -> dict:
+    return {
+        "model_type": "bert",
+        "architectures": ["BertForSequenceClassification"],
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": HEADS,
+        "intermediate_size": INTERMEDIATE,
+        "max_position_embeddings": POSITIONS,
+        "type_vocab_size": 2,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": 0,
+    }
+
+
+def of_keras(model: keras.Model, inputs: dict[str, np.ndarray], labels: np.ndarray) -> Sides:
+    """As `predict` and `fit` compute: in compiled graphs."""
+    import tensorflow as tf
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(RATE), loss, jit_compile=False)
+    tensors = {name: tf.constant(x) for name, x in inputs.items()}
+    answer, targets = tf.function(lambda x: model(x, training=False)), tf.constant(labels)
+
+    def forward():
+        for _ in range(STEPS):
+            answer(tensors)
+
+    def train():
+        for _ in range(STEPS):
+            value = model.train_on_batch(tensors, targets)
+        assert np.all(np.isfinite(value))
+
+    return forward, train
+
+
+def ours(num_layers: int, inputs: dict[str, np.ndarray], labels: np.ndarray) -> tuple[int, Sides]:
+    model = pretrained.PretrainedModel(config(num_layers))
+    symbolic = {name: keras.Input((None,), dtype="int32", name=name) for name in inputs}
+    classifier = keras.Model(symbolic, model(symbolic)["logits"])
+    return classifier.count_params(), of_keras(classifier, inputs, labels)
+
+
+def keras_hub(num_layers: int, inputs: dict[str, np.ndarray], labels: np.ndarray) -> tuple[int, Sides]:
+    import keras_hub
+
+    backbone = keras_hub.models.BertBackbone(
+        VOCABULARY, num_layers, HEADS, HIDDEN, INTERMEDIATE, dropout=0.1, max_sequence_length=POSITIONS
+    )
+    model = keras_hub.models.BertTextClassifier(backbone, num_classes=2, preprocessor=None)
+    names = {"input_ids": "token_ids", "attention_mask": "padding_mask", "token_type_ids": "segment_ids"}
+    return model.count_params(), of_keras(model, {names[key]: x for key, x in inputs.items()}, labels)
+
+
+def transformers(num_layers: int, inputs: dict[str, np.ndarray], labels: np.ndarray) -> tuple[int, Sides]:
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    model = BertForSequenceClassification(BertConfig(**config(num_layers)))
+    optimizer = torch.optim.Adam(model.parameters(), RATE)
+    tensors = {name: torch.tensor(x, dtype=torch.long) for name, x in inputs.items()}
+    targets = torch.tensor(labels, dtype=torch.long)
+
+    def forward():
+        model.eval()
+        with torch.inference_mode():
+            for _ in range(STEPS):
+                model(**tensors)
+
+    def train():
+        model.train()
+        for _ in range(STEPS):
+            loss = model(**tensors, labels=targets).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert np.isfinite(loss.item())
+
+    return sum(parameter.numel() for parameter in model.parameters()), (forward, train)
+
+
+def main() -> None:
+    parser = turns.parser(__doc__)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=12)
+    arguments = parser.parse_args()
+    random, shape = np.random.default_rng(7), (arguments.batch_size, arguments.length)
+    inputs = {"input_ids": random.integers(1000, VOCABULARY, shape, dtype="int32")}
+    inputs |= {"attention_mask": np.ones(shape, "int32"), "token_type_ids": np.zeros(shape, "int32")}
+    labels = random.integers(0, 2, arguments.batch_size, dtype="int32")
+    sides = {}
+    for name, make in (
+        (turns.OURS, ours),
+        ("transformers, PyTorch", transformers),
+        ("KerasHub, TensorFlow", keras_hub),
+    ):
+        parameters, sides[name] = make(arguments.layers, inputs, labels)
+        print(f"{name:24} {parameters:,} parameters")
+    tokens = STEPS * arguments.batch_size * arguments.length
+    for part, case in enumerate(("forward", "a step of fine-tuning")):
+        runs = {name: side[part] for name, side in sides.items()}
+        turns.in_turns(runs, 1)  # compiles
+        times = turns.in_turns(runs, arguments.rounds)
+        turns.report(f"{case}, {shape[0]} x {shape[1]}", times, tokens, "tokens", file=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
