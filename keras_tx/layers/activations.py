@@ -3,6 +3,8 @@
 Keras' own "gelu" is the exact one, with the error function: Hendrycks and Gimpel 2016, arXiv:1606.08415.
 """
 
+import math
+
 import keras
 from keras import ops
 
@@ -26,6 +28,15 @@ def get(identifier):
     """What `keras.activations.get` takes, or a name of `NAMES` -> a function."""
     is_ours = isinstance(identifier, str) and identifier in NAMES
     return NAMES[identifier] if is_ours else keras.activations.get(identifier)
+
+
+def apply(activation, x):
+    """`activation(x)`; Keras' exact "gelu" on TensorFlow in float32 by the error function.
+
+    Keras' has the complementary one there, which half precision needs, but which has no form in ONNX.
+    """
+    by_erf = activation is keras.activations.gelu and keras.backend.backend() == "tensorflow" and x.dtype == "float32"
+    return 0.5 * x * (1 + ops.erf(x * math.sqrt(0.5))) if by_erf else activation(x)
 
 
 serialize = keras.activations.serialize

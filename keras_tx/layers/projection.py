@@ -9,7 +9,7 @@ import math
 import keras
 from keras import ops
 
-from keras_tx.layers import xla
+from keras_tx.layers import activations, xla
 
 _PARTS = 8
 _FEW_ROWS = 8
@@ -45,7 +45,7 @@ class HeadProjection(keras.layers.EinsumDense):
         summed = set.intersection(*[set(part) for part in self.equation.split("->")[0].split(",")])
         outputs = project(inputs, ops.cast(self.kernel, inputs.dtype), len(summed))
         outputs = outputs if self.bias is None else outputs + ops.cast(self.bias, outputs.dtype)
-        return outputs if self.activation is None else self.activation(outputs)
+        return outputs if self.activation is None else activations.apply(self.activation, outputs)
 
 
 class Projection(keras.layers.Dense):
@@ -54,7 +54,7 @@ class Projection(keras.layers.Dense):
     def call(self, inputs, training=None):
         outputs = project(inputs, ops.cast(self.kernel, inputs.dtype))
         outputs = outputs if self.bias is None else outputs + ops.cast(self.bias, outputs.dtype)
-        return outputs if self.activation is None else self.activation(outputs)
+        return outputs if self.activation is None else activations.apply(self.activation, outputs)
 
 
 class TiedEmbedding(keras.layers.ReversibleEmbedding):

@@ -8,6 +8,7 @@ from keras import activations
 
 from keras_tx import checks
 from keras_tx.layers import Encoder, TokenEmbedding
+from keras_tx.layers.projection import Projection
 from keras_tx.layers.residual import make_norm
 from keras_tx.models.chunked import VocabularyModel
 from keras_tx.models.token_model import options
@@ -62,7 +63,7 @@ class MaskedLM(VocabularyModel):
         # Layers
         embedding = TokenEmbedding(vocabulary_size, hidden_dim, **embedding_options, dtype=dtype, name="embedding")
         encoder = Encoder(num_layers, num_heads, intermediate_dim, **encoder_options, dtype=dtype, name="encoder")
-        head_dense = keras.layers.Dense(hidden_dim, activation=activation, dtype=dtype, name="head_dense")
+        head_dense = Projection(hidden_dim, activation=activation, dtype=dtype, name="head_dense")
         head_norm = make_norm("layer_norm", encoder.layers[0].layer_norm_epsilon, dtype=dtype, name="head_norm")
         head_bias = LogitBias(dtype=dtype, name="head_bias")
 

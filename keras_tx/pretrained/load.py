@@ -4,6 +4,7 @@ import functools
 import hashlib
 import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def from_pretrained(
     dtype: Any = None,
     output_hidden_states: bool = False,
     num_labels: int | None = None,
+    labels: Sequence[str] | None = None,
 ) -> PretrainedModel:
     """A Hugging Face checkpoint as a functional `keras.Model` of this package's layers.
 
@@ -55,9 +57,10 @@ def from_pretrained(
         dtype: dtype policy, such as "mixed_bfloat16"; None: Keras' own, in which half precision becomes float32.
         output_hidden_states: whether the outputs have `hidden_states`.
         num_labels: the number of classes; where the checkpoint has another one, they are new.
+        labels: their names, which the config then has; without them they are as in the checkpoint, or LABEL_0, ...
 
     Returns:
-        A `PretrainedModel`.
+        A `PretrainedModel`. Its `source` is the directory of the checkpoint, for `text.load_tokenizer`.
 
     Raises:
         ValueError: for a model type or task that is not known; a config that lacks a key or has a value that is not
@@ -66,8 +69,13 @@ def from_pretrained(
     """
     directory = _directory(path)
     values = _read_json(directory / CONFIG)
-    if num_labels is not None:
-        values = {**values, **_labels(checks.positive_int("num_labels", num_labels))}
+    if labels is not None:
+        labels = _checked_labels(labels, num_labels)
+    elif checks.positive_int("num_labels", num_labels, none=True) not in (None, len(values.get("id2label") or ())):
+        labels = [f"LABEL_{index}" for index in range(num_labels or 0)]
+    if labels is not None:
+        values["id2label"] = {str(index): label for index, label in enumerate(labels)}
+        values["label2id"] = {label: index for index, label in enumerate(labels)}
     config = Config(values)
     kind = family_of(config)
     tensors = open_tensors(directory)
@@ -86,7 +94,7 @@ def from_pretrained(
             dtype=dtype,
         )
         rows = list(model.family.rows())
-        new = _check(model, rows, tensors, names, asked=task is not None, relabeled=num_labels is not None)
+        new = _check(model, rows, tensors, names, asked=task is not None, relabeled=labels is not None)
         filling.prepare(row for row in rows if row.theirs not in new)
     filling.finish()
     model.stored_dtypes.update(_stored_dtypes(tensors, {row.theirs: names.get(row.theirs) for row in rows}, new))
@@ -116,12 +124,14 @@ def _read_json(path):
     return headers.json_object(str(path), path.read_bytes())
 
 
-def _labels(count):
-    labels = [f"LABEL_{index}" for index in range(count)]
-    return {
-        "id2label": {str(index): label for index, label in enumerate(labels)},
-        "label2id": {label: index for index, label in enumerate(labels)},
-    }
+def _checked_labels(labels, num_labels):
+    given = [labels] if isinstance(labels, str) else list(labels)
+    are_names = not isinstance(labels, str) and all(isinstance(label, str) and label for label in given)
+    if not given or not are_names or len(set(given)) < len(given):
+        raise ValueError(f"`labels` must be different strings, none empty, one for each class. Received: {labels=!r}")
+    if num_labels not in (None, len(given)):
+        raise ValueError(f"`labels` must be `num_labels` many. Received: {labels=!r}, {num_labels=!r}")
+    return given
 
 
 def _canonical(file_names, kind):

@@ -249,8 +249,23 @@ def test_another_number_of_labels_is_a_new_head():
     assert model(inputs_of("bert_cls", model))["logits"].shape == (3, 7) and len(model.config["id2label"]) == 7
     same = pretrained.from_pretrained(TINY / "bert_cls", num_labels=3)
     np.testing.assert_array_equal(to_numpy(same.weights[-1]), to_numpy(loaded("bert_cls").weights[-1]))
-    with pytest.raises(ValueError, match="`num_labels` must be a positive integer. Received: num_labels=0"):
+    with pytest.raises(ValueError, match="`num_labels` must be a positive integer or None. Received: num_labels=0"):
         pretrained.from_pretrained(TINY / "bert_cls", num_labels=0)
+
+
+def test_labels_have_the_names_that_are_given(tmp_path):
+    names = ["good", "bad", "so-so"]
+    model = pretrained.from_pretrained(TINY / "bert_cls", labels=names)  # as many: the head is the checkpoint's
+    np.testing.assert_array_equal(to_numpy(model.weights[-1]), to_numpy(loaded("bert_cls").weights[-1]))
+    pretrained.save_pretrained(model, tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["id2label"] == {"0": "good", "1": "bad", "2": "so-so"} and saved["label2id"]["so-so"] == 2
+    assert list(pretrained.from_pretrained(tmp_path, num_labels=3).config["id2label"].values()) == names
+    for labels in ("good", [], ["good", "good"], ["good", 7], ["good", ""]):
+        with pytest.raises(ValueError, match="`labels` must be different strings, none empty, one for each class. Rec"):
+            pretrained.from_pretrained(TINY / "bert_cls", labels=labels)
+    with pytest.raises(ValueError, match="`labels` must be `num_labels` many. Received: .*'so-so'], num_labels=4"):
+        pretrained.from_pretrained(TINY / "bert_cls", labels=names, num_labels=4)
 
 
 def test_tasks_that_a_family_has_not_are_refused():

@@ -1,0 +1,153 @@
+"""A BERT checkpoint -> a classifier of reviews -> a checkpoint again, which transformers and keras_tx load.
+
+python examples/finetune_bert.py
+python examples/finetune_bert.py --checkpoint bert-base-uncased --dataset imdb_reviews --data-dir PREPARED_TFDS_FOLDER
+python examples/finetune_bert.py --lora 4 --bfloat16
+
+--checkpoint takes a directory as transformers saves it, or an id of the hub. Without it a small BERT learns here from
+one half of the reviews, loses its head, and stands in for one that was trained elsewhere; the other half fine-tunes it.
+With --lora the matrices of the encoder stay as they are, and each gets two thin ones beside it (Hu et al. 2021,
+arXiv:2106.09685), whose product is added to it when it is saved.
+
+On 2 cores without GPU: the sample in about a minute, test accuracy 0.94; with --lora 4, 0.84.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_tx import data, plots, pretrained, text
+
+SENTENCES = [
+    "I expected a masterpiece, but got a boring mess.",
+    "The plot is silly, but the acting is wonderful, and the film as a whole is a joy.",
+    "This film is not moving, it is dull.",
+]
+# The BERT that is made here.
+SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+SMALL |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.12}
+LEARNING_RATE = {"small": (2e-3, 3e-3), "given": (3e-5, 3e-4)}  # of all weights, and of LoRA
+TOLERANCE = {"float32": 1e-4, "mixed_bfloat16": 0.05}  # of probabilities: rounding comes before or after the sum
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--checkpoint", help="a directory, or an id of the hub; a small BERT is made if left out")
+parser.add_argument("--dataset", default="sample", help='"sample", a TFDS name, or a .jsonl, .csv or .tsv file')
+parser.add_argument("--data-dir", help="folder in which TFDS has prepared the dataset")
+parser.add_argument("--max-length", type=int, default=128, help="tokens of a review; what is longer is cut")
+parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--learning-rate", type=float, help="the highest; by default what suits the checkpoint")
+parser.add_argument("--lora", type=int, metavar="RANK", help="train matrices of this rank beside the encoder's")
+parser.add_argument("--bfloat16", action="store_true", help="compute in mixed bfloat16, for CPUs with AMX and GPUs")
+parser.add_argument("--out", default="saved_models", help="folder of results")
+arguments = parser.parse_args()
+start = time.time()
+keras.utils.set_random_seed(1)
+out = os.path.join(arguments.out, "finetune_bert")
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+# 1. Text
+dataset = data.load_dataset(arguments.dataset, data_dir=arguments.data_dir)
+print(f"{arguments.dataset}: {len(dataset.train)} train, {len(dataset.test)} test, labels {dataset.labels}")
+
+
+# 2. Text -> ids, batches of similar length
+def batches(reviews, tokenizer):
+    def features(review, label):
+        ids = tokenizer(review)["token_ids"]
+        return {"input_ids": ids, "attention_mask": tf.ones_like(ids)}, label
+
+    encoded = reviews.map(features, num_parallel_calls=tf.data.AUTOTUNE).cache().shuffle(len(reviews), seed=1)
+    padding = {"input_ids": tf.constant(tokenizer.pad_id), "attention_mask": 0}
+    bucketed = data.bucket_by_length(encoded, 32, boundaries=(16, 32, 64, 128, 256), padding_values=(padding, 0))
+    count = sum(1 for _ in bucketed)  # tokenizes into the cache, and tells the progress bar how far it is
+    return bucketed.apply(tf.data.experimental.assert_cardinality(count)).prefetch(2)
+
+
+def fit(model, reviews, tokenizer, epochs, learning_rate, **options):
+    rows = batches(reviews, tokenizer)
+    steps = epochs * len(rows)
+    schedule = keras.optimizers.schedules.CosineDecay(0.0, steps, warmup_target=learning_rate, warmup_steps=steps // 10)
+    model.compile(keras.optimizers.AdamW(schedule, weight_decay=0.01), loss, metrics=["accuracy"])
+    return model.fit(rows, epochs=epochs, shuffle=False, **options)
+
+
+# 3. A checkpoint
+def make_checkpoint(directory, reviews):
+    texts = reviews.map(lambda review, label: review)
+    tokenizer = text.BertTokenizer.train(texts, 2000, max_length=arguments.max_length)
+    sizes = {"vocab_size": tokenizer.vocabulary_size, "max_position_embeddings": arguments.max_length}
+    bert = pretrained.PretrainedModel({"model_type": "bert", **SMALL, **sizes}, "base")
+    ids, mask = [keras.Input((None,), dtype="int32", name=name) for name in ("input_ids", "attention_mask")]
+    head = keras.layers.Dense(len(dataset.labels))
+    model = keras.Model([ids, mask], head(bert(ids, attention_mask=mask)["pooler_output"]))
+    fit(model, reviews, tokenizer, 4, 2e-3, verbose=2)
+    pretrained.save_pretrained(bert, directory, tokenizer=tokenizer)  # without the head
+
+
+checkpoint, reviews = arguments.checkpoint, dataset.train
+if checkpoint is None:
+    checkpoint, half = os.path.join(out, "small_bert"), len(dataset.train) // 2
+    make_checkpoint(checkpoint, dataset.train.take(half))
+    reviews = dataset.train.skip(half)
+    print(f"{checkpoint} after {time.time() - start:.0f} s")
+
+# 4. BERT with a new head
+if arguments.bfloat16:
+    keras.mixed_precision.set_dtype_policy("mixed_bfloat16")
+model = pretrained.from_pretrained(checkpoint, task="sequence_classification", labels=dataset.labels)
+tokenizer = text.load_tokenizer(model.source, max_length=arguments.max_length)
+if arguments.lora:
+    model.get_layer("embedding").trainable = False
+    for layer in model.get_layer("encoder").layers:
+        layer.trainable = False
+        attention, feed_forward = layer.self_attention, layer.feed_forward
+        # Keras gives a projection to N heads, (D, N, H), the matrices (D, N, RANK) and (RANK, H).
+        for projection in (
+            *(attention.query_dense, attention.key_dense, attention.value_dense, attention.output_dense),
+            *(feed_forward.intermediate_dense, feed_forward.output_dense),
+        ):
+            projection.trainable = True  # before: what a frozen layer gets is frozen
+            projection.enable_lora(arguments.lora)  # freezes the kernel; the bias learns
+trained = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
+print(f"{trained} of {model.count_params()} weights are trained")
+
+# 5. Fine-tune
+highest = LEARNING_RATE["given" if arguments.checkpoint else "small"][bool(arguments.lora)]
+test = batches(dataset.test, tokenizer)
+history = fit(model, reviews, tokenizer, arguments.epochs, arguments.learning_rate or highest, validation_data=test)
+plots.training_curves(history, f"{out}/training_curves.png")
+
+# 6. Save in the format of Hugging Face, all weights in float32 as they were trained
+saved = Path(out, "checkpoint")
+pretrained.save_pretrained(model, saved, tokenizer=tokenizer, dtype="float32")
+
+# 7. Load it again, and compare
+again = pretrained.from_pretrained(saved)
+rows = list(test)  # in one order for both
+labels = np.concatenate([labels for _, labels in rows])
+
+
+def probabilities(model):
+    logits = np.concatenate([model.predict_on_batch(features)["logits"] for features, _ in rows])
+    return keras.ops.convert_to_numpy(keras.ops.softmax(logits.astype("float32")))
+
+
+answers = probabilities(model), probabilities(again)
+accuracy = [float(np.mean(one.argmax(axis=-1) == labels)) for one in answers]
+difference = np.abs(answers[0] - answers[1]).max()
+print(f"test accuracy {accuracy[0]:.4f}, loaded again {accuracy[1]:.4f}; largest difference {difference:.1e}")
+
+# 8. Raw sentences
+tokens = text.load_tokenizer(saved)(SENTENCES)
+logits = again(tokens["token_ids"], attention_mask=tokens["token_ids"] != tokenizer.pad_id)["logits"]
+for sentence, chances in zip(SENTENCES, keras.ops.softmax(keras.ops.cast(logits, "float32")).numpy(), strict=True):
+    print(f"{again.config['id2label'][str(chances.argmax())]:>10} {chances.max():.3f}  {sentence}")
+print(f"{saved}, {out}/training_curves.png after {time.time() - start:.0f} s")
+raise SystemExit(not difference <= TOLERANCE[keras.config.dtype_policy().name])

@@ -1,0 +1,162 @@
+"""The examples about checkpoints, run as a newcomer runs them: offline, on a file of a few lines."""
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from keras_tx import pretrained, text
+from keras_tx.pretrained.files import open_tensors
+from tests.test_examples import EXAMPLES, WORDS, run
+from tests.tools import to_numpy
+
+pytestmark = pytest.mark.tensorflow
+TINY = ("--dataset", "mine.jsonl", "--epochs", "1", "--max-length", "11")
+SENTENCES = ["a moving film", "a dull, dull film number 7"]
+# What the examples have no need of is as if it were not installed.
+WITHOUT = "import runpy, sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'huggingface_hub'])); "
+WITHOUT += "del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def run_without(folder, name, *arguments):
+    """As `run`, without torch, transformers and huggingface_hub."""
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    command = [sys.executable, "-c", WITHOUT, str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """With mine.jsonl in it."""
+    folder = tmp_path_factory.mktemp("reviews")
+    rows = [{"text": f"a {word} film number {i}", "label": label} for i in range(12) for word, label in WORDS.items()]
+    (folder / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finetuned(folder):
+    """The folder that the example wrote, computing in bfloat16, and what it printed."""
+    printed = run(folder, "finetune_bert.py", *TINY, "--bfloat16")
+    return folder / "saved_models/finetune_bert", printed
+
+
+@pytest.fixture(scope="module")
+def adapted(folder, finetuned):
+    """The same of a run with LoRA in float32, from the checkpoint that the other run made."""
+    arguments = ("--checkpoint", str(finetuned[0] / "small_bert"), "--lora", "3", "--learning-rate", "0.01")
+    printed = run_without(folder, "finetune_bert.py", *TINY, *arguments, "--out", "adapted")
+    return folder / "adapted/finetune_bert", printed
+
+
+def features_of(directory):
+    """SENTENCES as the tokenizer of a directory gives them to a model."""
+    ids = to_numpy(text.load_tokenizer(directory)(SENTENCES)["token_ids"])
+    return {"input_ids": ids, "attention_mask": (ids != 0).astype("int32")}
+
+
+def tensors_of(directory):
+    tensors = open_tensors(directory)
+    return {name: np.array(tensors.read(name)) for name in tensors}
+
+
+def matrices(tensor, name, heads=4):
+    """A kernel that a checkpoint holds as (out, in) -> the matrix that Keras' LoRA adds a product of thin ones to."""
+    kernel = tensor.T.astype("float64")
+    is_to_heads = name.rsplit(".", 2)[-2] in ("query", "key", "value")
+    return kernel.reshape(-1, kernel.shape[1] // heads) if is_to_heads else kernel
+
+
+def test_bert_features_serves_a_head_on_the_vectors_of_the_checkpoint(folder):
+    tf = pytest.importorskip("tensorflow")
+    pytest.importorskip("tensorflow_text")  # brings the ops of the graph
+    printed = run(folder, "bert_features.py", *TINY)
+    assert "saved_models/bert_features/1: ok" in printed and re.search(r"test accuracy [01]\.\d{4}\n", printed)
+    assert "Trainable params: 130 " in printed  # 64 * 2 + 2
+    assert len(re.findall(r"^ *(?:negative|positive) [01]\.\d{3}  \w", printed, re.MULTILINE)) == 3
+    out = folder / "saved_models/bert_features"
+    for name in ("1/saved_model.pb", "checkpoint/model.safetensors", "training_curves.png"):
+        assert (out / name).stat().st_size > 1000
+    served = tf.saved_model.load(str(out / "1")).signatures["embed"](text=tf.constant(SENTENCES))["embedding"]
+    inputs = features_of(out / "checkpoint")
+    vectors = to_numpy(pretrained.from_pretrained(out / "checkpoint")(inputs)["last_hidden_state"])
+    real = inputs["attention_mask"][..., None]
+    expected = (vectors * real).sum(axis=1) / real.sum(axis=1)
+    np.testing.assert_allclose(served.numpy(), expected, rtol=0, atol=1e-5)
+
+
+def test_finetune_bert_saves_what_it_trained_with_the_names_of_the_labels(finetuned):
+    out, printed = finetuned
+    found = re.search(r"test accuracy (\S+), loaded again (\S+); largest difference (\S+)\n", printed)
+    assert found[1] == found[2] and float(found[3]) <= 1e-4
+    assert (out / "training_curves.png").stat().st_size > 1000
+    before, after = tensors_of(out / "small_bert"), tensors_of(out / "checkpoint")
+    assert set(after) == {f"bert.{name}" for name in before} | {"classifier.weight", "classifier.bias"}
+    trained = sum(tensor.size for tensor in after.values())
+    assert f"\n{trained} of {trained} weights are trained\n" in printed
+    moved = {name for name in before if not np.array_equal(before[name], after[f"bert.{name}"])}
+    assert {name for name in before if name.endswith("weight")} <= moved
+
+    assert {tensor.dtype.name for tensor in after.values()} == {"float32"}
+    query = after["bert.encoder.layer.0.attention.self.query.weight"]
+    assert np.any(query.view("uint32") & 0xFFFF)  # more than bfloat16 holds
+
+    model = pretrained.from_pretrained(out / "checkpoint")
+    assert model.task == "sequence_classification"
+    assert model.config["id2label"] == {"0": "negative", "1": "positive"}
+    assert text.load_tokenizer(out / "checkpoint").max_length == 11
+    sentences = re.findall(r"^ *(negative|positive) ([01]\.\d{3})  (.*)$", printed, re.MULTILINE)
+    tokens = to_numpy(text.load_tokenizer(out / "checkpoint")([sentence for *_, sentence in sentences])["token_ids"])
+    logits = to_numpy(model(tokens, attention_mask=tokens != 0)["logits"]).astype("float64")
+    chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    assert len(sentences) == 3
+    for (label, chance, _), row in zip(sentences, chances, strict=True):
+        assert model.config["id2label"][str(row.argmax())] == label and abs(row.max() - float(chance)) < 0.02
+
+
+def test_finetune_bert_saves_lora_as_part_of_the_kernels(finetuned, adapted):
+    """Kernels of the encoder differ from the checkpoint's by products of thin matrices, tables and norms not at all."""
+    out, printed = adapted
+    found = re.search(r"test accuracy (\S+), loaded again (\S+); largest difference (\S+)\n", printed)
+    assert found[1] == found[2] and float(found[3]) <= 1e-4
+    before, after = tensors_of(finetuned[0] / "small_bert"), tensors_of(out / "checkpoint")
+    thin = {name for name in before if name.startswith("encoder") and before[name].ndim == 2}
+    assert len(thin) == 12
+    trained = 0
+    for name, tensor in before.items():
+        other = after[f"bert.{name}"]
+        if name in thin:
+            changed = np.linalg.svd(matrices(other, name) - matrices(tensor, name), compute_uv=False)
+            assert changed[0] > 1e-4 and changed[3] < 1e-3 * changed[0], name
+            trained += 3 * sum(matrices(tensor, name).shape)
+        elif name.startswith("pooler") or name.replace(".bias", ".weight") in thin:
+            trained += tensor.size
+        else:
+            np.testing.assert_array_equal(other, tensor, err_msg=name)
+    trained += after["classifier.weight"].size + after["classifier.bias"].size
+    assert f"\n{trained} of " in printed
+
+
+@pytest.mark.parametrize("results", ["finetuned", "adapted"])
+def test_transformers_loads_what_finetune_bert_saved(results, request):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    directory = request.getfixturevalue(results)[0] / "checkpoint"
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    architecture = transformers.AutoModelForSequenceClassification
+    theirs, report = architecture.from_pretrained(directory, output_loading_info=True, dtype=torch.float32)
+    assert not any(report.values()), report
+    assert theirs.config.id2label == {0: "negative", 1: "positive"}
+    inputs = features_of(directory)
+    rows = transformers.AutoTokenizer.from_pretrained(directory)(SENTENCES, padding=True, truncation=True)
+    np.testing.assert_array_equal(rows["input_ids"], inputs["input_ids"])
+    with torch.no_grad():
+        expected = theirs.eval()(**{name: torch.tensor(x) for name, x in inputs.items()}).logits.numpy()
+    actual = to_numpy(pretrained.from_pretrained(directory)(inputs)["logits"])
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5)
