@@ -20,6 +20,7 @@ from keras_tx import pretrained
 
 VOCABULARY, HIDDEN, HEADS, INTERMEDIATE, POSITIONS, RATE = 30522, 768, 12, 3072, 512, 2e-5
 STEPS = 3  # in one run
+PARTS = ("forward", "fine-tuning")
 Sides = tuple[Callable[[], object], Callable[[], object]]  # forward and training, `STEPS` batches each
 
 
@@ -113,6 +114,7 @@ def main() -> None:
     parser = turns.parser(__doc__)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--layers", type=int, default=12)
     arguments = parser.parse_args()
     random, shape = np.random.default_rng(7), (arguments.batch_size, arguments.length)
@@ -128,11 +130,11 @@ def main() -> None:
         parameters, sides[name] = make(arguments.layers, inputs, labels)
         print(f"{name:24} {parameters:,} parameters")
     tokens = STEPS * arguments.batch_size * arguments.length
-    for part, case in enumerate(("forward", "a step of fine-tuning")):
-        runs = {name: side[part] for name, side in sides.items()}
+    for part in arguments.parts:
+        runs = {name: side[PARTS.index(part)] for name, side in sides.items()}
         turns.in_turns(runs, 1)  # compiles
         times = turns.in_turns(runs, arguments.rounds)
-        turns.report(f"{case}, {shape[0]} x {shape[1]}", times, tokens, "tokens", file=arguments.json)
+        turns.report(f"{part}, {shape[0]} x {shape[1]}", times, tokens, "tokens", file=arguments.json)
 
 
 if __name__ == "__main__":

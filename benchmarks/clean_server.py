@@ -1,0 +1,90 @@
+"""A version -> answers, and how long they take, in a process as clean as a stock server: no Keras, XLA off.
+
+`CleanServer` starts this file as a script: python -P clean_server.py VERSION
+"""
+
+import json
+import runpy
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+BECOMING_A_SERVER = Path(__file__).parents[1] / "keras_tx" / "serving" / "check" / "clean_process.py"
+
+
+class CleanServer:
+    """A version, loaded by the C++ loader in a process of its own; ends with its `with` block."""
+
+    def __init__(self, version):
+        command = [sys.executable, "-P", __file__, str(Path(version).resolve())]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        self.process.wait()
+
+    def answer(self, signature, **inputs):
+        """{output: list} for inputs as lists."""
+        return self._ask(signature=signature, inputs=inputs)
+
+    def prepare(self, name, signature, requests):
+        """Keeps requests, each a dict of lists, as tensors under a name, and answers each once."""
+        self._ask(prepare=name, signature=signature, requests=requests)
+
+    def run(self, name):
+        """The seconds of each of the requests that were prepared."""
+        return self._ask(run=name)
+
+    def _ask(self, **command):
+        print(json.dumps(command), file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the process ended with exit code {self.process.wait()}")
+        return json.loads(line)
+
+
+def serve(version):
+    runpy.run_path(str(BECOMING_A_SERVER))["_become_a_server"]()
+    import tensorflow as tf  # only after Keras is shut out
+
+    signatures = tf.saved_model.load(version).signatures
+    prepared = {}
+
+    def tensors(signature, inputs):
+        specs = signature.structured_input_signature[1]
+        return {name: tf.constant(values, specs[name].dtype) for name, values in inputs.items()}
+
+    def seconds(signature, inputs):
+        started = time.perf_counter()
+        signature(**inputs)
+        return time.perf_counter() - started
+
+    for line in sys.stdin:
+        command = json.loads(line)
+        if "run" in command:
+            signature, requests = prepared[command["run"]]
+            reply = [seconds(signature, inputs) for inputs in requests]
+        else:
+            signature = signatures[command["signature"]]
+            if "prepare" in command:
+                requests = [tensors(signature, inputs) for inputs in command["requests"]]
+                prepared[command["prepare"]] = signature, requests
+                reply = [seconds(signature, inputs) for inputs in requests]
+            else:
+                outputs = signature(**tensors(signature, command["inputs"]))
+                reply = {name: as_json(value.numpy().tolist()) for name, value in outputs.items()}
+        print(json.dumps(reply), flush=True)
+
+
+def as_json(value):
+    if isinstance(value, list):
+        return [as_json(one) for one in value]
+    return value.decode() if isinstance(value, bytes) else value
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
