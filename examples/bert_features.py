@@ -8,7 +8,7 @@ one half of the reviews, loses its head, and stands in for one that was trained 
 half. (Filling in masked words of the sample would teach it nothing: a blaming word fits there wherever a praising one
 does.)
 
-On 2 cores without GPU: the sample in about a minute, test accuracy 0.97.
+On 2 cores without GPU: the sample in under two minutes, test accuracy 0.97.
 """
 
 import argparse
