@@ -10,17 +10,27 @@ import keras
 from keras import ops
 
 from keras_tx.layers import activations, xla
+from keras_tx.optional import Lazy
+
+tf = Lazy("tensorflow")
 
 _PARTS = 8
 _FEW_ROWS = 8
 _MANY_NUMBERS = 2**16
 
 
-def project(inputs, kernel, num_axes=1):
-    """`inputs` (..., *summed) times `kernel` (*summed, *made) -> (..., *made), with `num_axes` axes summed."""
+def project(inputs, kernel, num_axes=1, bias=None, activation=None):
+    """`inputs` (..., *summed) times `kernel` (*summed, *made) -> (..., *made), with `num_axes` axes summed.
+
+    `bias` (*made) and `activation` follow the product at once: so TensorFlow makes one operation of the three.
+    """
     made, size = tuple(kernel.shape[num_axes:]), math.prod(kernel.shape[:num_axes])
     rows = ops.reshape(inputs, (-1, size))
     products = _times(rows, ops.reshape(kernel, (size, math.prod(made))))
+    if bias is not None:
+        products = _plus(products, ops.reshape(bias, (-1,)))
+    if activation is not None:
+        products = activations.apply(activation, products)
     free = tuple(inputs.shape[: len(inputs.shape) - num_axes])
     # A single unknown size follows from the others; asking for it would be three operations more in each step.
     free = tuple(-1 if n is None else n for n in free) if free.count(None) == 1 else ops.shape(inputs)[: len(free)]
@@ -38,23 +48,29 @@ def _times(rows, kernel):
     return ops.matmul(rows, kernel)
 
 
+def _plus(rows, bias):
+    # Of a plain sum the gradient would look for the axes to sum at every step.
+    return tf.nn.bias_add(rows, bias) if keras.backend.backend() == "tensorflow" else rows + bias
+
+
+def _dense(layer, inputs, num_axes=1):
+    kernel, bias = (None if x is None else ops.cast(x, inputs.dtype) for x in (layer.kernel, layer.bias))
+    return project(inputs, kernel, num_axes, bias, layer.activation)
+
+
 class HeadProjection(keras.layers.EinsumDense):
     """`EinsumDense` whose equation sums the last axes of its input, as attention's projections do."""
 
     def call(self, inputs, training=None):
         summed = set.intersection(*[set(part) for part in self.equation.split("->")[0].split(",")])
-        outputs = project(inputs, ops.cast(self.kernel, inputs.dtype), len(summed))
-        outputs = outputs if self.bias is None else outputs + ops.cast(self.bias, outputs.dtype)
-        return outputs if self.activation is None else activations.apply(self.activation, outputs)
+        return _dense(self, inputs, len(summed))
 
 
 class Projection(keras.layers.Dense):
     """`Dense` by `project`."""
 
     def call(self, inputs, training=None):
-        outputs = project(inputs, ops.cast(self.kernel, inputs.dtype))
-        outputs = outputs if self.bias is None else outputs + ops.cast(self.bias, outputs.dtype)
-        return outputs if self.activation is None else activations.apply(self.activation, outputs)
+        return _dense(self, inputs)
 
 
 class TiedEmbedding(keras.layers.ReversibleEmbedding):

@@ -43,6 +43,17 @@ def test_the_product_in_parts_is_chosen_for_few_rows_under_xla_alone(by_xla):
         assert any(op.type == "Sum" for op in traced.graph.get_operations()) == split
 
 
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("layer", [HeadProjection("abc,cde->abde", (None, 3, 5), bias_axes="de"), Projection(15)])
+def test_a_bias_follows_the_product_at_once(layer):
+    """What TensorFlow's optimizer of graphs makes one operation of."""
+    import tensorflow as tf
+
+    traced = tf.function(layer).get_concrete_function(tf.zeros((2, 7, 11)))
+    (add,) = [op for op in traced.graph.get_operations() if op.type == "BiasAdd"]
+    assert add.inputs[0].op.type == "MatMul"
+
+
 PAIRS = [
     (
         HeadProjection("abc,cde->abde", (None, 3, 5), bias_axes="de", activation="tanh"),

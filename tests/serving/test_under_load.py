@@ -1,0 +1,58 @@
+"""Loaded versions under load, and exports that are killed; the benchmark `serving_load` has the large numbers."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorflow_text")  # brings the ops of the graph
+from benchmarks import fuzzed, killed, loaded
+
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.fixture(scope="module")
+def servables(tmp_path_factory):
+    """A tiny classifier and a tiny translator, with all their signatures."""
+    folder = tmp_path_factory.mktemp("loaded")
+    return loaded.exported(folder, vocabulary_size=1009, new_tokens=5, num_layers=1, hidden_dim=8, intermediate_dim=11)
+
+
+def test_threads_get_the_answers_of_one_thread(servables):
+    requests = loaded.mixed_requests(servables, 26)
+    assert len({(request.model, request.signature) for request in requests}) == 12
+    expected = [loaded.answer(servables, request) for request in requests]
+    load = loaded.under_load(servables, requests, expected, [*range(26)] * 3, threads=5, parts=2)
+    assert not load.errors and len(load.differences) == 78
+    assert max(load.differences) <= loaded.TOLERANCE
+
+
+def test_a_load_tells_of_errors_and_of_other_answers(servables):
+    requests = loaded.mixed_requests(servables, 2)
+    expected = [loaded.answer(servables, request) for request in requests]
+    name = next(name for name, value in expected[0].items() if value.dtype.kind == "f")
+    expected[0][name] = expected[0][name] + 0.01
+    requests[1].inputs.clear()
+    load = loaded.under_load(servables, requests, expected, [0, 1], threads=2, parts=1)
+    assert len(load.errors) == 1 and load.differences[0] > loaded.TOLERANCE
+
+
+def test_texts_of_every_kind_are_answered_in_the_right_shape(servables):
+    assert fuzzed.fuzz(servables, fuzzed.fuzzed(len(fuzzed.KINDS))) == []
+
+
+def test_a_wrong_shape_is_told(servables):
+    classifier = servables["classifier"]
+    request = loaded.mixed_requests(servables, 1)[0]
+    outputs = loaded.answer(servables, request)
+    assert "rows" in fuzzed.problem(classifier, request.signature, len(next(iter(outputs.values()))) + 1, outputs)
+    name = next(name for name, value in outputs.items() if value.dtype.kind == "f")
+    outputs[name] = np.full_like(outputs[name], np.nan)
+    wrong = fuzzed.problem(classifier, request.signature, len(outputs[name]), outputs)
+    assert "not finite" in wrong
+
+
+def test_a_watcher_never_sees_what_was_killed(tmp_path):
+    base = tmp_path / "killed"
+    with killed.Watcher(base) as watcher:
+        stages = killed.kill_exports(base, 3)
+    assert sum(stages.values()) == 3
+    assert watcher.problems == [] and watcher.loaded == len(watcher.seen) > 0

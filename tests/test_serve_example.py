@@ -1,0 +1,46 @@
+"""The example that serves, run as a newcomer runs it: what it prints for every signature."""
+
+import re
+
+import pytest
+
+from tests.test_examples import run
+
+pytestmark = pytest.mark.tensorflow
+OUTPUTS = {
+    "translator": {
+        "serving_default": {"text"},
+        "generate": {"num_tokens", "score", "text"},
+        "beam": {"scores", "text"},
+        "score": {"log_probability", "num_tokens", "token_log_probabilities", "tokens"},
+        "tokens": {"lengths", "token_ids"},
+        "explain": {"cross_scores", "decoder_scores", "encoder_scores", "source_tokens", "text", "tokens"},
+        "embed": {"embedding"},
+    },
+    "opinions": {
+        "serving_default": {"label", "probabilities"},
+        "tokens": {"label", "probabilities"},
+        "classify": {"classes", "scores"},
+        "explain": {"label", "probabilities", "scores", "tokens"},
+        "embed": {"embedding"},
+    },
+}
+
+
+def test_serve_asks_every_signature_as_clients_would(tmp_path):
+    pytest.importorskip("tensorflow_text")  # brings the ops of the graph
+    printed = run(tmp_path, "serve.py", "--epochs", "1")
+    parts = re.split(r"^(translator|opinions), (\w+):$", printed, flags=re.MULTILINE)
+    found = {name: {} for name in OUTPUTS}
+    for name, signature, section in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+        outputs = section.split("print(stub.Predict(request, 30.0).outputs)\n")[1].split("\n\n")[0]
+        found[name][signature] = set(re.findall(r"^  (\w+): ", outputs, re.MULTILINE))
+        assert f'curl -d \'{{"signature_name": "{signature}"' in section
+        assert f"http://localhost:8501/v1/models/{name}:predict" in section
+        assert f"request.model_spec.signature_name = {name!r}, {signature!r}" in section
+    assert found == OUTPUTS
+    for name in OUTPUTS:
+        folder = tmp_path / "saved_models" / name
+        assert f'-v "{folder}:/models/{name}" -e MODEL_NAME={name} tensorflow/serving' in printed
+        assert f"saved_models/{name}/1: ok" in printed
+        assert (folder / "1/assets.extra/tf_serving_warmup_requests").stat().st_size > 0
