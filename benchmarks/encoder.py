@@ -52,39 +52,32 @@ def of_keras(build: Callable[[keras.KerasTensor], keras.KerasTensor], ids, targe
     return train, infer
 
 
-def ours(ids, targets) -> Sides:
-    def build(inputs):
-        options = {"position_encoding": "learned", "max_length": ids.shape[1], "dropout": 0.0}
-        hidden = keras_tx.layers.TokenEmbedding(VOCABULARY, WIDTH, **options)(inputs)
-        return keras_tx.layers.Encoder(LAYERS, HEADS, INTERMEDIATE, dropout=DROPOUT)(hidden)
-
-    return of_keras(build, ids, targets)
+def our_stack(inputs: keras.KerasTensor, vocabulary_size: int, max_length: int) -> keras.KerasTensor:
+    options = {"position_encoding": "learned", "max_length": max_length, "dropout": 0.0}
+    hidden = keras_tx.layers.TokenEmbedding(vocabulary_size, WIDTH, **options)(inputs)
+    return keras_tx.layers.Encoder(LAYERS, HEADS, INTERMEDIATE, dropout=DROPOUT)(hidden)
 
 
-def keras_hub(ids, targets, jit: bool = False) -> Sides:
+def keras_hub_stack(inputs: keras.KerasTensor, vocabulary_size: int, max_length: int) -> keras.KerasTensor:
     import keras_hub
 
-    def build(inputs):
-        embed = keras_hub.layers.TokenAndPositionEmbedding(VOCABULARY, ids.shape[1], WIDTH, mask_zero=True)
-        hidden = embed(inputs)
-        for _ in range(LAYERS):
-            hidden = keras_hub.layers.TransformerEncoder(INTERMEDIATE, HEADS, dropout=DROPOUT)(hidden)
-        return hidden
-
-    return of_keras(build, ids, targets, jit)
+    hidden = keras_hub.layers.TokenAndPositionEmbedding(vocabulary_size, max_length, WIDTH, mask_zero=True)(inputs)
+    for _ in range(LAYERS):
+        hidden = keras_hub.layers.TransformerEncoder(INTERMEDIATE, HEADS, dropout=DROPOUT)(hidden)
+    return hidden
 
 
-def pytorch(ids, targets) -> Sides:
+def torch_model(vocabulary_size: int, max_length: int):
+    """(B, T) ids, 0 padding -> (B, T)."""
     import torch
 
     torch.set_num_threads(os.cpu_count() or 1)
-    half = keras.config.dtype_policy().compute_dtype == "bfloat16"
 
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.tokens = torch.nn.Embedding(VOCABULARY, WIDTH)
-            self.positions = torch.nn.Embedding(ids.shape[1], WIDTH)
+            self.tokens = torch.nn.Embedding(vocabulary_size, WIDTH)
+            self.positions = torch.nn.Embedding(max_length, WIDTH)
             layer = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, INTERMEDIATE, DROPOUT, batch_first=True)
             self.encoder = torch.nn.TransformerEncoder(layer, LAYERS)
             self.head = torch.nn.Linear(WIDTH, 1)
@@ -93,7 +86,22 @@ def pytorch(ids, targets) -> Sides:
             hidden = self.tokens(x) + self.positions(torch.arange(x.shape[1]))
             return self.head(self.encoder(hidden, src_key_padding_mask=x == 0))[..., 0]
 
-    model = Model()
+    return Model()
+
+
+def ours(ids, targets) -> Sides:
+    return of_keras(lambda inputs: our_stack(inputs, VOCABULARY, ids.shape[1]), ids, targets)
+
+
+def keras_hub(ids, targets, jit: bool = False) -> Sides:
+    return of_keras(lambda inputs: keras_hub_stack(inputs, VOCABULARY, ids.shape[1]), ids, targets, jit)
+
+
+def pytorch(ids, targets) -> Sides:
+    import torch
+
+    half = keras.config.dtype_policy().compute_dtype == "bfloat16"
+    model = torch_model(VOCABULARY, ids.shape[1])
     optimizer = torch.optim.Adam(model.parameters(), 1e-4)
     x, y = torch.tensor(ids, dtype=torch.long), torch.tensor(targets)
 
