@@ -14,7 +14,7 @@ BECOMING_A_SERVER = Path(__file__).parents[1] / "keras_tx" / "serving" / "check"
 
 
 class CleanServer:
-    """A version, loaded by the C++ loader in a process of its own; ends with its `with` block."""
+    """A version, loaded without Keras in a process of its own; ends with its `with` block."""
 
     def __init__(self, version):
         command = [sys.executable, "-P", __file__, str(Path(version).resolve())]
@@ -48,7 +48,7 @@ class CleanServer:
 
 
 def serve(version):
-    runpy.run_path(str(BECOMING_A_SERVER))["_become_a_server"]()
+    runpy.run_path(str(BECOMING_A_SERVER))["become_a_server"]()
     import tensorflow as tf  # only after Keras is shut out
 
     signatures = tf.saved_model.load(version).signatures

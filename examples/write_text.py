@@ -57,7 +57,7 @@ class Characters:
         return [[self.ids[character] for character in text if character in self.ids] for text in texts]
 
     def decode(self, rows):
-        return ["".join(self.characters[i - 1] for i in row) for row in rows]
+        return ["".join(self.characters[i - 1] for i in row if i) for row in rows]
 
 
 if arguments.level == "character":

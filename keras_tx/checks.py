@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Collection
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -18,16 +18,21 @@ def positive_int(name: str, value: Any, none: bool = False) -> Any:
 
 def rate(name: str, value: Any) -> float:
     """Returns `value` if it is a probability that dropout can take: 0 <= value < 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 1:
         raise ValueError(f"The argument `{name}` must be a number in [0, 1). Received: {name}={value!r}")
-    return value
+    return _plain(value)
 
 
 def positive_float(name: str, value: Any) -> float:
     """Returns `value` if it is a finite positive number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < float("inf"):
         raise ValueError(f"The argument `{name}` must be a positive finite number. Received: {name}={value!r}")
-    return value
+    return _plain(value)
+
+
+def _plain(value: Any) -> float:
+    """A number that JSON has; NumPy's are not all."""
+    return value if isinstance(value, (int, float)) else float(value)
 
 
 def one_of(name: str, value: Any, allowed: Collection) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_tx import checks
+from keras_tx.generation.beam import Beam
 from keras_tx.generation.loop import Loop, bucket
 from keras_tx.generation.prompts import Pieces, as_rows, as_strings, is_text, padded, until_stop
 from keras_tx.generation.steps import Steps
@@ -30,6 +31,7 @@ def generate(
     no_repeat_ngram_size=0,
     forbidden_tokens=(),
     forced_tokens=None,
+    renormalize_logits=False,
     return_scores=False,
     target=None,
     jit_compile=True,
@@ -48,7 +50,7 @@ def generate(
 
     Args:
         model: functional; its output is logits (B, T, V).
-        inputs: texts (`str`, or a list of them) with a `tokenizer`; or ids: (P,), (B, P) padded on either side, or a
+        inputs: texts (`str`, or a list of them) with a `tokenizer`; or ids: (P,), (B, P), padding left out, or a
             list of rows of any lengths. For a model with a source (`Seq2Seq`) they are sources. A dict by the names of
             the model's inputs gives both sources and the beginning of the targets.
         strategy: `Greedy()` (the default), `Sample(...)` or `Beam(...)`.
@@ -92,6 +94,7 @@ def generate(
         no_repeat_ngram_size=no_repeat_ngram_size,
         forbidden_tokens=forbidden_tokens,
         forced_tokens=forced_tokens,
+        renormalize_logits=renormalize_logits,
         target=target,
         jit_compile=jit_compile,
     )
@@ -122,7 +125,7 @@ def stream(model, inputs, strategy=None, **options):
     if given.arguments.pop("return_scores"):
         raise ValueError("`return_scores` is not for `stream`: a score is known at the end. Received: True")
     job = _Job(**given.arguments)
-    if job.loop.strategy.width > 1:
+    if isinstance(job.strategy, Beam):
         raise ValueError(f"`strategy` must have no beams to be streamed. Received: strategy={strategy}")
     return job.stream()
 
@@ -134,6 +137,7 @@ class _Job:
         self, model, inputs, strategy, *, tokenizer, source_tokenizer, max_new_tokens, target, jit_compile, **rules
     ):
         checks.positive_int("max_new_tokens", max_new_tokens)
+        model = model._writing_model() if hasattr(model, "_writing_model") else model
         self.steps, loops = _compiled_before(model, target)
         task = Task(self.steps, strategy, tokenizer, max_new_tokens=max_new_tokens, **rules)
         self.task, self.max_new_tokens = task, task.max_new_tokens

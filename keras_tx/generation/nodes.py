@@ -97,6 +97,12 @@ def is_known(operation):
     return of_this_package or type(operation) in _BY_ITSELF or type(operation).__name__ == "NotEqual"
 
 
+def compared_with(node):
+    """The number that a node `x != number` compares with; None of any other node."""
+    numbers = [x for x in (*node.arguments.args, *node.arguments.kwargs.values()) if isinstance(x, (int, float))]
+    return numbers[0] if type(node.operation).__name__ == "NotEqual" and numbers else None
+
+
 def check_no_softmax(operation):
     """Strategies would take probabilities for logits, and flatten them."""
     activation = getattr(operation, "activation", None)

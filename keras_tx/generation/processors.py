@@ -34,6 +34,7 @@ class Constraints:
             forbidden, wherever the row ends with those before it.
         forced_tokens: {index: id}, generated tokens that are given; the index -1 is the last one possible, at the
             limit. These win over all other rules, and score 0.
+        renormalize_logits: make log-probabilities of what the rules left; it changes the scores of beams alone.
 
     Raises:
         ValueError: for numbers out of range and ids that are not integers of at least 0.
@@ -44,6 +45,7 @@ class Constraints:
     min_new_tokens: int = 0
     forbidden_tokens: Any = ()
     forced_tokens: Any = None
+    renormalize_logits: bool = False
 
     def __post_init__(self):
         checks.positive_float("repetition_penalty", self.repetition_penalty)
@@ -70,7 +72,7 @@ class Constraints:
             forced = ops.reshape(forced, (-1, 1))  # (R, 1) where the rows have limits of their own
             given = ops.where(ops.arange(size, dtype="int32") == forced, 0.0, _FORBIDDEN)
             scores = ops.where(forced == _NO_TOKEN, scores, given)
-        return scores
+        return ops.log_softmax(scores, axis=-1) if self.renormalize_logits else scores
 
     def _forbidden(self, state, stop_tokens, size):
         """Masks, broadcastable to (R, V), of what must not come next."""

@@ -15,9 +15,11 @@ tf = Lazy("tensorflow")
 def is_text(inputs):
     """Whether `inputs` are strings: one, a list of them, or an array or tensor."""
     if isinstance(inputs, (list, tuple)):
-        return bool(inputs) and isinstance(inputs[0], (str, bytes))
+        return any(isinstance(one, (str, bytes)) for one in inputs)
     if isinstance(inputs, (str, bytes)):
         return True
+    if isinstance(inputs, np.ndarray) and inputs.dtype == object:
+        return any(isinstance(one, (str, bytes)) for one in inputs.ravel())
     dtype = getattr(inputs, "dtype", None)
     return str(getattr(dtype, "name", dtype)).startswith(("str", "object", "<U", "bytes"))
 
@@ -29,6 +31,9 @@ def as_strings(inputs):
     else:
         array = np.asarray(inputs.numpy() if hasattr(inputs, "numpy") else inputs, dtype=object)
         inputs, one = list(np.atleast_1d(array)), array.ndim == 0
+    wrong = [text for text in inputs if not isinstance(text, (str, bytes))]
+    if wrong:
+        raise ValueError(f"`inputs` must be texts alone, or rows of ids. Received: {wrong[0]!r} among texts")
     return [text.decode("utf-8") if isinstance(text, bytes) else str(text) for text in inputs], one
 
 
@@ -37,13 +42,17 @@ def as_rows(name, inputs, padding_id, vocabulary_size):
 
     Args:
         name: of the argument, for errors.
-        inputs: (P,) or (B, P) integers, padded on either side with `padding_id`; or a list of rows of any lengths.
+        inputs: (P,) or (B, P) integers, or a list of rows of any lengths; `padding_id` is left out wherever it stands.
         padding_id: None if nothing is padding.
         vocabulary_size: V.
     """
     if hasattr(inputs, "to_list"):  # a ragged tensor
         inputs = inputs.to_list()
-    if isinstance(inputs, (list, tuple)) and len({np.ndim(row) for row in inputs}) <= 1:
+    if isinstance(inputs, np.ndarray) and inputs.dtype == object:  # rows of any lengths
+        inputs = inputs.tolist()
+    if isinstance(inputs, (list, tuple)) and len({_depth(row) for row in inputs}) > 1:
+        raise ValueError(f"`{name}` must be rows of ids, (P,) or (B, P). Received: {inputs!r}")
+    if isinstance(inputs, (list, tuple)):
         one = all(np.ndim(row) == 0 for row in inputs)
         rows = [np.asarray(inputs)] if one else [np.asarray(row) for row in inputs]
     else:
@@ -54,6 +63,10 @@ def as_rows(name, inputs, padding_id, vocabulary_size):
         shapes = [row.shape for row in rows]
         raise ValueError(f"`{name}` must be rows of ids, (P,) or (B, P), and not empty. Received: shapes {shapes}")
     return [_tokens(name, row, padding_id, vocabulary_size) for row in rows], one
+
+
+def _depth(row):
+    return 1 + _depth(row[0]) if isinstance(row, (list, tuple)) and row else np.ndim(row)
 
 
 def _tokens(name, row, padding_id, vocabulary_size):

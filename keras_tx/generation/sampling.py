@@ -8,6 +8,7 @@ arXiv:1904.09751; min-p: Nguyen et al. 2024, arXiv:2407.01082.
 import math
 import random
 from dataclasses import KW_ONLY, dataclass, field
+from numbers import Integral, Real
 
 import numpy as np
 from keras import ops
@@ -141,12 +142,16 @@ class Sample(Strategy):
         checks.positive_int("top_k", self.top_k, none=True)
         for name, zero in (("top_p", False), ("min_p", True)):
             value = getattr(self, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            number = isinstance(value, Real) and not isinstance(value, bool)
             if value is not None and not (number and (0 < value <= 1 or (zero and value == 0))):
                 rule = f"a number in {'[' if zero else '('}0, 1] or None"
                 raise ValueError(f"The argument `{name}` must be {rule}. Received: {name}={value!r}")
-        if self.seed is not None and (not isinstance(self.seed, int) or isinstance(self.seed, bool)):
+        if self.seed is not None and (not isinstance(self.seed, Integral) or isinstance(self.seed, bool)):
             raise ValueError(f"The argument `seed` must be an integer or None. Received: seed={self.seed!r}")
+        for name, plain in (("temperature", float), ("top_p", float), ("min_p", float), ("top_k", int), ("seed", int)):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, plain(value))  # frozen; of NumPy's numbers some overflow
 
     def noise(self, batch, num_new):
         """(M, B) float32 in [0, 1): column i is the stream of the counter generator Philox with key (seed, i)."""

@@ -18,6 +18,8 @@ from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
 
+MASKS = ("mask", "query_mask", "value_mask", "key_mask")  # arguments of the layers that look at other tokens
+
 
 class Steps:
     """A functional model that writes, taken apart.
@@ -55,6 +57,7 @@ class Steps:
         self._split()
         embeddings = {name: self._embedding_of(symbol) for name, symbol in zip(self.inputs, inputs, strict=True)}
         self.padding_ids = {name: nodes.padding_id(layer) for name, layer in embeddings.items()}
+        self._check_masks()
         self.vocabulary_sizes = {name: nodes.vocabulary_size(layer) for name, layer in embeddings.items()}
         self.max_length = nodes.shortest_table(self._growing)
         self.max_source_length = nodes.shortest_table(self._once)
@@ -260,6 +263,24 @@ class Steps:
                 f"'{layer.name}' with use_causal_mask={causal}, rotary={layer.rotary}, "
                 f"sliding_window={layer.sliding_window}"
             )
+
+    def _check_masks(self):
+        """In a step a mask is that of the padding, whatever the layer was given."""
+        made = {symbol: node for node in self._nodes for symbol in node.outputs}
+        for node in self._cached:
+            for name in MASKS:
+                symbols = node.symbols_of(name, len(node.arguments.args))
+                for source in [made[symbol] for symbol in symbols if symbol in made]:
+                    hidden = nodes.compared_with(source)
+                    if hidden is not None and self._target in source.inputs.values() and not self._pads(hidden):
+                        raise ValueError(
+                            f"The `{name}` of layer '{node.operation.name}' must be that of the padding, in a model "
+                            f"that writes. Received: a mask of the id {hidden}, padding_id="
+                            f"{self.padding_ids[self.target]}"
+                        )
+
+    def _pads(self, token):
+        return self.padding_ids[self.target] is not None and token == self.padding_ids[self.target]
 
     def _try(self, model, unknown):
         """Raises unless a few tokens give in steps what they give as a whole."""

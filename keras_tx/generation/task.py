@@ -37,6 +37,7 @@ class Task:
         no_repeat_ngram_size=0,
         forbidden_tokens=(),
         forced_tokens=None,
+        renormalize_logits=False,
     ):
         self.max_new_tokens = checks.positive_int("max_new_tokens", max_new_tokens)
         self.steps, self.strategy = steps, Greedy() if strategy is None else strategy
@@ -54,6 +55,7 @@ class Task:
             min_new_tokens=min_new_tokens,
             forbidden_tokens=forbidden_tokens,
             forced_tokens=forced_tokens,
+            renormalize_logits=bool(renormalize_logits),
         )
         self.constraints.check(max_new_tokens, steps.vocabulary_size, self.stop_tokens)
 

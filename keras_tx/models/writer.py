@@ -47,4 +47,8 @@ class Writer(VocabularyModel):
 
     def generate(self, inputs, strategy=None, **options):
         """Writes on from a prompt, or the target of a source: `keras_tx.generation.generate(self, ...)`, which see."""
-        return generation.generate(self._writing_model(), inputs, strategy, **options)
+        return generation.generate(self, inputs, strategy, **options)
+
+    def stream(self, inputs, strategy=None, **options):
+        """Yields what `generate` writes, as it comes: `keras_tx.generation.stream(self, ...)`, which see."""
+        return generation.stream(self, inputs, strategy, **options)

@@ -6,6 +6,8 @@ B prompts, P slots of a prompt, N new tokens, n answers for each prompt.
 import numpy as np
 from keras import ops
 
+from keras_tx.generation.prompts import as_strings, is_text
+
 
 def is_array(value) -> bool:
     """Whether this is an array or tensor of integers."""
@@ -34,6 +36,20 @@ def rows_of(ids, mask, padding_id) -> list[np.ndarray]:
             f"{ids.shape}, a mask of shape {real.shape}"
         )
     return [row[kept] for row, kept in zip(ids, real, strict=True)]
+
+
+def longest(prompts, tokenizer=None) -> int:
+    """The tokens of the longest prompt, as `generate` takes them; of an array its width, padding included."""
+    if hasattr(prompts, "shape") and is_array(prompts):
+        return int(prompts.shape[-1])
+    if hasattr(prompts, "to_list"):
+        prompts = prompts.to_list()
+    if is_text(prompts):
+        texts, _ = as_strings(prompts)
+        rows = tokenizer.tokenize(texts) if tokenizer is not None else [[]]
+        rows = rows.to_list() if hasattr(rows, "to_list") else rows
+        return max(len(row) for row in rows) + (getattr(tokenizer, "cls_id", None) is not None)
+    return max(np.shape(row)[-1] for row in prompts) if np.ndim(prompts[0]) else len(prompts)
 
 
 def laid_out(answers, prompts, padding_id) -> np.ndarray:

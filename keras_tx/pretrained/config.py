@@ -49,6 +49,7 @@ CHANGING: dict[str, tuple] = {
     "num_experts": (0,),
     "num_local_experts": (0, 1),
     "parallel_attn": (False,),
+    "per_layer_config": ({},),
     "partial_rotary_factor": (1.0,),
     "position_embedding_type": ("absolute",),
     "pruned_heads": ({},),
@@ -60,10 +61,35 @@ CHANGING: dict[str, tuple] = {
     "rope_scaling": (),
     "scale_embedding": (False,),
     "sliding_window": (),
+    "tie_last_hidden_states": (True,),
     "use_parallel_residual": (False,),
     "use_qk_norm": (False,),
     "use_sliding_window": (False,),
 }
+# Two names of one number, of which transformers takes the second where both are there.
+ALIASES = {
+    "d_kv": "head_dim",
+    "d_model": "hidden_size",
+    "dim": "hidden_size",
+    "encoder_attention_heads": "num_attention_heads",
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_heads": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_layers": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+    "num_heads": "num_attention_heads",
+    "num_layers": "num_hidden_layers",
+}
+LAYERS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "num_decoder_layers",
+    "encoder_layers",
+    "decoder_layers",
+)
 _NEEDED: Any = object()
 
 
@@ -110,6 +136,20 @@ class Config:
             raise ValueError(f"`{keys[0]}` in config.json must be {rule}. Received: {keys[0]}={value!r}")
         return value
 
+    def flag(self, key: str, *, default: bool) -> bool:
+        """`take` for true or false."""
+        value = self.take(key, default=default)
+        if not isinstance(value, bool):
+            raise ValueError(f"`{key}` in config.json must be true or false. Received: {key}={value!r}")
+        return value
+
+    def token(self, key: str, *, default: Any = None) -> Any:
+        """`take` for the id of a token, an integer, or the default."""
+        value = self.take(key, default=default)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ValueError(f"`{key}` in config.json must be an integer. Received: {key}={value!r}")
+        return value
+
     def activation(self, *keys: str, default: Any = _NEEDED):
         """The function that a key names."""
         return activation(self.take(*keys, default=default), keys[0])
@@ -125,10 +165,19 @@ class Config:
     def num_labels(self) -> int:
         """The number of classes: of `id2label`, else `num_labels`, else 2."""
         labels = self.take("id2label", default={})
+        if not isinstance(labels, dict):
+            raise ValueError(f"`id2label` in config.json must be a dict. Received: id2label={labels!r}")
         return len(labels) if labels else self.number("num_labels", default=2)
 
     def check(self) -> None:
-        """Raises for a value that changes the computation and that nobody has read."""
+        """Raises for a value that changes the computation and that nobody has read, and for two that contradict."""
+        for key, other in ALIASES.items():
+            value, another = self.values.get(key), self.values.get(other)
+            if key in self._read and None not in (value, another) and value != another:
+                raise ValueError(
+                    f"`{key}` and `{other}` in config.json must be equal. Received: {key}={value!r}, "
+                    f"{other}={another!r}"
+                )
         for key, neutral in CHANGING.items():
             value = self.values.get(key)
             if key not in self._read and value is not None and value not in neutral:
@@ -136,6 +185,15 @@ class Config:
                 raise ValueError(
                     f"`{key}` in config.json is not supported for model_type={model_type!r}. Received: {key}={value!r}"
                 )
+
+
+def check_layers(values: dict, most: int) -> None:
+    """Raises for more layers than a checkpoint has tensors: they would be made before anybody saw that."""
+    for key in LAYERS:
+        if isinstance(values.get(key), int) and values[key] > most:
+            raise ValueError(
+                f"`{key}` in config.json must be at most the number of tensors, {most}. Received: {key}={values[key]}"
+            )
 
 
 def activation(name: Any, key: str):

@@ -90,12 +90,21 @@ class Family:
         """Keywords of `generation.generate` that generation_config.json asks for."""
         return {}
 
+    def max_length(self, values: dict) -> int | None:
+        """What generation_config.json allows for prompt and new tokens together, where it says nothing else."""
+        return None
+
     def strategy(self, values: dict):
         """The strategy that generation_config.json asks for, with the defaults of transformers.
 
         Raises:
             ValueError: for sampling of a kind that there is not; the message has its name.
         """
+        if values.get("num_return_sequences") not in (None, 1):
+            raise ValueError(
+                "`num_return_sequences` of the generation config must be 1; for more, give a `strategy`. Received: "
+                f"num_return_sequences={values['num_return_sequences']!r}"
+            )
         if values.get("do_sample"):
             for name, off in _NOT_SAMPLED.items():
                 if values.get(name) not in (None, off):
@@ -133,6 +142,10 @@ class Family:
             ValueError: they mean none that is known.
         """
         architectures = config.take("architectures", default=None) or [None]
+        if not isinstance(architectures, list):
+            raise ValueError(
+                f"`architectures` in config.json must be a list. Received: architectures={architectures!r}"
+            )
         for task, names in cls.tasks.items():
             if architectures[0] in ((names,) if isinstance(names, str) else names):
                 return task

@@ -88,10 +88,7 @@ def open_tensors(path) -> Tensors:
 
 def _open(path):
     if path.name.endswith(PICKLES) or path.name.startswith("pytorch_model"):
-        raise ValueError(
-            "`path` must have weights in safetensors: a pickle can run any code while it is loaded. If you trust it, "
-            f"convert it once with transformers and torch: {remedy(path.parent)}. Received: path={str(path)!r}"
-        )
+        raise pickled(path.parent, path)
     if path.suffix == ".h5":
         return Tensors(h5.datasets(path))
     if path.suffix == ".json":
@@ -99,6 +96,14 @@ def _open(path):
     if path.suffix == ".safetensors":
         return Tensors(_tensors(path))
     raise ValueError(f"`path` must end with .safetensors, .index.json or .h5. Received: path={str(path)!r}")
+
+
+def pickled(directory, file):
+    """The error for a checkpoint, a directory or an id of the hub, whose weights are pickled."""
+    return ValueError(
+        "`path` must have weights in safetensors: a pickle can run any code while it is loaded. If you trust it, "
+        f"convert it once with transformers and torch: {remedy(directory)}. Received: path={str(file)!r}"
+    )
 
 
 def remedy(directory):

@@ -80,6 +80,8 @@ class TokenHead:
             yield from table.linear(output, self.output)
         if self.bias is not None:
             yield table.Row(bias, self.bias.bias)
+            if self.output is not None and bias != f"{output}.bias":
+                yield table.Row(f"{output}.bias", self.bias.bias)  # the one that counts, where the table is not tied
 
 
 class ClassHead:

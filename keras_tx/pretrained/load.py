@@ -15,8 +15,8 @@ import numpy as np
 from keras_tx import checks
 from keras_tx.optional import Lazy
 from keras_tx.pretrained import headers
-from keras_tx.pretrained.config import Config
-from keras_tx.pretrained.files import open_tensors
+from keras_tx.pretrained.config import Config, check_layers
+from keras_tx.pretrained.files import PICKLES, open_tensors, pickled
 from keras_tx.pretrained.filling import Filling
 from keras_tx.pretrained.model import PretrainedModel
 from keras_tx.pretrained.registry import family_of
@@ -71,7 +71,7 @@ def from_pretrained(
     values = _read_json(directory / CONFIG)
     if labels is not None:
         labels = _checked_labels(labels, num_labels)
-    elif checks.positive_int("num_labels", num_labels, none=True) not in (None, len(values.get("id2label") or ())):
+    elif checks.positive_int("num_labels", num_labels, none=True) not in (None, _count(values.get("id2label"))):
         labels = [f"LABEL_{index}" for index in range(num_labels or 0)]
     if labels is not None:
         values["id2label"] = {str(index): label for index, label in enumerate(labels)}
@@ -80,7 +80,11 @@ def from_pretrained(
     kind = family_of(config)
     tensors = open_tensors(directory)
     names = _canonical(tensors.names, kind)
+    tied = _is_tied(config, kind, tensors, names)
+    if not tied and isinstance(kind.copies, dict):  # older files have the one for both
+        names |= {copy: names[name] for copy, name in kind.copies.items() if copy not in names and name in names}
     absent = [part for part, key in kind.parts.items() if kind.prefix + key not in names]
+    check_layers(values, len(tensors))
     generation = directory / GENERATION
     filling = Filling(tensors, names)
     with keras.StatelessScope():  # in which variables are made, but have no values before its end
@@ -88,7 +92,7 @@ def from_pretrained(
             values,
             task,
             output_hidden_states=output_hidden_states,
-            tied=_is_tied(config, kind, tensors, names),
+            tied=tied,
             absent=absent,
             generation_config=_read_json(generation) if generation.is_file() else None,
             dtype=dtype,
@@ -106,6 +110,10 @@ def from_pretrained(
     return model
 
 
+def _count(labels):
+    return len(labels) if isinstance(labels, dict) else 0
+
+
 def _directory(path):
     directory = Path(path)
     if directory.is_dir():
@@ -115,6 +123,10 @@ def _directory(path):
     found = Path(huggingface_hub.snapshot_download(str(path), allow_patterns=[*_BESIDE, "model*.safetensors"]))
     if not any(found.glob("model*.safetensors")):
         found = Path(huggingface_hub.snapshot_download(str(path), allow_patterns=[*_BESIDE, "tf_model.h5"]))
+    if not any(found.glob("model*.safetensors")) and not (found / "tf_model.h5").is_file():
+        pickles = [name for name in huggingface_hub.list_repo_files(str(path)) if name.endswith(PICKLES)]
+        if pickles:
+            raise pickled(path, f"{path}/{pickles[0]}")
     return found
 
 
@@ -147,6 +159,10 @@ def _canonical(file_names, kind):
         if name in names:
             raise ValueError(f"A tensor must be stored under one name. Received: {names[name]!r} and {file_name!r}")
         names[name] = file_name
+    shared = kind.prefix + kind.embedding_key
+    aliases = [] if isinstance(kind.copies, dict) else [name for name in kind.copies if name in names]
+    if shared not in names and aliases:  # a table, stored under another of its names
+        names[shared] = names.pop(aliases[0])
     return names
 
 

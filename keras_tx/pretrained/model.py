@@ -144,8 +144,7 @@ class PretrainedModel(keras.Model):
             ValueError: for a model that does not write, and as `keras_tx.generation.generate`.
         """
         model = self._writing_model()
-        strategy = self.family.strategy(self.generation_config) if strategy is None else strategy
-        options = {**self.family.generation_options(self.generation_config), **options}
+        strategy, options = self._as_configured(inputs, strategy, options)
         names = [x.name for x in model.inputs]
         given = dict(inputs) if isinstance(inputs, dict) else {names[0]: inputs}
         masks = {name: given.pop(mask, None) for name, mask in _MASKS.items()}
@@ -165,6 +164,33 @@ class PretrainedModel(keras.Model):
         prompts = (given[names[0]], rows[names[0]]) if len(names) == 1 else None
         laid_out = arrays.laid_out(answers, prompts, padding_id)
         return (laid_out, scores) if options.get("return_scores") else laid_out
+
+    def stream(self, inputs, strategy=None, **options):
+        """Yields new tokens as they come: `keras_tx.generation.stream`, with what `generation_config` says.
+
+        Args:
+            inputs: texts with a `tokenizer`, or ids, of the model's first input; or a dict of inputs without masks.
+
+        Raises:
+            ValueError: for a model that does not write, a strategy with beams, and as `keras_tx.generation.stream`.
+        """
+        model = self._writing_model()
+        strategy, options = self._as_configured(inputs, strategy, options)
+        return generation.stream(model, inputs, strategy, **options)
+
+    def _as_configured(self, inputs, strategy, options):
+        strategy = self.family.strategy(self.generation_config) if strategy is None else strategy
+        most = self.family.max_length(self.generation_config)
+        if most is not None and "max_new_tokens" not in options:
+            prompt = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
+            longest = arrays.longest(prompt, options.get("tokenizer"))
+            if longest >= most:
+                raise ValueError(
+                    "`max_new_tokens` must be given for prompts as long as `max_length` of the generation config. "
+                    f"Received: a prompt of {longest}, max_length={most}"
+                )
+            options = {**options, "max_new_tokens": most - longest}
+        return strategy, {**self.family.generation_options(self.generation_config), **options}
 
     def _padding_id(self):
         """What fills up behind the end of an answer: the padding token, or where there is none the one that ends it."""

@@ -12,6 +12,7 @@ from keras_tx.pretrained import table
 from keras_tx.pretrained.files import write_tensors
 from keras_tx.pretrained.load import CONFIG, GENERATION
 from keras_tx.pretrained.model import PretrainedModel
+from keras_tx.text.fits import check_fits
 
 DTYPES = ("float32", "float16", "bfloat16")
 TOKENIZER_FILES = (
@@ -55,11 +56,14 @@ def save_pretrained(
 
     Raises:
         TypeError: `model` is no `PretrainedModel`.
-        ValueError: another `dtype`, a `max_shard_bytes` that is not positive, or kernels that were quantized.
+        ValueError: another `dtype`, a `max_shard_bytes` that is not positive, kernels that were quantized, or a
+            tokenizer with more tokens than the model.
     """
     if not isinstance(model, PretrainedModel):
         raise TypeError(f"`model` must be a PretrainedModel. Received: model of type {type(model).__name__}")
     checks.one_of("dtype", dtype, (None, *DTYPES))
+    if tokenizer is not None and model.config.get("vocab_size") is not None:
+        check_fits(tokenizer, model.config["vocab_size"])
     directory = Path(directory)
     write_tensors(directory, _tensors(model, dtype), max_shard_bytes=max_shard_bytes)
     _write_json(directory / CONFIG, _values(model, dtype))

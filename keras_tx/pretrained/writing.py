@@ -14,8 +14,9 @@ _NOT_DONE = {
     "forced_decoder_ids": (),
     "begin_suppress_tokens": ([],),
     "guidance_scale": (1,),
+    "stop_strings": ([],),
 }
-_DEFAULT_LENGTH = 20  # new tokens, as in transformers
+DEFAULT_LENGTH = 20  # new tokens, as in transformers
 
 
 def options(values):
@@ -34,7 +35,7 @@ def options(values):
             )
     stop_tokens = _listed(values.get("eos_token_id"))
     start = values.get("decoder_start_token_id")
-    length = values.get("max_new_tokens") or (values.get("max_length") or 1 + _DEFAULT_LENGTH) - 1
+    length = values.get("max_new_tokens") or (values.get("max_length") or 1 + DEFAULT_LENGTH) - 1
     least = max(values.get("min_new_tokens") or 0, (values.get("min_length") or 0) - 1)
     forced = {}
     if values.get("forced_bos_token_id") is not None:
@@ -49,6 +50,7 @@ def options(values):
         "min_new_tokens": least,
         "repetition_penalty": values.get("repetition_penalty"),
         "no_repeat_ngram_size": values.get("no_repeat_ngram_size"),
+        "renormalize_logits": values.get("renormalize_logits"),
         "forbidden_tokens": [*bad, *([token] for token in values.get("suppress_tokens") or [])],
         "forced_tokens": forced,
     }

@@ -124,8 +124,16 @@ def check_labels(reader, labels):
     name, output = _head(reader)
     activation = _activation(output)
     count = output.shape[-1]
-    if activation is keras.activations.sigmoid and count == 1:
-        count = 2  # yes or no
+    taken = sorted({"label", "probabilities"} & (set(reader.outputs) - {name}))
+    if taken:
+        raise ValueError(f"`model` must not have outputs named as what `labels` add. Received: outputs {taken}")
+    if count == 1 and activation in (keras.activations.linear, keras.activations.sigmoid):
+        count = 2  # no or yes
+    elif count == 1 and activation is None:
+        raise ValueError(
+            "`model` must end in a layer that tells whether its single number is a logit or a probability, such as "
+            f"`keras.layers.Activation('sigmoid')`. Received: output '{name}'"
+        )
     elif activation not in (None, keras.activations.linear, keras.activations.softmax):
         raise ValueError(
             "`model` must return logits or probabilities: its `activation` must be None or 'softmax'. Received: "
@@ -146,14 +154,18 @@ def check_labels(reader, labels):
 def classes(reader, labels):
     """The head's output as labels and probabilities, and all other outputs by their names."""
     name, output = _head(reader)
-    names, activation = tf.constant(labels), _activation(output)
+    names, activation, is_single = tf.constant(labels), _activation(output), output.shape[-1] == 1
+    are_logits = activation is keras.activations.linear
+    if activation is None:
+        are_logits = not _are_probabilities(reader, name)
 
     def answer(ids, segments=None, padding_id=0):
         outputs = reader(ids, segments, padding_id)
         given = tf.cast(outputs.pop(name), "float32")
-        if activation is keras.activations.sigmoid:
+        if is_single:
+            given = tf.sigmoid(given) if are_logits else given
             given = tf.concat([1 - given, given], axis=-1)
-        probabilities = tf.nn.softmax(given) if activation in (None, keras.activations.linear) else given
+        probabilities = tf.nn.softmax(given) if are_logits and not is_single else given
         return {**outputs, "label": tf.gather(names, tf.argmax(given, axis=-1)), "probabilities": probabilities}
 
     return answer
@@ -249,6 +261,14 @@ def _activation(tensor):
         return _activation(operation._inbound_nodes[node_index].input_tensors[0])
     by_name = {"Softmax": keras.activations.softmax, "Sigmoid": keras.activations.sigmoid}
     return by_name.get(type(operation).__name__, activation)  # layers and operations of Keras
+
+
+def _are_probabilities(reader, name):
+    """Whether an output is one: by its numbers for a few rows of ids, where no layer tells."""
+    size, width = min(reader.vocabulary_size or 2, 11), reader.width or min(5, reader.max_length or 5)
+    ids = tf.constant([[(row + 3 * column) % size for column in range(width)] for row in range(7)], "int32")
+    numbers = tf.cast(reader(ids, padding_id=-1)[name], "float64").numpy()
+    return bool(((numbers >= 0) & (numbers <= 1)).all() and (abs(numbers.sum(-1) - 1) < 0.02).all())
 
 
 def _before_head(tensor):

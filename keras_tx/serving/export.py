@@ -59,12 +59,13 @@ def export(
         path: the model's folder, such as "saved_models/reviews"; versions are numbers below it.
         tokenizer: a `BertTokenizer`, or another that runs in the graph, of the model's vocabulary. Texts that are
             longer than its `max_length` are cut.
-        source_tokenizer: of the sources, for a `Seq2Seq` with two vocabularies.
+        source_tokenizer: of the sources, for a `Seq2Seq` with two vocabularies; beside a `tokenizer`.
         generation: of a model that writes, the options of `keras_tx.generation.generate`: `strategy`,
             `max_new_tokens`, `stop_tokens`, ...
-        labels: the names of the classes, the last axis of the output; "0", "1", ... if None for a `TextClassifier`.
+        labels: the names of the classes, the last axis of the output; "0", "1", ... if None for a `TextClassifier`. Two
+            for a single number, a logit or a sigmoid: of the second one's.
         warmup: texts that a server answers before it lets clients in, or requests
-            `{"signature_name": ..., "inputs": {...}}`.
+            `{"signature_name": ..., "inputs": {...}}`. The first texts are also among those that `check` compares.
         max_batch: the most rows that a server puts together, and the most of a request, where it batches.
 
     Returns:
@@ -107,7 +108,7 @@ def export_here(model, path, *, tokenizers, generation, labels, warmup, max_batc
         archive.write_out(str(folder), verbose=False)
         loaded = tf.saved_model.load(str(folder)).signatures
         loaded = {name: loaded[name] for name in signatures}
-        content = kind.parity(signatures)
+        content = kind.parity(signatures, [entry for entry in warmup if isinstance(entry, str)])
         figures = parity.differences(loaded, content.get("signatures", {}))
         if content:
             parity.write_parity(folder, content)
@@ -135,4 +136,9 @@ def _check_path(path):
         raise ValueError(
             "`path` must be the model's folder, below which versions are numbers, and not a version. Received: "
             f"path={str(path)!r}, which has a saved_model.pb"
+        )
+    if path.name.isdecimal():
+        raise ValueError(
+            "`path` must be the model's folder, below which versions are numbers, and not a number itself. Received: "
+            f"path={str(path)!r}"
         )

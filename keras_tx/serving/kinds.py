@@ -10,7 +10,8 @@ from keras_tx.pretrained import PretrainedModel
 from keras_tx.serving import parity
 from keras_tx.serving.classifying import check_labels, reading_signatures
 from keras_tx.serving.inputs import text_spec
-from keras_tx.serving.reader import Reader, check_padding
+from keras_tx.serving.reader import Reader, check_padding, half_of
+from keras_tx.serving.warmup import inputs_for
 from keras_tx.serving.writer import Writer
 from keras_tx.serving.writing import writer_signatures
 
@@ -80,9 +81,7 @@ class Reading:
         self.labels = check_labels(self.reader, labels) if classifies else None
         if tokenizer is not None:
             self._check_tokenizer()
-        self.padding_id = self.reader.padding_id
-        if self.padding_id is None:
-            self.padding_id = 0 if tokenizer is None else tokenizer.pad_id
+        self.padding_id = self._padding_id()
         self.generation, self.of_requests = None, {}
         self._tried = own or self.reader.width is not None
 
@@ -93,11 +92,22 @@ class Reading:
             check_padding(self.reader, self.padding_id, ids, width)
         return reading_signatures(self.reader, self.tokenizer, self.labels, self.padding_id, self.fills)
 
-    def parity(self, signatures):
-        """What `check` compares with: the answers of the live model."""
+    def _padding_id(self):
+        """That of the model, of its config, or of the tokenizer. Where nothing tells, and there is a mask, none is."""
+        of_config = self.model.config.get("pad_token_id") if isinstance(self.model, PretrainedModel) else None
+        of_tokenizer = None if self.tokenizer is None else self.tokenizer.pad_id
+        known = [one for one in (self.reader.padding_id, of_tokenizer, of_config) if one is not None]
+        return known[0] if known else (-1 if self.reader.has_mask else 0)
+
+    def parity(self, signatures, texts=()):
+        """What `check` compares with: the answers of the live model, to texts of its own and to the first of `texts`.
+
+        Without a tokenizer: to a row of ids.
+        """
         if self.tokenizer is None:
-            return {}
-        content = {"signatures": parity.reading_examples(signatures, self.reader, self.tokenizer)}
+            row = self._some_ids()[0]
+            return {"signatures": {"tokens": parity.ids_example(signatures["tokens"], self.reader, row)}}
+        content = {"signatures": parity.reading_examples(signatures, self.reader, self.tokenizer, texts)}
         if isinstance(self.model, TextClassifier):
             content |= parity.classifier_answers(self.reader, self.tokenizer, self.labels)
         return content
@@ -192,7 +202,7 @@ class Writing:
             if given is not None:
                 check_in_graph(name, given)
         self.model, self.generation, self.labels = model, dict(generation or {}), None
-        self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
+        self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer
         self._asked = (model, self.tokenizer, self.source_tokenizer, self.generation)
         fewest = max(1, self.generation.get("min_new_tokens", 0))
         self.of_requests = {"max_new_tokens": self.generation.get("max_new_tokens", fewest)}
@@ -201,21 +211,50 @@ class Writing:
         """{name: tf.function}."""
         return writer_signatures(*self._asked)
 
-    def parity(self, signatures):
-        """What `check` compares with: what `generate` writes. Nothing of a strategy that draws, or of several texts."""
-        options = {"strategy": Greedy(), **self.generation}
+    def parity(self, signatures, texts=()):
+        """What `check` compares with: what `generate` writes, and one answer of every other signature.
+
+        Of a strategy that draws, and in half precision, there is the request alone.
+        """
+        draws = isinstance(self.generation.get("strategy"), Sample)
+        examples = {}
+        for name, function in signatures.items():
+            inputs = self._request(function)
+            if inputs is not None:
+                drawn = draws and name in ("serving_default", "tokens")
+                examples[name] = parity.writing_example(name, function, inputs, drawn, half_of(self.model))
         names = [spec.name for spec in signatures["serving_default"].input_signature]
-        if names != ["text"] or isinstance(options["strategy"], Sample):
-            return {}
-        texts = [text for text in TEXTS if self._fits(text)]
+        if names == ["text"] and not draws:
+            examples["serving_default"] = self._written([*TEXTS, *texts[: parity.GIVEN]]) or examples["serving_default"]
+        return {"signatures": examples}
+
+    def _request(self, function):
+        """The inputs of a signature for the first text that fits; None where nothing is known of one."""
+        specs = {spec.name: spec for spec in function.input_signature}
+        if self.tokenizer is not None:
+            text = next((text for text in TEXTS if self._fits(text)), TEXTS[-1])
+            return inputs_for(specs, [text], self)
+        row = self._some_ids()
+        return {
+            name: tf.constant([row] if spec.shape.rank == 2 else [len(row)], spec.dtype) for name, spec in specs.items()
+        }
+
+    def _some_ids(self):
+        steps = self._writer.steps
+        others = {*self._writer.task.stop_tokens, *steps.padding_ids.values()}
+        return [token for token in range(min(steps.vocabulary_size, 8)) if token not in others][:2]
+
+    def _written(self, texts):
+        """Examples of `serving_default`, by `generate`."""
+        options = {"strategy": Greedy(), **self.generation}
+        texts = [text for text in texts if self._fits(text)]
         options |= {"tokenizer": self.tokenizer, "source_tokenizer": self.source_tokenizer, "jit_compile": False}
         options["max_new_tokens"] = self._writer.max_new_tokens
         written = generate(self.model, texts, **options) if texts else []
-        rows = [
+        return [
             {"inputs": {"text": [text]}, "outputs": {"text": [one if isinstance(one, str) else one[0]]}, "tolerance": 0}
             for text, one in zip(texts, written, strict=True)
         ]
-        return {"signatures": {"serving_default": rows}}
 
     def _fits(self, text):
         """Whether the model has positions for a text and what may be written behind it."""

@@ -1,8 +1,8 @@
 """What the live model answers -> a file beside the graph for `check` to compare with, and figures for the card.
 
 The file is {"signatures": {name: [{"inputs": ..., "outputs": ..., "tolerance": ...}]}}, strings and numbers as lists,
-bytes that are no UTF-8 as {"b64": ...}; of a classifier also "text", "label", "probabilities" and "tolerance" of
-`serving_default` by Keras alone.
+bytes that are no UTF-8 as {"b64": ...}; the first of a name is also what `check` times. Of a classifier also "text",
+"label", "probabilities" and "tolerance" of `serving_default` by Keras alone.
 """
 
 import base64
@@ -30,18 +30,19 @@ FILE = "assets.extra/keras_tx_parity.json"
 # How far an exported probability may be from the live one: eight roundings of 1 in the precision of the layers.
 TOLERANCES = {"float16": 8 * 2**-10, "bfloat16": 8 * 2**-7, None: 1e-6}
 BROKEN = 100  # tolerances away is no rounding
+GIVEN = 16  # texts of the user's that are compared at most
 LARGEST = 20_000  # numbers of an example; scores and vectors of long texts have millions
 
 
-def reading_examples(signatures, reader, tokenizer):
+def reading_examples(signatures, reader, tokenizer, texts=()):
     """{name: examples} of the signatures of `classifying`, answered by Keras layer by layer, each text alone.
+
+    The texts are those above and the first of `texts`.
 
     Raises:
         ValueError: the model fails on a text that the tokenizer lets through, or answers with NaN.
     """
-    if tokenizer is None:
-        return {}
-    texts = list(TEXTS)
+    texts = [*TEXTS, *texts[:GIVEN]]
     if getattr(tokenizer, "mask_id", None) is not None:
         texts.append(MASKED.format(mask=tokenizer.vocabulary[tokenizer.mask_id]))
     return {name: _examples(name, function, texts, reader, tokenizer) for name, function in signatures.items()}
@@ -67,6 +68,28 @@ def _examples(name, function, texts, reader, tokenizer):
             ) from error
         examples.append(example(name, inputs, answer, reader.half))
     return [one for one in examples if one is not None]
+
+
+def ids_example(function, reader, row):
+    """The same for a model without a tokenizer: what `tokens` answers to a row of ids, as a list of one example."""
+    inputs = {"token_ids": tf.constant([row], "int32"), "lengths": tf.constant([len(row)])}
+    with keras.device("cpu:0"):
+        answer = function.python_function(**inputs)
+    found = example("tokens", inputs, answer, reader.half)
+    return [] if found is None else [found]
+
+
+def writing_example(name, function, inputs, drawn, half):
+    """What a signature of a model that writes answers in the live graph, as a list of one example.
+
+    The request alone where the answer is drawn, is too large, or may differ by a token in half precision.
+    """
+    alone = {"inputs": _listed(inputs), "outputs": {}, "tolerance": 0}
+    if drawn or half:
+        return [alone]
+    with tf.device("cpu:0"):
+        answer = function(**inputs)
+    return [example(name, inputs, answer, half) or alone]
 
 
 def example(name, inputs, answer, half):

@@ -81,15 +81,14 @@ class Reader:
     @property
     def half(self):
         """The coarsest dtype that a layer computes in, if it is coarser than float32."""
-        dtypes = {getattr(layer, "compute_dtype", None) for layer in self.model._flatten_layers()}
-        return next((dtype for dtype in reversed(HALF) if dtype in dtypes), None)
+        return half_of(self.model)
 
     def inputs(self, ids, segments=None, padding_id=0):
         given = []
         for tensor in self.model.inputs:
             role, dtype = self.roles[tensor.name], tensor.dtype
             if role == "ids":
-                given.append(tf.cast(ids, dtype))
+                given.append(tf.cast(tf.maximum(ids, 0), dtype))  # padding may be -1, where all other ids are tokens
             elif role == "segments":
                 given.append(tf.zeros_like(ids, dtype) if segments is None else tf.cast(segments, dtype))
             else:
@@ -110,6 +109,12 @@ class Reader:
                     "`model` must take ids of any number of rows, (B, T). Received: input "
                     f"'{tensor.name}' of shape {tensor.shape}"
                 )
+
+
+def half_of(model):
+    """The coarsest dtype that a layer of `model` computes in, if it is coarser than float32."""
+    dtypes = {getattr(layer, "compute_dtype", None) for layer in model._flatten_layers()}
+    return next((dtype for dtype in reversed(HALF) if dtype in dtypes), None)
 
 
 def in_full(tensor):

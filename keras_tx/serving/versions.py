@@ -21,13 +21,21 @@ except ModuleNotFoundError:  # Windows
     fcntl = None
 
 PREFIX = "incomplete-"
+LARGEST = 2**63 - 1  # a server has no greater version
 NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # a file system without them, as some NFS
 
 
 def next_version(base: Path) -> int:
-    """One more than the highest version in `base`, or 1."""
+    """One more than the highest version in `base`, or 1.
+
+    Raises:
+        ValueError: there is none above the highest.
+    """
     versions = [int(entry.name) for entry in base.iterdir() if entry.name.isdecimal()] if base.is_dir() else []
-    return max(versions, default=0) + 1
+    latest = max(versions, default=0)
+    if latest >= LARGEST:
+        raise ValueError(f"`path` must have versions below {LARGEST}. Received: version {latest} in {str(base)!r}")
+    return latest + 1
 
 
 def write_version(base: Path, write: Callable[[Path], None]) -> Path:
@@ -83,7 +91,7 @@ def _remove_stale(base: Path) -> None:
     for folder in base.glob(f"{PREFIX}*"):
         try:
             lock = _lock(folder, wait=False)
-        except FileNotFoundError:  # its export failed just now
+        except (FileNotFoundError, PermissionError):  # its export failed just now, or is that of another user
             continue
         if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -21,6 +21,7 @@ FILE = "assets.extra/tf_serving_warmup_requests"
 MOST = 1000  # a server reads no more
 # What a request says beside its texts, where a signature asks.
 PER_ROW = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
+TARGET = "a"  # that `score` is asked for: text and target together must have positions
 
 
 def check_warmup(warmup, tokenizer):
@@ -96,8 +97,8 @@ def _requests(signatures, warmup, kind, max_batch):
     for name, function in signatures.items():
         specs = function.structured_input_signature[1]
         for batch in batches:
-            inputs = {key: _made(key, spec, batch, kind) for key, spec in specs.items()}
-            if all(value is not None for value in inputs.values()):
+            inputs = inputs_for(specs, batch, kind)
+            if inputs is not None:
                 requests.append((name, inputs, batch[0] if len(batch) == 1 else batch))
     for entry in warmup:
         if isinstance(entry, dict):
@@ -105,8 +106,15 @@ def _requests(signatures, warmup, kind, max_batch):
     return requests
 
 
+def inputs_for(specs, texts, kind):
+    """The inputs of a signature for `texts`, {name: tensor}; None where nothing is known of one."""
+    inputs = {key: _made(key, spec, texts, kind) for key, spec in specs.items()}
+    return None if any(value is None for value in inputs.values()) else inputs
+
+
 def _made(name, spec, texts, kind):
-    """An input for `texts`; None for one of which nothing is known."""
+    if name == "target":
+        return tf.fill([len(texts)], TARGET)
     if spec.dtype == tf.string:
         return tf.constant([serialized(text) for text in texts] if name == "inputs" else texts, tf.string)
     numbers = PER_ROW | kind.of_requests

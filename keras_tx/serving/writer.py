@@ -45,6 +45,12 @@ class Writer:
         self.model = model
         writing = model._writing_model() if self.is_language_model else model
         self.steps = Steps(writing, options.pop("target", None))
+        if source_tokenizer is not None and (tokenizer is None or not self.steps.sources):
+            raise ValueError(
+                "`source_tokenizer` is for models with sources, beside the `tokenizer` of their targets. Received: "
+                f"source_tokenizer of type {type(source_tokenizer).__name__}, sources {self.steps.sources}, "
+                f"tokenizer={tokenizer!r}"
+            )
         self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
         options.setdefault("max_new_tokens", min(NEW_TOKENS, (self.steps.max_length or 2 * NEW_TOKENS) // 2))
         self.task = Task(self.steps, tokenizer=tokenizer, **options)

@@ -168,6 +168,7 @@ def _embed(writer, read):
                 model.encoder(model.embedding(sources[0], training=False), training=False),
             )
         else:
+            prompts = writer.fitting(prompts, 0, "text")
             ids = graph.right_padded(prompts, writer.task.padding_id)
             real = tf.sequence_mask(prompts.row_lengths(), tf.shape(ids, tf.int64)[1])
             hidden = model.decoder(model.embedding(ids, training=False), training=False)

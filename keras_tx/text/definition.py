@@ -5,6 +5,7 @@ first text only, whatever is written). From the older files it is built as trans
 merges.txt, or a SentencePiece model. Sennrich et al. 2016, arXiv:1508.07909; Kudo 2018, arXiv:1804.10959.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,13 @@ def parse(text: str, place: Any) -> Any:
 def from_json(folder: Path, settings: Settings) -> Any:
     """Reads tokenizer.json and adds the tokens that only the settings name."""
     path = folder / "tokenizer.json"
-    added = read_json(path).get("added_tokens")
-    tokenizer = parse(path.read_text(encoding="utf-8"), path)
+    data, space = read_json(path), settings.config.get("add_prefix_space")
+    added, before = data.get("added_tokens"), data.get("pre_tokenizer")
+    content = path.read_text(encoding="utf-8")
+    if isinstance(space, bool) and isinstance(before, dict) and before.get("type") == "ByteLevel":
+        before["add_prefix_space"] = space  # as in transformers, tokenizer_config.json decides
+        content = json.dumps(data, ensure_ascii=False)
+    tokenizer = parse(content, path)
     for token in added or []:
         if (i := tokenizer.token_to_id(token["content"])) != token["id"]:  # `tokenizers` counts on, whatever is written
             raise ValueError(

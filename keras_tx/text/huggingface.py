@@ -42,11 +42,11 @@ def read_directory(directory: str | Path) -> dict[str, Any]:
             "`directory` must hold a BERT tokenizer. "
             f"Received: tokenizer_class={config['tokenizer_class']!r} in {folder / 'tokenizer_config.json'}"
         )
-    if (folder / "vocab.txt").is_file():
-        options: dict[str, Any] = {"vocabulary": read_vocabulary(folder / "vocab.txt")}
-        added: dict[str, int] = {}
-    elif (folder / "tokenizer.json").is_file():
+    if (folder / "tokenizer.json").is_file():  # as transformers has it
         options, added = _read_tokenizer_json(folder / "tokenizer.json")
+    elif (folder / "vocab.txt").is_file():
+        options = {"vocabulary": read_vocabulary(folder / "vocab.txt")}
+        added = {}
     else:
         raise ValueError(
             f"`directory` must contain vocab.txt or tokenizer.json. Received: directory={str(directory)!r}, "

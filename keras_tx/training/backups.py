@@ -19,7 +19,7 @@ FORMAT = "keras_tx.training.Resume 1"
 
 def write(path, state, arrays):
     """Writes the dict `state` and the `arrays` so that a cut at any moment leaves the old file or the new one."""
-    text = json.dumps({"format": FORMAT, "arrays": list(arrays), **state}, default=str).encode()
+    text = json.dumps({"format": FORMAT, "arrays": list(arrays), **state}, default=_plain).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     try:
@@ -34,6 +34,14 @@ def write(path, state, arrays):
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)
+
+
+def _plain(value):
+    """What callbacks log and JSON has not, such as scalars of NumPy and tensors."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return str(value)
 
 
 def read(path):

@@ -344,6 +344,8 @@ def test_strategies_that_are_none_are_refused(lm):
         generate(lm, PROMPTS, "greedy", **FAST)
     with pytest.raises(ValueError, match=r"`strategy` must have no beams to be streamed. Received: strategy=Beam\("):
         stream(lm, PROMPTS, Beam(2), **FAST)
+    with pytest.raises(ValueError, match=r"`strategy` must have no beams to be streamed. Received: strategy=Beam\("):
+        stream(lm, PROMPTS, Beam(1), **FAST)
     for make, message in (
         (lambda: Sample(0.0), "`temperature` must be .*Received: temperature=0.0"),
         (lambda: Sample(top_p=0.0), "`top_p` must be .*Received: top_p=0.0"),
@@ -390,3 +392,47 @@ def test_probabilities_are_no_logits(last):
     model = keras.Model(ids, last(keras_tx.layers.Decoder(1, 2, 8)(x)))
     with pytest.raises(ValueError, match="must be logits, not probabilities. Received: a softmax in the last layer"):
         generate(model, PROMPTS, **FAST)
+
+
+def test_a_packed_model_streams_and_writes_as_a_function_too():
+    model = randomize(built.language_model(packed=True), scale=0.4)
+    written = generate(model, PROMPTS, **FAST)
+    assert written == model.generate(PROMPTS, **FAST)
+    pieces = np.stack(list(model.stream(PROMPTS, **FAST)), axis=1)
+    assert [row.tolist() for row in pieces] == [
+        row[len(prompt) :] for row, prompt in zip(written, PROMPTS, strict=True)
+    ]
+    assert list(stream(model, PROMPTS[0], **FAST)) == written[0][len(PROMPTS[0]) :]
+
+
+@pytest.mark.parametrize("name", ["mask", "value_mask"])
+def test_a_mask_that_is_not_of_the_padding_is_refused(name):
+    ids = built.ids_of()
+    hidden, real = keras_tx.layers.TokenEmbedding(V, 8)(ids), ids != 3
+    if name == "mask":
+        hidden = keras_tx.layers.Decoder(1, 2, 16)(hidden, mask=real)
+    else:
+        hidden = keras_tx.layers.MultiHeadAttention(2, 4)(hidden, hidden, value_mask=real, use_causal_mask=True)
+    model = keras.Model(ids, keras.layers.Dense(V)(hidden))
+    with pytest.raises(ValueError, match=f"The `{name}` of layer .* Received: a mask of the id 3, padding_id=0"):
+        generate(model, PROMPTS, **FAST)
+
+
+def test_rows_of_an_array_of_objects_are_ids_and_a_mixture_is_refused(lm):
+    rows = np.array([*PROMPTS, None], object)[:-1]
+    assert generate(lm, rows, **FAST) == generate(lm, PROMPTS, **FAST)
+    with pytest.raises(ValueError, match=r"`inputs` must be texts alone, or rows of ids. Received: 5 among texts"):
+        generate(lm, ["ab", 5], **FAST, tokenizer=Letters())
+    with pytest.raises(ValueError, match=r"`ids` must be rows of ids, \(P,\) or \(B, P\). Received: \[\[5, 7\], 5\]"):
+        generate(lm, [[5, 7], 5], **FAST)
+
+
+def test_padding_inside_a_prompt_is_left_out(lm):
+    assert generate(lm, [[5, 0, 7, 11, 3, 17, 0]], **FAST) == generate(lm, [PROMPTS[0]], **FAST)
+
+
+def test_numbers_of_numpy_are_numbers(lm):
+    ours = Sample(np.float32(0.5), top_k=np.int64(5), top_p=np.float64(0.9), min_p=np.float32(0), seed=np.int64(-3))
+    plain = Sample(0.5, top_k=5, top_p=0.9, min_p=0.0, seed=-3)
+    assert ours == plain
+    np.testing.assert_array_equal(ours.noise(2, 3), plain.noise(2, 3))

@@ -310,6 +310,127 @@ def test_ids_of_the_hub_go_through_its_client(monkeypatch):
     )
 
 
+def test_a_hub_id_with_pickles_alone_is_refused_with_the_remedy(monkeypatch, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    hub = SimpleNamespace(
+        snapshot_download=lambda name, allow_patterns: tmp_path,
+        list_repo_files=lambda name: ["config.json", "pytorch_model.bin"],
+    )
+    monkeypatch.setattr(loading, "huggingface_hub", hub)
+    with pytest.raises(ValueError, match="can run any code.* d = 'some/model'.* Received: path='some/model/pytorch_m"):
+        pretrained.from_pretrained("some/model")
+
+
+def with_config(name, folder, **values):
+    target = copied(name, folder)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | values))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("bart", {"scale_embedding": "false"}, "`scale_embedding` .* must be true or false. Received: .*='false'"),
+        ("gpt2", {"num_attention_heads": 7}, "`n_head` and `num_attention_heads` .* must be equal. Received: n_head="),
+        (
+            "t5",
+            {"dense_act_fn": "silu"},
+            "`dense_act_fn` .* is supported as 'relu' alone. Received: dense_act_fn='silu'",
+        ),
+        (
+            "llama",
+            {"tie_last_hidden_states": False},
+            "`tie_last_hidden_states` .* Received: tie_last_hidden_states=False",
+        ),
+        ("vit", {"tie_last_hidden_states": True}, "`tie_last_hidden_states` .* Received: tie_last_hidden_states=True"),
+        ("bert", {"num_hidden_layers": 10**9}, "`num_hidden_layers` .* at most the number of tensors, .*=1000000000"),
+        ("bert", {"architectures": {"a": 1}}, "`architectures` .* must be a list. Received: architectures="),
+        ("bert_cls", {"id2label": -1}, "`id2label` .* must be a dict. Received: id2label=-1"),
+        ("llama", {"pad_token_id": "x"}, "`pad_token_id` .* must be an integer. Received: pad_token_id='x'"),
+    ],
+)
+def test_what_transformers_would_take_otherwise_is_refused(name, values, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        pretrained.from_pretrained(with_config(name, tmp_path, **values))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"stop_strings": ["."]},
+            r"`stop_strings` of the generation config must be None.*Received: stop_strings=\['.'\]",
+        ),
+        ({"min_length": 5}, "`min_length` of the generation config must be one of .* Received: min_length=5"),
+        (
+            {"forced_bos_token_id": 5},
+            "`forced_bos_token_id` of the .* must be one of .* Received: forced_bos_token_id=5",
+        ),
+        ({"num_return_sequences": 2}, "`num_return_sequences` of the generation .* Received: num_return_sequences=2"),
+        ({"max_length": 3}, "`max_new_tokens` must be given .* Received: a prompt of 4, max_length=3"),
+    ],
+)
+def test_what_a_generation_config_asks_for_and_cannot_be_had_is_refused(values, message):
+    model = loaded("gpt2")
+    kept = model.generation_config
+    try:
+        model.generation_config = {**kept, **values}
+        with pytest.raises(ValueError, match=message):
+            model.generate([[5, 7, 11, 13]])
+    finally:
+        model.generation_config = kept
+
+
+def test_max_length_of_a_generation_config_counts_the_prompt():
+    model = loaded("gpt2")
+    kept = model.generation_config
+    try:
+        model.generation_config = {**kept, "max_length": 9, "eos_token_id": None}
+        assert model.generate(np.array([[5, 7, 11, 13], [3, 5, 7, 11]], "int32")).shape == (2, 9)
+        assert len(model.generate([5, 7])) == 9
+        assert len(list(model.stream([5, 7]))) == 7
+    finally:
+        model.generation_config = kept
+
+
+def test_logits_with_a_table_and_a_bias_of_their_own_are_those_of_transformers(tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    config = transformers.AutoConfig.from_pretrained(TINY / "bert")
+    config.tie_word_embeddings = False
+    torch.manual_seed(3)
+    theirs = transformers.BertForMaskedLM(config).eval()
+    with torch.no_grad():
+        theirs.cls.predictions.decoder.bias.normal_()  # the other bias stays zero: it is dead
+    theirs.save_pretrained(tmp_path / "theirs")
+    ids = np.array([[5, 7, 11, 13, 17]], "int32")
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids).long()).logits.numpy()
+    ours = pretrained.from_pretrained(tmp_path / "theirs")
+    np.testing.assert_allclose(to_numpy(ours(ids)["logits"]), expected, rtol=0, atol=2e-5)
+    pretrained.save_pretrained(ours, tmp_path / "ours")
+    again, report = transformers.BertForMaskedLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(report.values()), report
+    with torch.no_grad():
+        np.testing.assert_allclose(again.eval()(torch.tensor(ids).long()).logits.numpy(), expected, rtol=0, atol=2e-5)
+
+
+def test_a_tied_table_under_its_other_name_is_found(tmp_path):
+    folder = with_tensors(
+        "t5", tmp_path, lambda arrays: arrays.update({"encoder.embed_tokens.weight": arrays.pop("shared.weight")})
+    )
+    ours, usual = pretrained.from_pretrained(folder), loaded("t5")
+    for one, other in zip(ours.get_weights(), usual.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_tokenizer_that_does_not_fit_is_not_saved(tmp_path):
+    tokenizer = SimpleNamespace(vocabulary_size=10**6)
+    with pytest.raises(ValueError, match="`tokenizer` must not have more tokens than the model. Received: .*=1000000"):
+        pretrained.save_pretrained(loaded("bert"), tmp_path / "ours", tokenizer=tokenizer)
+    assert not (tmp_path / "ours").exists()
+
+
 def test_every_variable_needs_a_row(monkeypatch):
     family = registry.family_of(Config(loaded("bert").config))
     rows = family.rows
@@ -381,7 +502,7 @@ HARMLESS = {
     "tie_word_embeddings",
     # the same as another key, or read where another says so
     "classifier_dropout", "decoder_vocab_size", "max_window_layers",
-    "dense_act_fn", "is_gated_act", "num_hidden_layers",
+    "num_hidden_layers",
     # of the table that is stored
     "sinusoidal_pos_embds",
 }  # fmt: skip

@@ -1,10 +1,12 @@
 """`check` finds what would keep a version from answering on a stock server."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 
 import keras
 import numpy as np
@@ -108,9 +110,10 @@ def reports(copies):
 def test_a_version_in_order_is_reported_with_what_it_answers(reports, copies, monkeypatch, capsys):
     monkeypatch.setitem(main.__globals__, "check", lambda path: reports["as_exported"])
     assert main([str(copies["as_exported"])]) == 0
-    first, *signatures, parity = capsys.readouterr().out.splitlines()
+    first, *signatures, saved, parity = capsys.readouterr().out.splitlines()
     assert first == f"{copies['as_exported']}: ok"
-    assert sorted(signatures) == [
+    assert all(re.search(r"; \d+\.\d ms$", line) for line in signatures)
+    assert sorted(line.rpartition(";")[0] for line in signatures) == [
         "  classify: inputs string[-1] -> classes string[-1, 3], scores float32[-1, 3]",
         "  embed: text string[-1] -> embedding float32[-1, 8]",
         "  explain: text string[-1] -> label string[-1], probabilities float32[-1, 3], "
@@ -118,7 +121,8 @@ def test_a_version_in_order_is_reported_with_what_it_answers(reports, copies, mo
         "  serving_default: text string[-1] -> label string[-1], probabilities float32[-1, 3]",
         "  tokens: lengths int32[-1], token_ids int32[-1, -1] -> label string[-1], probabilities float32[-1, 3]",
     ]
-    assert parity.startswith("  clean process, XLA off: 5 texts, largest difference to the live model ")
+    assert saved == f"  saved by TensorFlow {version('tensorflow')}; an older server may not read it"
+    assert parity.startswith("  clean process, XLA off: 33 requests, largest difference to the live model ")
     assert reports["as_exported"].parity["difference"] <= 1e-6
 
 

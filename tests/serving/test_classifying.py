@@ -188,7 +188,7 @@ def test_the_card_has_how_far_the_answers_are_from_the_live_ones(masked, encoder
 
 
 def test_the_parity_file_has_what_the_live_model_answers(masked, tokenizer):
-    (row,) = [
+    row, *_ = [
         row
         for row in json.loads((masked.path / PARITY).read_text())["signatures"]["serving_default"]
         if "[MASK]" in row["inputs"]["text"][0]
@@ -308,6 +308,52 @@ def test_logits_are_told_from_probabilities(activation, then, nested):
 def test_other_activations_are_no_distribution(activation, size):
     with pytest.raises(ValueError, match=f"`activation` must be None or 'softmax'. Received: activation={activation}"):
         check_labels(Reader(classifier(size, activation=activation)), None)
+
+
+def single(last):
+    """A model with a single number as its output."""
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(13, 3, mask_zero=True)(ids))
+    return randomize(keras.Model(ids, last(keras.layers.Dense(1)(x))), scale=2.0)
+
+
+@pytest.mark.parametrize("last", [lambda x: x, keras.layers.Activation("sigmoid")])
+def test_a_single_number_is_that_of_the_second_label(last):
+    model, ids = single(last), np.array([[3, 1], [7, 2]], "int32")
+    answer = classes(Reader(model), check_labels(Reader(model), ["no", "yes"]))(ids)
+    raw = to_numpy(model(ids)).astype("float64")[:, 0]
+    yes = raw if isinstance(last, keras.layers.Layer) else 1 / (1 + np.exp(-raw))
+    assert_close(answer["probabilities"], np.stack([1 - yes, yes], axis=1))
+    assert [label.decode() for label in answer["label"].numpy()] == ["yes" if p > 0.5 else "no" for p in yes]
+
+
+def test_a_single_number_of_which_nothing_tells_what_it_is_is_refused():
+    model = single(lambda x: keras.layers.Average()([x, x]))
+    with pytest.raises(
+        ValueError, match="must end in a layer that tells whether its single number .* Received: output"
+    ):
+        check_labels(Reader(model), ["no", "yes"])
+
+
+@pytest.mark.parametrize("activation", ["softmax", None])
+def test_an_average_of_heads_is_told_by_its_numbers(activation):
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(13, 3, mask_zero=True)(ids))
+    heads = [keras.layers.Dense(3, activation=activation)(x) for _ in range(2)]
+    model, rows = randomize(keras.Model(ids, keras.layers.Average()(heads)), scale=2.0), np.array([[3, 1]], "int32")
+    answer = classes(Reader(model), check_labels(Reader(model), None))(rows)
+    raw = to_numpy(model(rows)).astype("float64")
+    assert_close(answer["probabilities"], raw if activation else softmax(raw))
+
+
+def test_outputs_with_the_names_of_answers_are_refused():
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(13, 3, mask_zero=True)(ids)
+    model = keras.Model(ids, {"logits": keras.layers.Dense(4)(x), "label": x})
+    with pytest.raises(
+        ValueError, match=r"must not have outputs named as what `labels` add. Received: outputs \['label'\]"
+    ):
+        check_labels(Reader(model), list("wxyz"))
 
 
 def test_labels_belong_to_the_one_output_or_to_the_logits():

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from keras_tx.generation import Beam, generate
-from keras_tx.models import CausalLM, MaskedLM
+from keras_tx.models import CausalLM, MaskedLM, Seq2Seq
 from keras_tx.pretrained import PretrainedModel
-from keras_tx.serving import export, kinds, parity
+from keras_tx.serving import check, export, kinds, parity
 from keras_tx.serving.card import FILE as CARD
 from keras_tx.serving.kinds import kind_of
 from keras_tx.serving.writing import writer_signatures
@@ -253,7 +253,7 @@ def test_a_model_that_writes_leaves_with_warmup_card_and_parity(tokenizer, tmp_p
     assert served["serving_default"](text=tf.constant(["the cat sat"]))["text"].numpy()[0].decode() == expected
     card = json.loads((path / CARD).read_text())
     assert card["generation"]["strategy"]["kind"] == "Beam" and card["generation"]["max_new_tokens"] == 3
-    assert card["parity"]["serving_default"]["others_equal"] and card["parity"]["serving_default"]["examples"] == 2
+    assert card["parity"]["serving_default"]["others_equal"] and card["parity"]["serving_default"]["examples"] == 3
     asked = [(name, inputs) for _, name, inputs in requests(path)]
     assert {name for name, _ in asked} == set(served) == {"serving_default", "generate"}
     numbers = next(inputs for name, inputs in asked if name == "generate")
@@ -303,3 +303,59 @@ def test_a_checkpoint_that_fills_masks_fills_them(tokenizer, tmp_path):
     assert [word.decode() for word in answer["words"].numpy()[0, 0]] == best
     with pytest.raises(ValueError, match="Received: labels=\\['a'\\] for a model that fills masks"):
         export(model, tmp_path, labels=["a"])
+
+
+@pytest.mark.parametrize("options", [{"min_new_tokens": 2}, {"start_token": False, "stop_tokens": ()}])
+def test_check_asks_a_model_that_writes_what_it_takes(options, tokenizer, tmp_path):
+    sizes = dict(num_layers=1, hidden_dim=6, num_heads=2, intermediate_dim=5)
+    model = randomize(CausalLM(SIZE, **sizes), seed=1)
+    path = export(model, tmp_path / "writer", tokenizer=tokenizer, generation={"max_new_tokens": 3, **options})
+    report = check(path)
+    assert report.ok, report
+    rows = json.loads((path / parity.FILE).read_text())["signatures"]
+    assert set(rows) == set(report.signatures) == set(report.milliseconds) and all(rows.values())
+
+
+def test_check_asks_a_model_without_a_tokenizer_for_ids_that_it_takes(tmp_path):
+    sizes = dict(num_layers=1, hidden_dim=6, num_heads=2, intermediate_dim=5)
+    path = export(randomize(CausalLM(SIZE, padding_id=1, **sizes), seed=1), tmp_path / "writer")
+    assert check(path).ok
+
+
+def test_ids_of_a_checkpoint_without_a_tokenizer_are_tokens_up_to_their_lengths(tmp_path):
+    import tensorflow as tf
+
+    sizes = dict(hidden_size=6, num_hidden_layers=1, num_attention_heads=2, intermediate_size=5, vocab_size=SIZE)
+    config = {"model_type": "roberta", "architectures": ["RobertaForSequenceClassification"], "pad_token_id": 1}
+    model = randomize(PretrainedModel({**config, **sizes, "max_position_embeddings": 16, "type_vocab_size": 1}), seed=2)
+    path = export(model, tmp_path / "roberta")
+    ids = np.array([[0, 7, 8, 2], [0, 5, 9, 9]], "int32")
+    answer = tf.saved_model.load(str(path)).signatures["tokens"](
+        token_ids=tf.constant(ids), lengths=tf.constant([4, 2])
+    )["probabilities"]
+    for row, length, probabilities in zip(ids, (4, 2), answer.numpy(), strict=True):
+        logits = to_numpy(model(row[None, :length])["logits"])[0].astype("float64")
+        assert_close(probabilities, np.exp(logits) / np.exp(logits).sum(), atol=1e-5)
+
+
+def test_tokenizers_of_sources_need_sources(tokenizer):
+    sizes = dict(num_layers=1, hidden_dim=6, num_heads=2, intermediate_dim=5)
+    for model, given in ((CausalLM(SIZE, **sizes), tokenizer), (Seq2Seq(SIZE, **sizes), None)):
+        kind = kind_of(model, {"tokenizer": given, "source_tokenizer": tokenizer}, None, None)
+        with pytest.raises(
+            ValueError, match="`source_tokenizer` is for models with sources, .* Received: source_token"
+        ):
+            kind.signatures()
+
+
+def test_a_text_beyond_the_learned_positions_has_no_vector(tokenizer):
+    import tensorflow as tf
+
+    options = {"position_encoding": "learned", "max_length": 8}
+    model = CausalLM(SIZE, num_layers=1, hidden_dim=6, num_heads=2, intermediate_dim=5, embedding_options=options)
+    embed = writer_signatures(model, tokenizer, None, {"max_new_tokens": 2})["embed"]
+    assert embed(text=tf.constant(["the cat sat"]))["embedding"].shape == (1, 6)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="text must fit into the 8 learned positions. Received: tok"
+    ):
+        embed(text=tf.constant(["the cat sat not wonderful but dull one two"]))

@@ -247,6 +247,35 @@ def test_a_version_is_no_folder_for_versions(exported):
 
 
 @pytest.mark.tensorflow
+def test_a_number_is_no_name_of_a_model(exported, tmp_path):
+    with pytest.raises(
+        ValueError, match="`path` must be the model's folder.* and not a number itself. Received: path="
+    ):
+        export(exported.model, tmp_path / "1")
+    assert not (tmp_path / "1").exists()
+
+
+def test_there_is_no_version_above_the_largest(tmp_path):
+    (tmp_path / str(2**63 - 1)).mkdir()
+    with pytest.raises(ValueError, match="`path` must have versions below 9223372036854775807. Received: version 9223"):
+        next_version(tmp_path)
+
+
+def test_what_another_user_is_writing_is_left_alone(tmp_path, monkeypatch):
+    (tmp_path / "incomplete-of-another").mkdir()
+    lock = versions._lock
+
+    def not_allowed(folder, wait):
+        if folder.name.startswith("incomplete-of"):
+            raise PermissionError(13, "Permission denied")
+        return lock(folder, wait)
+
+    monkeypatch.setattr(versions, "_lock", not_allowed)
+    assert write_version(tmp_path, lambda folder: None).name == "1"
+    assert (tmp_path / "incomplete-of-another").is_dir()
+
+
+@pytest.mark.tensorflow
 def test_export_names_the_folder_that_it_cannot_write(exported, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="Received: path='.*file/reviews'"):

@@ -33,6 +33,29 @@ def change(path, function):
     path.write_text(json.dumps(data))
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "roberta"])
+def test_a_space_before_a_text_is_that_of_the_config(kind, copy):
+    transformers = pytest.importorskip("transformers")
+    folder = copy(kind)
+    found = []
+    for space in (False, True):
+        change(folder / "tokenizer_config.json", lambda config, space=space: config.update(add_prefix_space=space))
+        theirs = transformers.AutoTokenizer.from_pretrained(folder)("the cat")["input_ids"]
+        ours = text.load_tokenizer(folder)(["the cat"])["token_ids"]
+        assert np.asarray(ours)[0].tolist() == theirs
+        found.append(theirs)
+    assert found[0] != found[1]
+
+
+def test_of_two_vocabularies_that_of_tokenizer_json_counts(tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "dog", "cat"]
+    text.BertTokenizer(words).save(tmp_path / "a")
+    transformers = pytest.importorskip("transformers")
+    transformers.AutoTokenizer.from_pretrained(tmp_path / "a").save_pretrained(tmp_path / "b")
+    (tmp_path / "b" / "vocab.txt").write_text("\n".join([*words[:5], "cat", "dog"]) + "\n")
+    assert text.load_tokenizer(tmp_path / "b").vocabulary == words
+
+
 def refused(directory, message, load=text.load_tokenizer, error=ValueError):
     with pytest.raises(error, match=message):
         load(directory)

@@ -169,6 +169,13 @@ def test_a_finished_training_is_not_repeated_and_can_be_prolonged(tmp_path, caps
     assert model.fit(IDS, IDS, epochs=1, verbose=0).epoch == [0]  # without Resume: an ordinary fit
 
 
+def test_numbers_that_callbacks_log_stay_numbers(tmp_path):
+    log = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(rate=np.float32(0.5)))
+    fit(tmp_path, log, epochs=2)
+    history, _ = fit(tmp_path, log, epochs=3)
+    assert history.history["rate"] == [0.5] * 3
+
+
 def test_it_says_where_it_goes_on(tmp_path, capsys):
     fit(tmp_path, epochs=2)
     assert capsys.readouterr().out == ""

@@ -147,7 +147,7 @@ class Bart(Seq2SeqFamily):
             size,
             self.hidden_dim,
             padding_id=self._padding_id(size, self.padding_id),
-            scale=bool(self.config.take("scale_embedding", default=False)),
+            scale=self.config.flag("scale_embedding", default=False),
             embeddings_initializer=self.initializer,
             dtype=self.dtype,
             name=name,

@@ -63,7 +63,7 @@ class PostNormEncoder(Family):
         initializer = keras.initializers.RandomNormal(
             stddev=config.number("initializer_range", default=0.02, kind=float)
         )
-        self.padding_id = None if self.counts_padding else config.take("pad_token_id", default=1)
+        self.padding_id = None if self.counts_padding else config.token("pad_token_id", default=1)
         self.padding_mask = PaddingMask(name="padding_mask")
         self.positions = Positions(self.padding_id, name="positions")
         self.embedding = TokenEmbedding(

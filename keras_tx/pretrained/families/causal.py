@@ -12,7 +12,7 @@ from keras_tx.pretrained import table, writing
 from keras_tx.pretrained.family import Family, PaddingMask, Positions, split
 from keras_tx.pretrained.heads import ClassHead, answer_spans
 
-_OF_THE_PROMPT = ("max_length", "min_length")
+_WITH_THE_PROMPT = {"min_length": (None, 0), "forced_bos_token_id": (None,)}  # and the values that say it is off
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -65,7 +65,7 @@ class CausalFamily(Family):
     @property
     def padding_id(self):
         """The id that stands for no token in a prompt; None where it ends a text too: then it is one like others."""
-        padding_id = self.config.take("pad_token_id", default=None)
+        padding_id = self.config.token("pad_token_id")
         ends = self.config.take("eos_token_id", default=[])
         known = padding_id is not None and 0 <= padding_id < self.config.number("vocab_size")
         return padding_id if known and padding_id not in (ends if isinstance(ends, list) else [ends]) else None
@@ -75,7 +75,7 @@ class CausalFamily(Family):
         if self.task == "causal_lm" and not self.tied:
             return Projection(config.number("vocab_size"), use_bias=False, dtype=self.dtype, name="head")
         if self.task == "sequence_classification":
-            self.last_token = LastToken(config.take("pad_token_id", default=None), name="last_token")
+            self.last_token = LastToken(config.token("pad_token_id"), name="last_token")
             return Projection(config.num_labels, use_bias=False, dtype=self.dtype, name="head")
         if self.task == "token_classification":
             rate = config.number("classifier_dropout", "hidden_dropout", default=0.1, kind=float)
@@ -115,9 +115,20 @@ class CausalFamily(Family):
 
     def generation_options(self, values):
         # Lengths in the file count the prompt, which is not known here; and prompts bring their first token.
-        given = {name: value for name, value in (values or self.config.values).items() if name not in _OF_THE_PROMPT}
-        options = writing.options(given)
+        values = values or self.config.values
+        for name, off in _WITH_THE_PROMPT.items():
+            if values.get(name) not in off:
+                raise ValueError(
+                    f"`{name}` of the generation config must be one of {off}: it depends on the prompt; change "
+                    f"`model.generation_config`. Received: {name}={values[name]!r}"
+                )
+        options = writing.options({name: value for name, value in values.items() if name != "max_length"})
         return {name: value for name, value in options.items() if name != "start_token"}
+
+    def max_length(self, values):
+        values = values or self.config.values
+        most = values.get("max_length")
+        return None if values.get("max_new_tokens") is not None or most == writing.DEFAULT_LENGTH else most
 
     def _head_rows(self):
         if self.task == "token_classification":

@@ -61,8 +61,8 @@ class Gpt2(CausalFamily):
 
     def _scale(self, key_dim, index):
         """What the products of layer `index` are multiplied by."""
-        scale = key_dim**-0.5 if self.config.take("scale_attn_weights", default=True) else 1.0
-        return scale / (index + 1) if self.config.take("scale_attn_by_inverse_layer_idx", default=False) else scale
+        scale = key_dim**-0.5 if self.config.flag("scale_attn_weights", default=True) else 1.0
+        return scale / (index + 1) if self.config.flag("scale_attn_by_inverse_layer_idx", default=False) else scale
 
     def rows(self):
         prefix, embedding, decoder = self.prefix, self.embedding, self.decoder

@@ -109,11 +109,11 @@ class Llama(CausalFamily):
     def _biases(self):
         """Whether queries, keys and values have biases, and whether the output has."""
         self.config.refuse("attention_bias", True, False)
-        return (self.config.take("attention_bias", default=False),) * 2
+        return (self.config.flag("attention_bias", default=False),) * 2
 
     def _feed_forward_bias(self):
         self.config.refuse("mlp_bias", True, False)
-        return self.config.take("mlp_bias", default=False)
+        return self.config.flag("mlp_bias", default=False)
 
     def _windows(self, num_layers):
         """For each layer, how many tokens a token sees, itself among them; None for all."""
@@ -174,7 +174,7 @@ class Qwen2(Llama):
 
     def _windows(self, num_layers):
         config, window = self.config, None
-        if config.take("use_sliding_window", default=False):
+        if config.flag("use_sliding_window", default=False):
             silent = "sliding_window" not in config.values
             window = config.number("sliding_window", default=4096 if silent else None)
         first = num_layers if window is None else config.take("max_window_layers", default=28)

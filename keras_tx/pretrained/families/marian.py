@@ -36,7 +36,7 @@ class Marian(Bart):
 
     def _make_embeddings(self):
         self.embedding = self.target_embedding = self._embedding("vocab_size", "embedding")
-        if not self.config.take("share_encoder_decoder_embeddings", default=True):
+        if not self.config.flag("share_encoder_decoder_embeddings", default=True):
             size = "vocab_size" if self.config.values.get("decoder_vocab_size") is None else "decoder_vocab_size"
             self.target_embedding = self._embedding(size, "target_embedding")
             self.copies = ()

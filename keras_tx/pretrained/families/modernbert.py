@@ -43,7 +43,7 @@ class ModernBert(Family):
         config.refuse("position_embedding_type", "absolute")  # which old files say, and nothing reads
         hidden_dim, num_heads = attention_sizes(config)
         self.epsilon = config.number("norm_eps", default=1e-5, kind=float)
-        self.normalization = "layer_norm" if config.take("norm_bias", default=False) else "layer_norm_no_bias"
+        self.normalization = "layer_norm" if config.flag("norm_bias", default=False) else "layer_norm_no_bias"
         types = self._layer_types(config.number("num_hidden_layers"))
         self.rope = self._rope(types)
         width = config.number("local_attention", default=128)
@@ -60,7 +60,7 @@ class ModernBert(Family):
             name="embedding",
         )
         rotary = {kind: rope.rotary(config, self.rope[kind]) for kind in dict.fromkeys(types)}
-        attention_bias = config.take("attention_bias", default=False)
+        attention_bias = config.flag("attention_bias", default=False)
         self.encoder = Encoder(
             len(types),
             num_heads,
@@ -69,7 +69,7 @@ class ModernBert(Family):
             activation_dropout=config.number("mlp_dropout", default=0.0, kind=float),
             activation=config.activation("hidden_activation", default="gelu"),
             gated=True,
-            use_bias=config.take("mlp_bias", default=False),
+            use_bias=config.flag("mlp_bias", default=False),
             normalize_first=True,
             normalization=self.normalization,
             layer_norm_epsilon=self.epsilon,
@@ -116,7 +116,7 @@ class ModernBert(Family):
         self.dense: Any = None
         options = {
             "activation": config.activation("classifier_activation", default="gelu"),
-            "use_bias": config.take("classifier_bias", default=False),
+            "use_bias": config.flag("classifier_bias", default=False),
         }
         if self.task == "masked_lm":
             self.head = TokenHead(
@@ -124,7 +124,7 @@ class ModernBert(Family):
                 epsilon=self.epsilon,
                 normalization=self.normalization,
                 tied=self.tied,
-                output_bias=config.take("decoder_bias", default=True),
+                output_bias=config.flag("decoder_bias", default=True),
                 dtype=dtype,
                 **options,
             )

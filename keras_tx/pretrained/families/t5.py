@@ -109,11 +109,14 @@ class T5(Seq2SeqFamily):
                 "`feed_forward_proj` in config.json must be an activation, or 'gated-' and one. Received: "
                 f"feed_forward_proj={name!r}"
             )
-        return activation("gelu_new" if name == "gated-gelu" else last, "feed_forward_proj"), kind == "gated"
+        last = "gelu_new" if name == "gated-gelu" else last
+        self.config.refuse("dense_act_fn", last)  # transformers takes these where they contradict
+        self.config.refuse("is_gated_act", kind == "gated")
+        return activation(last, "feed_forward_proj"), kind == "gated"
 
     def _is_scaled(self):
         default = self.config.values.get("tie_word_embeddings") is not False
-        return bool(self.config.take("scale_decoder_outputs", default=default))
+        return self.config.flag("scale_decoder_outputs", default=default)
 
     def saved_values(self):
         # Where `tie_word_embeddings` is written anew it no longer says whether the output is scaled.

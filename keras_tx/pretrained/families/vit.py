@@ -57,6 +57,7 @@ class ViT(Family):
 
     def __init__(self, config, task, *, tied=True, dtype=None):
         super().__init__(config, task, tied=tied, dtype=dtype)
+        config.refuse("tie_last_hidden_states", False)
         hidden_dim, num_heads = attention_sizes(config)
         dropout = config.number("hidden_dropout_prob", default=0.0, kind=float)
         patch_size = config.number("patch_size", default=16)
@@ -83,7 +84,7 @@ class ViT(Family):
             normalize_first=True,
             layer_norm_epsilon=config.number("layer_norm_eps", default=1e-12, kind=float),
             kernel_initializer=initializer,
-            attention_options={"use_bias": bool(config.take("qkv_bias", default=True)), "use_output_bias": True},
+            attention_options={"use_bias": config.flag("qkv_bias", default=True), "use_output_bias": True},
             dtype=dtype,
             name="encoder",
         )

@@ -26,6 +26,8 @@ class Report:
 
     path: Path
     signatures: dict = field(default_factory=dict)
+    milliseconds: dict = field(default_factory=dict)
+    saved_by: str = ""
     parity: dict = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -41,11 +43,14 @@ class Report:
                 ", ".join(f"{k} {dtype}{'[...]' if shape is None else shape}" for k, (dtype, shape) in side.items())
                 for side in signature.values()
             ]
-            lines.append(f"  {name}: {sides[0]} -> {sides[1]}")
+            took = f"; {self.milliseconds[name]:.1f} ms" if name in self.milliseconds else ""
+            lines.append(f"  {name}: {sides[0]} -> {sides[1]}{took}")
+        if self.saved_by:
+            lines.append(f"  saved by TensorFlow {self.saved_by}; an older server may not read it")
         if self.parity:
             lines.append(
-                f"  clean process, XLA off: {self.parity['texts']} texts, largest difference to the live model "
-                f"{self.parity['difference']:.1e}, {self.parity['milliseconds']:.1f} ms a text"
+                f"  clean process, XLA off: {self.parity['texts']} requests, largest difference to the live model "
+                f"{self.parity['difference']:.1e}"
             )
         elif self.ok:
             lines.append("  clean process, XLA off: no answers of the live model to compare with")
@@ -53,17 +58,19 @@ class Report:
 
 
 def check(path: str | Path) -> Report:
-    """Loads a version in a clean process, without Keras and with XLA off, and judges it.
+    """Loads a version by TensorFlow's C++ loader in a clean process, without Keras and with XLA off, and judges it.
 
-    It is in order if it loads, has only ops that a stock TensorFlow Serving links, if every signature answers inputs
-    made up by their dtypes, and if it answers the texts that `export` left beside it as the live model did: the same
-    labels, probabilities to 1e-6 (in half precision, to eight roundings of 1).
+    It is in order if it loads, has only ops that a stock TensorFlow Serving links, and if it answers the requests that
+    `export` left beside it, for every signature and with the texts of `warmup` among them, as the live model did: the
+    same labels and texts, probabilities to 1e-6 (in half precision, to eight roundings of 1). A signature without such
+    requests must answer inputs made up by their dtypes.
 
     Args:
         path: the version's folder, such as "saved_models/reviews/1".
 
     Returns:
-        A `Report`, with `ok`, `problems`, `signatures` and `parity`.
+        A `Report`, with `ok`, `problems`, `signatures`, `milliseconds` (the median call of each, one row, warmed
+        up), `saved_by` and `parity`.
 
     Raises:
         FileNotFoundError: there is no SavedModel in `path`.
@@ -100,4 +107,4 @@ def check(path: str | Path) -> Report:
         problems.append("labels or texts differ from the live model's")
     if parity and not parity["empty_batch"]:
         problems.append("an empty batch has no empty answer")
-    return Report(path, found["signatures"], parity, problems)
+    return Report(path, found["signatures"], found.get("milliseconds", {}), found.get("saved_by", ""), parity, problems)
