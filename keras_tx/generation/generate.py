@@ -159,7 +159,7 @@ class _Job:
         missing = [name for name in steps.sources if name not in named]
         if missing or not set(named) & set(steps.inputs):
             raise ValueError(f"`inputs` must have {steps.sources or steps.inputs}. Received: {sorted(named)}")
-        self.as_array = all(hasattr(value, "shape") for value in named.values())
+        self.as_array = all(hasattr(x, "shape") and str(x.dtype) != "object" for x in named.values())
         read = {name: self._rows(name, named[name]) for name in steps.inputs if name in named}
         self.one = all(one for _, one in read.values())
         counts = {name: len(rows) for name, (rows, _) in read.items()}

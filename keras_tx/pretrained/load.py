@@ -79,7 +79,7 @@ def from_pretrained(
     config = Config(values)
     kind = family_of(config)
     tensors = open_tensors(directory)
-    names = _canonical(tensors.names, kind)
+    names = _canonical(tensors.names, kind, config.values.get("share_encoder_decoder_embeddings") is not False)
     tied = _is_tied(config, kind, tensors, names)
     if not tied and isinstance(kind.copies, dict):  # older files have the one for both
         names |= {copy: names[name] for copy, name in kind.copies.items() if copy not in names and name in names}
@@ -146,8 +146,8 @@ def _checked_labels(labels, num_labels):
     return given
 
 
-def _canonical(file_names, kind):
-    """{name as rows have it: name in the file}."""
+def _canonical(file_names, kind, is_shared):
+    """{name as rows have it: name in the file}; `is_shared`: whether all tables of tokens are one."""
     prefixed = any(name.startswith(kind.prefix) for name in file_names)
     names: dict[str, str] = {}
     for file_name in file_names:
@@ -161,7 +161,7 @@ def _canonical(file_names, kind):
         names[name] = file_name
     shared = kind.prefix + kind.embedding_key
     aliases = [] if isinstance(kind.copies, dict) else [name for name in kind.copies if name in names]
-    if shared not in names and aliases:  # a table, stored under another of its names
+    if is_shared and shared not in names and aliases:  # a table, stored under another of its names
         names[shared] = names.pop(aliases[0])
     return names
 

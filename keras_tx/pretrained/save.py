@@ -62,7 +62,7 @@ def save_pretrained(
     if not isinstance(model, PretrainedModel):
         raise TypeError(f"`model` must be a PretrainedModel. Received: model of type {type(model).__name__}")
     checks.one_of("dtype", dtype, (None, *DTYPES))
-    if tokenizer is not None and model.config.get("vocab_size") is not None:
+    if hasattr(tokenizer, "vocabulary_size") and model.config.get("vocab_size") is not None:
         check_fits(tokenizer, model.config["vocab_size"])
     directory = Path(directory)
     write_tensors(directory, _tensors(model, dtype), max_shard_bytes=max_shard_bytes)

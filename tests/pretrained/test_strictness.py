@@ -336,7 +336,7 @@ def with_config(name, folder, **values):
         (
             "t5",
             {"dense_act_fn": "silu"},
-            "`dense_act_fn` .* is supported as 'relu' alone. Received: dense_act_fn='silu'",
+            "`feed_forward_proj` and `dense_act_fn` .* say the same. Received: .*'relu', dense_act_fn='silu'",
         ),
         (
             "llama",

@@ -122,7 +122,7 @@ def test_a_version_in_order_is_reported_with_what_it_answers(reports, copies, mo
         "  tokens: lengths int32[-1], token_ids int32[-1, -1] -> label string[-1], probabilities float32[-1, 3]",
     ]
     assert saved == f"  saved by TensorFlow {version('tensorflow')}; an older server may not read it"
-    assert parity.startswith("  clean process, XLA off: 33 requests, largest difference to the live model ")
+    assert parity.startswith("  clean process, XLA off: 40 requests, largest difference to the live model ")
     assert reports["as_exported"].parity["difference"] <= 1e-6
 
 

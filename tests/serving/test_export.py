@@ -194,7 +194,8 @@ def test_without_a_tokenizer_ids_are_the_default(make, live, tmp_path):
     model = make(dtype="mixed_bfloat16")
     path = export(model, tmp_path / "reviews")
     signatures = load(path)
-    assert set(signatures) == {"serving_default", "tokens"} and not (path / "assets.extra").exists()
+    assert set(signatures) == {"serving_default", "tokens"}
+    assert set(json.loads((path / PARITY_FILE).read_text())["signatures"]) == {"tokens"}
     row = np.array([[2, 6, 7, 3]], "int32")
     answer = run(signatures["serving_default"], token_ids=row, lengths=np.array([3], "int32"))
     assert answer["probabilities"].dtype == "float32"

@@ -110,8 +110,13 @@ class T5(Seq2SeqFamily):
                 f"feed_forward_proj={name!r}"
             )
         last = "gelu_new" if name == "gated-gelu" else last
-        self.config.refuse("dense_act_fn", last)  # transformers takes these where they contradict
-        self.config.refuse("is_gated_act", kind == "gated")
+        for key, ours in (("dense_act_fn", last), ("is_gated_act", kind == "gated")):
+            value = self.config.take(key, default=ours)
+            if value != ours:  # transformers would take this one
+                raise ValueError(
+                    f"`feed_forward_proj` and `{key}` in config.json must say the same. Received: "
+                    f"feed_forward_proj={name!r}, {key}={value!r}"
+                )
         return activation(last, "feed_forward_proj"), kind == "gated"
 
     def _is_scaled(self):
