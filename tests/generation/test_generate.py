@@ -423,7 +423,8 @@ def test_rows_of_an_array_of_objects_are_ids_and_a_mixture_is_refused(lm):
     assert generate(lm, rows, **FAST) == generate(lm, PROMPTS, **FAST)
     with pytest.raises(ValueError, match=r"`inputs` must be texts alone, or rows of ids. Received: 5 among texts"):
         generate(lm, ["ab", 5], **FAST, tokenizer=Letters())
-    with pytest.raises(ValueError, match=r"`token_ids` must be rows of ids, \(P,\) or \(B, P\). Received: \[\[5, 7\], 5\]"):
+    message = r"`token_ids` must be rows of ids, \(P,\) or \(B, P\). Received: \[\[5, 7\], 5\]"
+    with pytest.raises(ValueError, match=message):
         generate(lm, [[5, 7], 5], **FAST)
 
 
