@@ -64,6 +64,7 @@ def generate(
         no_repeat_ngram_size: no so many tokens in a row appear twice; 0 allows all.
         forbidden_tokens: ids, or rows of ids, that are never written.
         forced_tokens: dict {index of the new token: id}; -1 is the last possible one.
+        renormalize_logits: make log-probabilities of what these rules left, which changes what a `Beam` finds.
         return_scores: also return the score of each answer, (B,) or (B, n).
         target: the name of the input that grows, where the graph does not tell.
         jit_compile: whether TensorFlow compiles by XLA.

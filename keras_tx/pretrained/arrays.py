@@ -3,6 +3,8 @@
 B prompts, P slots of a prompt, N new tokens, n answers for each prompt.
 """
 
+from numbers import Integral
+
 import numpy as np
 from keras import ops
 
@@ -49,7 +51,9 @@ def longest(prompts, tokenizer=None) -> int:
         rows = tokenizer.tokenize(texts) if tokenizer is not None else [[]]
         rows = rows.to_list() if hasattr(rows, "to_list") else rows
         return max(len(row) for row in rows) + (getattr(tokenizer, "cls_id", None) is not None)
-    return max(np.shape(row)[-1] for row in prompts) if np.ndim(prompts[0]) else len(prompts)
+    if all(isinstance(one, Integral) for one in prompts):
+        return len(prompts)
+    return max(np.size(row) for row in prompts)
 
 
 def laid_out(answers, prompts, padding_id) -> np.ndarray:

@@ -72,6 +72,15 @@ def test_stop_tokens_wait_as_in_transformers(new):
     np.testing.assert_array_equal(to_numpy(Constraints(min_new_tokens=3)(scores, state_of(ids, new=new), ())), scores)
 
 
+def test_what_the_rules_left_is_normalized():
+    scores = np.random.default_rng(3).normal(size=(3, SIZE)).astype("float32")
+    state = state_of(np.array([[5, 7], [3, 4], [2, 6]]), new=1)
+    found = to_numpy(Constraints(forbidden_tokens=[3, 5], renormalize_logits=True)(scores, state, ()))
+    left = np.where(np.isin(np.arange(SIZE), [3, 5]), -np.inf, scores.astype("float64"))
+    np.testing.assert_allclose(found, left - np.log(np.exp(left).sum(-1, keepdims=True)), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(np.exp(found).sum(-1), 1, rtol=0, atol=1e-6)
+
+
 def test_forced_tokens_win_over_everything_as_in_transformers():
     scores = normal(2, SIZE)
     rules = Constraints(forced_tokens={0: 3, 2: 7, -1: 9}, forbidden_tokens=[8, 9], min_new_tokens=20)

@@ -390,6 +390,9 @@ def test_max_length_of_a_generation_config_counts_the_prompt():
         assert model.generate(np.array([[5, 7, 11, 13], [3, 5, 7, 11]], "int32")).shape == (2, 9)
         assert len(model.generate([5, 7])) == 9
         assert len(list(model.stream([5, 7]))) == 7
+        for wrong in ([], [[5, 7], 5]):
+            with pytest.raises(ValueError, match="must be rows of ids|must have a token in each row"):
+                model.generate(wrong)
     finally:
         model.generation_config = kept
 

@@ -47,7 +47,6 @@ FUNCTIONS = {  # what they return, and what they take: tensorflow/c/c_api.h, tf_
     "TF_TensorByteSize": (SIZE, [POINTER]),
     "TF_StringInit": (None, [POINTER]),
     "TF_StringCopy": (None, [POINTER, TEXT, SIZE]),
-    "TF_StringDealloc": (None, [POINTER]),
     "TF_StringGetDataPointer": (POINTER, [POINTER]),
     "TF_StringGetSize": (SIZE, [POINTER]),
     "TF_SessionRun": (
