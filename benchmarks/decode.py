@@ -1,15 +1,18 @@
-"""Greedy generation at the sizes of GPT-2 small: tokens a second of CausalLM and of KerasHub's GPT2CausalLM, in turns.
+"""Greedy generation at the sizes of GPT-2 small: tokens a second of CausalLM, KerasHub and CTranslate2, in turns.
 
 python -m benchmarks decode
-python -m benchmarks decode --batch-size 8 --rounds 7
+python -m benchmarks decode --batch-size 8 --rounds 7 --ctranslate2
 python -m benchmarks decode --first-call
 
-Both have random float32 weights on the TensorFlow backend, and generate as they are made: XLA-compiled.
+All have random float32 weights. keras_tx and KerasHub's GPT2CausalLM generate on the TensorFlow backend as they are made,
+compiled by XLA. CTranslate2 (`pip install ctranslate2 transformers torch`) has all cores and weights of transformers.
 """
 
 import argparse
 import os
+import tempfile
 import time
+from collections.abc import Callable
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -57,6 +60,32 @@ def their_inputs(prompts: np.ndarray, new_tokens: int) -> dict[str, np.ndarray]:
     return {"token_ids": np.pad(prompts, room), "padding_mask": np.pad(np.ones_like(prompts), room)}
 
 
+def ctranslate2_run(num_layers: int, prompts: np.ndarray, new_tokens: int) -> Callable[[], np.ndarray]:
+    import ctranslate2
+    import transformers
+    from ctranslate2.converters.transformers import GPT2Loader
+
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_positions=POSITIONS, n_embd=HIDDEN, n_layer=num_layers, n_head=HEADS
+    )
+    spec = GPT2Loader().get_model_spec(transformers.GPT2LMHeadModel(config).eval())
+    spec.register_vocabulary([str(token) for token in range(VOCABULARY)])
+    for name in ("bos_token", "eos_token", "unk_token"):
+        setattr(spec.config, name, "0")
+    spec.validate()
+    with tempfile.TemporaryDirectory() as folder:
+        spec.save(folder)
+        generator = ctranslate2.Generator(folder, compute_type="float32", intra_threads=os.cpu_count())
+    texts = [[str(token) for token in row] for row in prompts]
+    options = {"max_length": new_tokens, "min_length": new_tokens, "end_token": [], "include_prompt_in_result": False}
+
+    def run() -> np.ndarray:
+        written = [row.sequences_ids[0] for row in generator.generate_batch(texts, **options)]
+        return np.concatenate([prompts, written], axis=1)
+
+    return run
+
+
 def random_prompts(batch_size: int, length: int) -> np.ndarray:
     return np.random.default_rng(7).integers(1, VOCABULARY, (batch_size, length), dtype="int32")
 
@@ -82,11 +111,15 @@ def side_by_side(arguments: argparse.Namespace) -> None:
         "keras_tx": lambda: ours.generate(prompts, max_new_tokens=new_tokens),
         "keras_hub": lambda: theirs.generate(inputs, stop_token_ids=None)["token_ids"],
     }
-    for name, model in (("keras_tx", ours), ("keras_hub", theirs)):  # also the warm-up
+    for name, model in (("keras_tx", ours), ("keras_hub", theirs)):
+        print(f"{name:11} {model.count_params():,} parameters")
+    if arguments.ctranslate2:
+        runs["ctranslate2"] = ctranslate2_run(arguments.layers, prompts, new_tokens)
+    for name, run in runs.items():  # also the warm-up
         started = time.perf_counter()
-        shape = np.shape(runs[name]())
+        shape = np.shape(run())
         assert shape == (arguments.batch_size, PROMPT + new_tokens), shape
-        print(f"{name:10} {model.count_params():,} parameters, compiled in {time.perf_counter() - started:.1f} s")
+        print(f"{name:11} first call {time.perf_counter() - started:.1f} s")
 
     case = f"greedy, batch {arguments.batch_size}, {new_tokens} tokens after {PROMPT}"
     times = turns.in_turns(runs, arguments.rounds)
@@ -98,6 +131,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--ctranslate2", action="store_true", help="CTranslate2, too")
     parser.add_argument("--first-call", action="store_true", help="only keras_tx, only the first three calls")
     arguments = parser.parse_args()
     print(

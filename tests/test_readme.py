@@ -13,6 +13,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
 
 
 @pytest.mark.tensorflow
+@pytest.mark.filterwarnings("ignore:In the future `np.object`:FutureWarning")  # of Keras' patch of tf2onnx
 @pytest.mark.parametrize("index", range(len(BLOCKS)))
 def test_code_in_the_readme_runs(index, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

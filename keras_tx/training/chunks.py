@@ -46,14 +46,21 @@ def chunked_loss(hidden, table, labels, weights, *, chunk_size, label_smoothing=
             x = ops.where(is_there[:, None], ops.take(hidden, rows, axis=0), 0)
             y, w = ops.take(labels, rows, axis=0), ops.where(is_there, ops.take(weights, rows, axis=0), 0.0)
             logits = ops.cast(product(x, table, transpose_b=True), "float32")
-            loss, slopes = _loss_and_slopes(logits, y, w, size, label_smoothing)
+            losses, slopes = _losses_and_slopes(logits, y, 1 - label_smoothing)
+            if label_smoothing:
+                losses = losses - label_smoothing * ops.matmul(ops.cast(x, "float32"), mean_row)
             slopes = ops.cast(slopes, x.dtype)
-            of_x = ops.cast(product(slopes, table), "float32")
-            of_table = of_table + ops.cast(product(slopes, x, transpose_a=True), "float32")
-            return total + loss, put(of_hidden, index, of_x), of_table
+            of_x = (ops.cast(product(slopes, table), "float32") - label_smoothing * mean_row) * w[:, None]
+            of_chunk = product(slopes, x * ops.cast(w, x.dtype)[:, None], transpose_a=True)
+            total = total + ops.sum(ops.where(w != 0, losses * w, 0.0))
+            return total, put(of_hidden, index, of_x), of_table + ops.cast(of_chunk, "float32")
 
+        mean_row = ops.mean(ops.cast(table, "float32"), axis=0)  # smoothing has one gradient for all tokens
         zeros = [ops.zeros(shape, dtype="float32") for shape in ((num_chunks, chunk_size, size_of_x), table.shape)]
         total, of_hidden, of_table = repeat(0, needed, chunk, (ops.zeros((), dtype="float32"), *zeros))
+        if label_smoothing:
+            weighted = ops.where(weights[:, None] != 0, ops.cast(hidden, "float32") * weights[:, None], 0.0)
+            of_table = of_table - (label_smoothing / size) * ops.sum(weighted, axis=0)
         of_hidden = ops.take(ops.reshape(of_hidden, (filled, size_of_x)), ops.argsort(order), axis=0)
         dtypes = [keras.backend.standardize_dtype(x.dtype) for x in (hidden, table)]
 
@@ -67,21 +74,15 @@ def chunked_loss(hidden, table, labels, weights, *, chunk_size, label_smoothing=
     return ops.custom_gradient(with_gradients)(hidden, table)
 
 
-def _loss_and_slopes(logits, labels, weights, size, smoothing):
-    """The weighted sum over a chunk (C, V), and its gradient for the logits."""
-    largest = ops.max(logits, axis=-1, keepdims=True)
-    exponentials = ops.exp(logits - largest)
-    sums = ops.sum(exponentials, axis=-1, keepdims=True)
-    inside = ops.logical_and(labels >= 0, labels < size)
+def _losses_and_slopes(logits, labels, share):
+    """log sum exp - share * logit of the label, (C,), and the gradient of that for the logits (C, V)."""
+    slopes = ops.softmax(logits, axis=-1)  # one pass on CPUs; exponentials, sums and quotients would be five
+    normalizers = ops.max(logits, axis=-1) - ops.log(ops.max(slopes, axis=-1))
+    size = logits.shape[-1]
     own = ops.take_along_axis(logits, ops.clip(labels, 0, size - 1)[:, None], axis=-1)[:, 0]
-    losses = (largest + ops.log(sums))[:, 0] - (1 - smoothing) * ops.where(inside, own, float("nan"))
-    if smoothing:
-        losses = losses - smoothing * ops.mean(logits, axis=-1)
-    slopes = exponentials * (weights[:, None] / sums)
-    if smoothing:
-        slopes = slopes - weights[:, None] * (smoothing / size)
-    losses = ops.where(weights != 0, losses * weights, 0.0)
-    return ops.sum(losses), _subtract_at(slopes, labels, (1 - smoothing) * weights)
+    inside = ops.logical_and(labels >= 0, labels < size)
+    losses = normalizers - share * ops.where(inside, own, float("nan"))
+    return losses, _subtract_at(slopes, labels, ops.full_like(own, share))
 
 
 def _subtract_at(rows, places, amounts):
