@@ -4,8 +4,9 @@ python -m benchmarks decode
 python -m benchmarks decode --batch-size 8 --rounds 7 --ctranslate2
 python -m benchmarks decode --first-call
 
-All have random float32 weights. keras_tx and KerasHub's GPT2CausalLM generate on the TensorFlow backend, compiled by XLA,
-as they are made. CTranslate2 (`pip install ctranslate2 transformers torch`) has all cores, and weights of transformers.
+All have random float32 weights. keras_tx and KerasHub's GPT2CausalLM generate on the TensorFlow backend as they are
+made: compiled by XLA. CTranslate2 (`pip install ctranslate2 transformers torch`) has all cores, and its weights from
+transformers.
 """
 
 import argparse
