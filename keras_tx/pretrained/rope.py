@@ -22,10 +22,19 @@ def parameters_of(config, *, theta=10000.0) -> dict:
         given = config.take(name, default=None)
         if given:
             break
+    return completed(as_dict(name, given), theta=config.take("rope_theta", default=theta))
+
+
+def as_dict(name: str, given) -> dict:
+    """`given`, or an empty dict for None.
+
+    Raises:
+        ValueError: for anything else that is no dict.
+    """
     given = {} if given is None else given
     if not isinstance(given, dict):
         raise ValueError(f"`{name}` in config.json must be a dict. Received: {name}={given!r}")
-    return completed(given, theta=config.take("rope_theta", default=theta))
+    return given
 
 
 def completed(given: dict, *, theta) -> dict:
@@ -47,7 +56,9 @@ def rotary(config, parameters: dict) -> RotaryEmbedding:
         raise ValueError(f"`rope_type` in config.json must be one of {list(KINDS)}. Received: rope_type={kind!r}")
     config.refuse("partial_rotary_factor", 1)  # these families rotate whole heads
     scaling = {name: value for name, value in parameters.items() if name != "finetuned"}  # a remark in old files
-    if kind == "dynamic":  # the length in the parameters is not read
+    if kind in ("default", "linear"):  # transformers reads no length for these, and some files have one
+        scaling.pop(original, None)
+    elif kind == "dynamic":  # the length in the parameters is not read
         scaling[original] = config.take("max_position_embeddings")
     elif kind in ("yarn", "llama3"):
         own = scaling.get(original)

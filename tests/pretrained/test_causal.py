@@ -115,7 +115,10 @@ def test_what_a_config_is_silent_about_is_as_in_transformers(tmp_path):
     assert model.family.decoder.layers[0].self_attention.sliding_window == 4096
 
 
-@pytest.mark.parametrize("scaling", [None, {"type": "linear", "factor": 2.0}])
+LINEAR = {"type": "linear", "factor": 2.0}
+
+
+@pytest.mark.parametrize("scaling", [None, LINEAR, {**LINEAR, "original_max_position_embeddings": 8}])
 def test_rotary_parameters_in_the_words_of_version_4_are_read(tmp_path, scaling):
     parameters = {"rope_theta": 50.0, **({"rope_type": "linear", "factor": 2.0} if scaling else {})}
     theirs = torch_models.make(tmp_path, "LlamaForCausalLM", **{**SIZES, "rope_parameters": parameters})

@@ -104,9 +104,10 @@ class ModernBert(Family):
             raise ValueError(
                 f"`rope_parameters` in config.json must be dicts by {list(THETAS)}. Received: rope_parameters={given}"
             )
-        scaling = self.config.take("rope_scaling", default={})
+        scaling = rope.as_dict("rope_scaling", self.config.take("rope_scaling", default=None))
+        by_kind = {kind: rope.as_dict(f"rope_parameters['{kind}']", given.get(kind)) for kind in THETAS}
         return {
-            kind: rope.completed({**(given.get(kind) or {}), **scaling}, theta=self.config.take(name, default=theta))
+            kind: rope.completed({**by_kind[kind], **scaling}, theta=self.config.take(name, default=theta))
             for kind, (name, theta) in THETAS.items()
         }
 
