@@ -25,6 +25,7 @@ import keras_tx
 from benchmarks import turns
 
 VOCABULARY, HIDDEN, HEADS, INTERMEDIATE, POSITIONS = 50257, 768, 12, 3072, 1024
+READ = 2**29
 PROMPT, SHORTER_PROMPT = 32, 27  # tokens; both are padded to 32
 
 
@@ -87,6 +88,14 @@ def ctranslate2_run(num_layers: int, prompts: np.ndarray, new_tokens: int) -> Ca
     return run
 
 
+def read_memory() -> Callable[[], object]:
+    """Reads `READ` bytes, with all cores."""
+    import tensorflow as tf
+
+    numbers = tf.ones((READ // 4,))
+    return tf.function(lambda: tf.reduce_max(numbers))
+
+
 def random_prompts(batch_size: int, length: int) -> np.ndarray:
     return np.random.default_rng(7).integers(1, VOCABULARY, (batch_size, length), dtype="int32")
 
@@ -123,8 +132,12 @@ def side_by_side(arguments: argparse.Namespace) -> None:
         print(f"{name:11} first call {time.perf_counter() - started:.1f} s")
 
     case = f"greedy, batch {arguments.batch_size}, {new_tokens} tokens after {PROMPT}"
+    runs["memory"] = read_memory()
     times = turns.in_turns(runs, arguments.rounds)
-    turns.report(case, times, arguments.batch_size * new_tokens, "tokens", file=arguments.json)
+    speed = READ / np.median(times.pop("memory"))  # bytes a second
+    limit = arguments.batch_size * speed / (4 * ours.count_params())
+    turns.report(case, times, arguments.batch_size * new_tokens, "tokens", file=arguments.json, limit=limit)
+    print(f"  the limit, each weight read once a step: {speed / 1e9:.1f} GB/s")
 
 
 def main() -> None:

@@ -115,9 +115,7 @@ def main() -> None:
             continue
         row = json.loads(done.stdout.splitlines()[-1])
         print(f"{name:44} {row['GiB']:6.2f} GiB {row['seconds']:8.2f} s", flush=True)
-        if arguments.json:
-            with arguments.json.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"case": name, **row}) + "\n")
+        turns.write(arguments.json, {"case": f"{kind}, {length:,} tokens", "run": side, **row})
 
 
 if __name__ == "__main__":

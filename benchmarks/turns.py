@@ -3,6 +3,7 @@
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -45,21 +46,37 @@ def report(
     unit: str,
     ours: str = OURS,
     file: Path | None = None,
+    limit: float | None = None,
 ) -> dict[str, float]:
     """Prints `amount` a second in every run, and how many times as fast `ours` is by round; returns these medians.
 
-    One run has `amount` of `unit`. The medians are those of the rounds' ratios, not ratios of medians.
+    One run has `amount` of `unit`. The medians are those of the rounds' ratios, not ratios of medians. `limit` is how
+    much a second there would be if a run were nothing but the machine's matrix products, or its reading of memory.
     """
-    ratios = {}
+    medians = {}
     print(f"\n{case}")
     for name, taken in times.items():
         rates = [amount / one for one in taken]
-        by_round = [theirs / our for our, theirs in zip(times[ours], taken, strict=True)]
-        ratios[name] = statistics.median(by_round)
-        ratio = "" if name == ours else f"   {ours} is {spread(by_round, '.2f')} times as fast"
-        print(f"  {name:32} {spread(rates, ',.1f'):>36} {unit}/s{ratio}")
-        if file:
-            row = {"case": case, "run": name, "seconds": list(taken), f"{unit}/s": statistics.median(rates)}
-            with file.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(row | {"ratio": ratios[name]}) + "\n")
-    return ratios
+        ratios = [theirs / our for our, theirs in zip(times[ours], taken, strict=True)]
+        medians[name] = statistics.median(ratios)
+        of_limit = f"   {statistics.median(rates) / limit:.2f} of the limit" if limit else ""
+        ratio = "" if name == ours else f"   {ours} is {spread(ratios, '.2f')} times as fast"
+        print(f"  {name:32} {spread(rates, ',.1f'):>36} {unit}/s{of_limit}{ratio}")
+        row = {"case": case, "run": name, "ours": ours, "unit": f"{unit}/s", "rates": rates, "ratios": ratios}
+        write(file, row | {"limit": limit})
+    return medians
+
+
+def write(file: Path | None, row: Mapping[str, object]) -> None:
+    """One more line of JSON in `file`, if there is one, with the command that was given."""
+    if file:
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({**row, "command": command()}) + "\n")
+
+
+def command() -> str:
+    words = ["python", *sys.orig_argv[1:]]
+    if "--json" in words:
+        at = words.index("--json")
+        del words[at : at + 2]
+    return " ".join(words)

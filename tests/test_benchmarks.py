@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import turns
+from benchmarks import table, turns
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -28,8 +28,23 @@ def test_a_report_has_rates_and_the_ratios_of_rounds(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "5.0 (2.0 to 10.0) tokens/s" in printed and "keras_tx is 2.00 (1.00 to 3.00) times as fast" in printed
     ours, peer = (json.loads(line) for line in file.read_text().splitlines())
-    assert (ours["run"], ours["tokens/s"], ours["ratio"]) == ("keras_tx", 5.0, 1.0)
-    np.testing.assert_allclose([peer["tokens/s"], peer["ratio"]], [10 / 3, 2.0])
+    assert (ours["run"], ours["unit"], ours["rates"], ours["ratios"]) == ("keras_tx", "tokens/s", [10, 5, 2], [1] * 3)
+    np.testing.assert_allclose(peer["rates"] + peer["ratios"], [10 / 3, 5, 1, 3, 1, 2])
+    assert peer["limit"] is None and "pytest" in peer["command"]
+
+
+def test_a_table_has_each_run_with_its_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "benchmarks", "some", "--json", "a.jsonl", "--rounds", "3"])
+    file = tmp_path / "a.jsonl"
+    times = {"keras_tx": [1.0, 2.0, 5.0], "a peer": [3.0, 2.0, 10.0]}
+    turns.report("a case", times, 10, "tokens", file=file, limit=20.0)
+    assert "0.25 of the limit" in capsys.readouterr().out
+    turns.write(file, {"case": "attention", "run": "a peer", "GiB": 1.234, "seconds": 5.678})
+    printed = table.tables([json.loads(line) for line in file.read_text().splitlines()])
+    command = "`python -m benchmarks some --rounds 3`"
+    assert f"| a case | keras_tx | 5 (2 to 10) tokens/s | 0.25 |  | {command} |" in printed
+    assert f"| a case | a peer | 3 (1 to 5) tokens/s | 0.17 | 2.00 (1.00 to 3.00) | {command} |" in printed
+    assert f"| attention | a peer | 1.23 GiB | 5.68 s | {command} |" in printed
 
 
 @pytest.mark.parametrize("name", ["", "nonsense"])
