@@ -1,14 +1,18 @@
 """A stack of encoder layers over padded tokens: tokens a second in training and at inference, of ours and of peers.
 
 python -m benchmarks encoder
-python -m benchmarks encoder --shapes 16x128 4x512 1x2048 --policy mixed_bfloat16
+python -m benchmarks encoder --shapes 16x128 4x512 1x2048 --policy mixed_bfloat16 --xla --jax
 
 6 layers, width 512, 8 heads, feed-forward 2048, dropout 0.1, Adam. KerasHub and PyTorch get the same batches; a quarter
 of the tokens is padding. The fraction is that of the matrix products that the same machine reaches in the same run.
 """
 
+import argparse
 import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -124,6 +128,32 @@ def pytorch(ids, targets) -> Sides:
     return train, infer
 
 
+def keras_hub_on_jax(size: int, length: int) -> Sides:
+    """In a process of its own, which runs what is asked of it, compiled."""
+    command = [sys.executable, "-m", "benchmarks", "encoder", "--shapes", f"{size}x{length}", "--serve"]
+    process = subprocess.Popen(
+        [*command, "--policy", keras.config.dtype_policy().name],
+        env={**os.environ, "KERAS_BACKEND": "jax"},
+        cwd=Path(__file__).resolve().parents[1],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def ask(part: int) -> None:
+        print(part, file=process.stdin, flush=True)
+        answer = process.stdout.readline()
+        assert answer == "done\n", answer
+
+    return lambda: ask(0), lambda: ask(1)
+
+
+def serve(sides: Sides) -> None:
+    for part in sys.stdin:
+        sides[int(part)]()
+        print("done", flush=True)
+
+
 def matrix_products(dtype: str) -> Callable[[], object]:
     """Products of 4096 x 1024 and 1024 x 4096: 34.4 GFLOP."""
     import tensorflow as tf
@@ -138,19 +168,30 @@ def operations(size: int, length: int) -> float:
     return float(LAYERS * size * length * by_token)
 
 
+def sizes(shape: str) -> tuple[int, int]:
+    size, length = shape.split("x")
+    return int(size), int(length)
+
+
 def main() -> None:
     parser = turns.parser(__doc__)
     parser.add_argument("--shapes", nargs="+", default=["16x128", "4x512", "1x2048"])
     parser.add_argument("--policy", default="float32", help="dtype policy")
     parser.add_argument("--xla", action="store_true", help="KerasHub compiled by XLA, too")
+    parser.add_argument("--jax", action="store_true", help="KerasHub on JAX, too")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     keras.config.set_dtype_policy(arguments.policy)
+    if arguments.serve:
+        return serve(keras_hub(*batch(*sizes(arguments.shapes[0])), jit=True))
     makers: dict[str, Callable[..., Sides]] = {turns.OURS: ours, "KerasHub, TensorFlow": keras_hub, "PyTorch": pytorch}
     if arguments.xla:
         makers["KerasHub, TensorFlow, XLA"] = lambda *data: keras_hub(*data, jit=True)
+    if arguments.jax:
+        makers["KerasHub, JAX"] = lambda ids, _: keras_hub_on_jax(*ids.shape)
     product = matrix_products(keras.config.dtype_policy().compute_dtype)
     for shape in arguments.shapes:
-        size, length = (int(number) for number in shape.split("x"))
+        size, length = sizes(shape)
         sides = {name: make(*batch(size, length)) for name, make in makers.items()}
         for part, (case, passes) in enumerate((("training", 3), ("inference", 1))):
             runs = {name: side[part] for name, side in sides.items()} | {"matrix products": product}
