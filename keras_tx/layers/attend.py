@@ -25,7 +25,8 @@ def attend(query, key, value, *, mask=None, bias=None, scale=None, dropout=None,
         key: (B, S, K, H) with N a multiple of K: query head n reads key head n // G.
         value: (B, S, K, V).
         mask: boolean, broadcastable to (B, N, T, S), True = may look. A query that may look at nothing gives zeros.
-        bias: added to the scaled products, broadcastable to (B, N, T, S). Minus infinity hides a key, as a mask does.
+        bias: added to the scaled products, broadcastable to (B, N, T, S). Minus infinity, and anything from -1e30 on,
+            hides a key, as a mask does.
         scale: factor of the products; 1 / sqrt(H) if None.
         dropout: a function applied to the scores before they weigh the values.
         hard: the whole score goes to the best key (the first of equals) instead of a softmax.
@@ -118,9 +119,9 @@ def _by_key_head(x, key_heads):
 
 
 def _open(mask, bias):
-    """`mask`, and not hidden by a bias of minus infinity."""
-    finite = bias > float("-inf")
-    return finite if mask is None else ops.logical_and(mask, finite)
+    """`mask`, and not hidden by a bias of minus infinity, or what stands for it in additive masks."""
+    seen = bias > MASKED
+    return seen if mask is None else ops.logical_and(mask, seen)
 
 
 def _sees(mask):

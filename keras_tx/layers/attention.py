@@ -67,7 +67,7 @@ class MultiHeadAttention(keras.layers.Layer):
         use_causal_mask: a query looks at no later key.
         attention_bias: added to the scaled products, shaped as `attention_mask`; stays in the dtype it has.
         positions: (B, T) or (T,) integers for `rotary`; the real tokens are counted if None.
-        document_ids: (B, T) integers, T = S: a query looks only at keys of its own document; 0 is padding.
+        document_ids: (B, T) integers, or (B, *attended axes): a query sees only keys of its document; 0 is padding.
         cache: for decoding step by step. A `KeyValue` of `new_cache`: keys and values of this call are written from
             the slot `start` on, and the queries look at all slots up to their own; S of the masks and of the bias is
             then the number of slots. Or the `Memory` of `new_memory`: used in place of `value` and `key`, which may be
@@ -142,7 +142,7 @@ class MultiHeadAttention(keras.layers.Layer):
         self.rotary = rotary_layer(rotary)
         self.use_output_bias = use_bias if use_output_bias is None else use_output_bias
         self.qk_norm_epsilon = checks.positive_float("qk_norm_epsilon", qk_norm_epsilon)
-        self.blockwise = blockwise
+        self.blockwise = checks.one_of("blockwise", blockwise, (None, True, False))
         self._convert_input_args = False  # `masks.converted` does it
         if num_heads % self.num_key_value_heads:
             raise ValueError(

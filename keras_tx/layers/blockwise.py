@@ -24,14 +24,15 @@ torch = Lazy("torch")
 LONG = 4096 * 4096  # T * S from which attention goes block by block by itself
 BLOCK_SIZE = 512
 _LARGEST = 2**31 - 1
-_NO_DOCUMENT = -1  # of a key that is padding: a query that is has 0
+_PADDING = -(2**31)  # the number of a query that is padding; a key that is has one more, so that the two do not meet
 _MIXER = -1640531527  # 2^32 / golden ratio: neighbouring calls and blocks must not share seeds
 
 
 def attend_blockwise(query, key, value, visible, *, bias=None, scale=None, dropout=0.0, seed=None, block_size=None):
     """`attend` in memory that grows with T + S. Blocks that no query may look at cost nothing.
 
-    Scores, softmax and sums are float32 whatever the input is.
+    Scores, softmax and sums are float32 whatever the input is. A `visible.mask` or a `bias` over (T, S) lies whole in
+    memory, with its gradient, and blocks that it alone hides are computed; the other parts of `visible` cost neither.
 
     Args:
         query: (B, T, N, H).
@@ -115,11 +116,12 @@ class _Blocks:
         return ops.cast(x[:, :length], dtype)
 
     def _padded(self, pairs):
-        """Broadcastable to (B, N, T, S) -> (B or 1, N or 1, T, S), with whole blocks."""
-        shape = (*ops.shape(pairs)[:2], self.num_queries, self.num_keys)
-        pairs = ops.broadcast_to(pairs, shape)
-        pairs = _filled(pairs, 2, self.num_query_blocks * self.size - self.num_queries)
-        return _filled(pairs, 3, self.num_key_blocks * self.size - self.num_keys)
+        """Broadcastable to (B, N, T, S) -> the same with whole blocks; what is 1 stays 1."""
+        for axis, side in ((2, "query"), (3, "key")):
+            length, count = self._count(side)
+            if pairs.shape[axis] != 1:
+                pairs = _filled(pairs, axis, count * self.size - length)
+        return pairs
 
     def _by_block(self, x, side):
         """(B, T) -> (I, B, block), filled up with zeros."""
@@ -135,16 +137,15 @@ class _Blocks:
         whole = isinstance(self.num_keys, int) and self.num_keys % self.size == 0
         if whole and visible.documents is None and visible.queries is None and not visible.keys:
             return None
-        sides = []
+        documents, sides = visible.documents, []
+        is_wide = documents is not None and keras.backend.standardize_dtype(documents.dtype) == "int64"
         for side, masks_of_side in (("query", (visible.queries,)), ("key", visible.keys)):
-            numbers = ops.ones((self.batch, self._count(side)[0]), "int32")
-            if visible.documents is not None:
-                numbers = ops.cast(visible.documents, "int32")
-            real = masks.join(*masks_of_side)
-            if real is not None:
-                numbers = ops.where(real, numbers, 0)
-            sides.append(self._by_block(numbers, side))
-        return sides[0], ops.where(sides[1] == 0, _NO_DOCUMENT, sides[1])
+            numbers = ops.ones((self.batch, self._count(side)[0]), "int32") if documents is None else documents
+            numbers = ops.cast(numbers, "int64" if is_wide else "int32")
+            real = masks.join(numbers != 0, *masks_of_side)
+            filled = [self._by_block(x, side) for x in (numbers, real)]
+            sides.append(ops.where(filled[1], filled[0], _PADDING + (side == "key")))
+        return tuple(sides)
 
     def _open_blocks(self):
         """(I, J): whether some query of the one may look at some key of the other."""
@@ -153,7 +154,7 @@ class _Blocks:
         last, last_key = first + self.size - 1, key + self.size - 1
         shared = key >= 0 * first
         if self.numbers is not None:
-            lows = [ops.min(ops.where(x <= 0, _LARGEST, x), axis=2) for x in self.numbers]  # (I, B), (J, B)
+            lows = [ops.min(ops.where(x <= _PADDING + 1, _LARGEST, x), axis=2) for x in self.numbers]  # (I, B), (J, B)
             highs = [ops.max(x, axis=2) for x in self.numbers]
             both = ops.logical_and(lows[0][:, None] <= highs[1][None], lows[1][None] <= highs[0][:, None])
             shared = ops.any(both, axis=2)
@@ -189,12 +190,15 @@ class _Blocks:
         if self.mask is not None:
             parts.append(self._pairs(self.mask, i, j))
         if self.bias is not None:
-            parts.append(self._pairs(self.bias, i, j) > float("-inf"))
+            parts.append(self._pairs(self.bias, i, j) > MASKED)
         return masks.join(*parts)
 
     def _pairs(self, x, i, j):
-        """The block (i, j) of (B, N, T, S)."""
-        return ops.slice(x, (0, 0, i * self.size, j * self.size), (*ops.shape(x)[:2], self.size, self.size))
+        """The block (i, j) of (B, N, T, S); T and S may be 1."""
+        sides = list(zip(x.shape[2:], (i, j), strict=True))
+        starts = [0 if length == 1 else block * self.size for length, block in sides]
+        sizes = [1 if length == 1 else self.size for length, _ in sides]
+        return ops.slice(x, (0, 0, *starts), (*ops.shape(x)[:2], *sizes))
 
     def _logits(self, i, j):
         """Products (X, P, block), `MASKED` where a query may not look."""
@@ -236,14 +240,14 @@ class _Blocks:
                 product = ops.cast(ops.matmul(ops.cast(kept, value.dtype), value), "float32")
                 return new, total, output * shrink + product
 
-            column = ops.zeros((shape[1], self.groups * self.size, 1), "float32")
-            start = (column + MASKED / 2, column, ops.zeros((shape[1], self.groups * self.size, self.value.shape[3])))
-            largest, total, output = repeat(begin[i], end[i], key_block, start)
+            column = _zeros((shape[1], self.groups * self.size, 1))
+            start = (column + MASKED / 2, column, _zeros((shape[1], self.groups * self.size, self.value.shape[3])))
+            largest, total, output = repeat(at(begin, i), at(end, i), key_block, start)
             output = ops.where(total > 0, output / ops.maximum(total, 1e-30), 0.0)
             logsumexp = ops.where(total > 0, largest + ops.log(ops.maximum(total, 1e-30)), -MASKED)
             return put(outputs, i, output), put(logsumexps, i, logsumexp)
 
-        results = ops.zeros((*shape[:3], self.value.shape[3])), ops.zeros((*shape[:3], 1))
+        results = _zeros((*shape[:3], self.value.shape[3])), _zeros((*shape[:3], 1))
         return repeat(0, self.num_query_blocks, query_block, results)
 
     def backward(self, output, logsumexp, upstream):
@@ -273,35 +277,42 @@ class _Blocks:
                 return of_query, of_key, of_value, of_bias
 
             of_query, of_key, of_value, of_bias = results
-            start = (of_query, ops.zeros(key_shape[1:]), ops.zeros(value_shape[1:]), of_bias)
-            of_query, own_key, own_value, of_bias = repeat(begin[j], end[j], query_block, start)
+            start = (of_query, _zeros(key_shape[1:]), _zeros(value_shape[1:]), of_bias)
+            of_query, own_key, own_value, of_bias = repeat(at(begin, j), at(end, j), query_block, start)
             return of_query, put(of_key, j, own_key), put(of_value, j, own_value), of_bias
 
-        of_bias = ops.zeros(())
+        of_bias = _zeros(())
         if self.bias is not None:
             count = self.num_query_blocks * self.num_key_blocks
-            of_bias = ops.zeros((count, *ops.shape(self.bias)[:2], self.size, self.size))
-        results = (ops.zeros(ops.shape(self.query)), ops.zeros(key_shape), ops.zeros(value_shape), of_bias)
+            of_bias = _zeros(
+                (count, *ops.shape(self.bias)[:2], *[1 if n == 1 else self.size for n in self.bias.shape[2:]])
+            )
+        results = (_zeros(ops.shape(self.query)), _zeros(key_shape), _zeros(value_shape), of_bias)
         of_query, of_key, of_value, of_bias = repeat(0, self.num_key_blocks, key_block, results)
         sides = zip((of_query * self.scale, of_key, of_value), ("query", "key", "key"), self.dtypes, strict=True)
         gradients = [self.whole(x, side, dtype) for x, side, dtype in sides]
         return tuple(gradients) if self.bias is None else (*gradients, self._whole_bias(of_bias))
 
     def _bias_block(self, of_logits):
-        """(X, P, block) -> (B or 1, N or 1, block, block), summed over what the bias is the same for."""
+        """(X, P, block) -> a block of the bias, summed over what the bias is the same for."""
         of_logits = ops.reshape(of_logits, (self.batch, self.heads, self.size, self.size))
-        for axis in (0, 1):
+        for axis in range(4):
             if self.bias.shape[axis] == 1:
                 of_logits = ops.sum(of_logits, axis=axis, keepdims=True)
         return of_logits
 
     def _whole_bias(self, blocks):
-        """(I * J, B, N, block, block) -> (B, N, T, S)."""
-        batch, heads = ops.shape(self.bias)[:2]
-        shape = (self.num_query_blocks, self.num_key_blocks, batch, heads, self.size, self.size)
-        blocks = ops.transpose(ops.reshape(blocks, shape), (2, 3, 0, 4, 1, 5))
-        whole = ops.reshape(blocks, ops.shape(self.bias))
+        """Blocks (I * J, B, N, block, block) -> (B, N, T, S); each may be 1."""
+        blocks = ops.reshape(blocks, (self.num_query_blocks, self.num_key_blocks, *ops.shape(blocks)[1:]))
+        for axis in (0, 1):
+            if self.bias.shape[2 + axis] == 1:
+                blocks = ops.sum(blocks, axis=axis, keepdims=True)
+        whole = ops.reshape(ops.transpose(blocks, (2, 3, 0, 4, 1, 5)), ops.shape(self.bias))
         return whole[:, :, : self.num_queries, : self.num_keys]
+
+
+def _zeros(shape):
+    return ops.zeros(shape, dtype="float32")  # whatever `floatx` is
 
 
 def _filled(x, axis, count):

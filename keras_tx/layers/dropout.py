@@ -71,6 +71,6 @@ class Dropout(keras.layers.Dropout):
 
 def _random_bits(shape, seed):
     """Uniform uint16 of this shape: four from each 64 random bits."""
-    size = tf.reduce_prod(shape)
+    size = tf.reduce_prod(tf.cast(shape, "int64"))  # scores can be more than 2^31
     bits = tf.random.stateless_uniform(((size + 3) // 4,), seed, minval=None, maxval=None, dtype="uint64")
     return tf.reshape(tf.reshape(tf.bitcast(bits, "uint16"), (-1,))[:size], shape)

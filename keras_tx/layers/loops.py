@@ -37,7 +37,10 @@ def at(x, index):
 
 
 def put(x, index, block):
-    """(I, ...) with another block `index`."""
+    """(I, ...) with another block `index`; `x` itself is not to be used again."""
     if keras.backend.backend() == "tensorflow":  # in place; `slice_update` is an op of XLA there
         return tf.tensor_scatter_nd_update(x, tf.reshape(index, (1, 1)), block[None])
+    if keras.backend.backend() == "torch":  # in place, too: `slice_update` would copy all blocks for each
+        x[index] = block
+        return x
     return ops.slice_update(x, (index, *[0] * (len(x.shape) - 1)), block[None])

@@ -114,9 +114,9 @@ def for_attention(
         if mask is not None
     ]
     if document_ids is not None:
-        for side in (query, key):
-            sizes = (side.shape[0], *[side.shape[axis] for axis in axes])
-            folding.check_shape("document_ids", document_ids, sizes, exact=True)
+        for side in (key, query):
+            folded = folding.fold_padding("document_ids", document_ids, side, axes)
+        document_ids = folded
     return Visible(query_mask, tuple(real), document_ids, causally, sliding_window, attention_mask, start)
 
 

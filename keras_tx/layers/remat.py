@@ -13,7 +13,13 @@ def rematerialized(layer, inputs, *, memory=None, attention_bias=None, **options
 
     Gradients go to the weights and to the tensors named here. Dropout drops the same numbers both times: its seeds are
     drawn here.
+
+    Raises:
+        ValueError: for a layer with an activity regularizer, whose loss would count twice.
     """
+    regularized = [one.name for one in layer._flatten_layers() if one.activity_regularizer is not None]
+    if regularized:
+        raise ValueError(f"`remat` does not go with `activity_regularizer`. Received: remat=True, layers {regularized}")
     dropouts = [one for one in layer._flatten_layers() if isinstance(one, Dropout) and one.rate]
     seeds = [one.seed_generator.next() for one in dropouts]
     named = {"memory": memory, "attention_bias": attention_bias}

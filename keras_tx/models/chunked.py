@@ -50,7 +50,10 @@ class VocabularyModel(TokenModel):
             y_pred = ops.concatenate([y_pred, ops.ones_like(y_pred[..., :1])], axis=-1)
             table = ops.concatenate([table, ops.cast(bias, table.dtype)[:, None]], axis=1)
         loss = self.loss.of_hidden(y, y_pred, table, sample_weight)
-        return loss + sum(self.losses) if self.losses else loss
+        loss_weights = self._compile_loss._user_loss_weights
+        if loss_weights is not None:  # of one output there is one, whatever holds it
+            loss = loss * keras.tree.flatten(loss_weights)[0]
+        return loss + sum(map(self._aggregate_additional_loss, self.losses)) if self.losses else loss
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         return self._loss_alone() if _TRAINED.get() is self else super().compute_metrics(x, y, y_pred, sample_weight)

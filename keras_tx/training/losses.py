@@ -29,9 +29,10 @@ class PaddedCrossentropy(keras.losses.Loss):
         from_logits: whether the predictions are logits; probabilities otherwise.
         label_smoothing: e in [0, 1): the target is 1 - e + e/V for the label and e/V for every other token, as in
             `keras.losses.CategoricalCrossentropy`.
-        chunk_size: with the models of this package that end in a vocabulary, `fit` computes logits and loss of so many
-            tokens at a time: the logits (B, T, V) are never whole in memory, and tokens without a label cost nothing.
-            Metrics are then computed in evaluation alone. None: all at once. Anywhere else it does nothing.
+        chunk_size: with `CausalLM`, `MaskedLM` and `Seq2Seq`, `fit` computes logits and loss of so many tokens at a
+            time: the logits (B, T, V) are never whole in memory, and tokens without a label cost nothing. Metrics are
+            then computed in evaluation alone, which has whole logits. None: all at once. With other models, loaded
+            checkpoints too, it does nothing.
         reduction: Keras' words: "sum_over_batch_size" or "mean" divide by the number of real tokens,
             "mean_with_sample_weight" by the sum of their weights; "sum"; "none" or None for (B, T).
         name: of the loss.

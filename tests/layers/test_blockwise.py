@@ -1,4 +1,4 @@
-"""Attention block by block against attention as a whole, gradients too; what it skips and what it keeps in memory."""
+"""Attention block by block against attention as a whole, gradients too; and what it skips."""
 
 import keras
 import numpy as np
@@ -23,7 +23,7 @@ def test_blocks_give_what_the_whole_gives_with_every_mask_bias_and_size(shape, h
     rng = np.random.default_rng(seed)
     (batch, queries, keys), (heads, key_heads) = shape, head_counts
     maybe = lambda value: value if rng.random() < 0.5 else None
-    documents = maybe(np.sort(rng.integers(0, 4, (batch, queries)), axis=1).astype("int32"))
+    documents = maybe(np.sort(rng.integers(-1, 4, (batch, queries)), axis=1).astype("int32"))
     keys = queries if documents is not None else keys
     sides = [size if rng.random() < 0.5 else 1 for size in (batch, heads)]
     visible = Visible(
@@ -37,8 +37,8 @@ def test_blocks_give_what_the_whole_gives_with_every_mask_bias_and_size(shape, h
     )
     tensors = [normal(batch, queries, heads, 5, seed=seed), normal(batch, keys, key_heads, 5, seed=seed + 1)]
     tensors.append(normal(batch, keys, key_heads, 7, seed=seed + 2))
-    if rng.random() < 0.5:
-        tensors.append(normal(*sides, queries, keys, seed=seed + 3))
+    if rng.random() < 0.7:
+        tensors.append(normal(*sides, maybe(queries) or 1, maybe(keys) or 1, seed=seed + 3))
     size = int(rng.integers(2, 17))
 
     def by_blocks(query, key, value, bias=None):
@@ -60,6 +60,10 @@ def test_a_bias_of_minus_infinity_hides_a_key():
     bias[..., 3:] = -np.inf
     alone = attend(query, key[:, :3], value[:, :3])[0]
     assert_close(attend_blockwise(query, key, value, Visible(), bias=bias, block_size=4), alone, atol=2e-6)
+    for hiding in (-np.inf, np.finfo("float32").min, -1e30):
+        bias[..., 3:] = hiding
+        assert_close(attend(query, key, value, bias=bias)[0], alone, atol=2e-6)
+        assert_close(attend_blockwise(query, key, value, Visible(), bias=bias, block_size=4), alone, atol=2e-6)
     bias[...] = -np.inf
     assert not to_numpy(attend_blockwise(query, key, value, Visible(), bias=bias, block_size=4)).any()
 
@@ -130,15 +134,20 @@ def test_blocks_that_no_query_may_look_at_are_skipped_forward_and_backward(visib
 
 
 @pytest.mark.tensorflow
-def test_lengths_may_be_unknown_and_xla_computes_the_same():
+@pytest.mark.parametrize(
+    "parts", [{"causal": True}, {"window": 5}, {"documents": np.repeat([[1, 2, 0, 3]], 6, 1)[:, :23]}]
+)
+def test_lengths_may_be_unknown_and_xla_computes_the_same(parts):
     import tensorflow as tf
 
     query = normal(2, 23, 3, 5)
+    if "documents" in parts:
+        parts = {"documents": np.repeat(parts["documents"], 2, 0)}
 
     def slopes(query):
         with tf.GradientTape() as tape:
             tape.watch(query)
-            output = attend_blockwise(query, query, query, Visible(causal=True), block_size=8)
+            output = attend_blockwise(query, query, query, Visible(**parts), block_size=8)
         return output, tape.gradient(output, query)
 
     expected = [x.numpy() for x in slopes(tf.constant(query))]
@@ -182,6 +191,52 @@ def test_documents_see_themselves_alone_whole_and_in_blocks():
         assert_close(layer(x, x, document_ids=numbers), expected, atol=2e-6)
     with pytest.raises(ValueError, match=r"`document_ids` must have the shape \(2, 13\)\. Received: .*\(2, 7\)"):
         whole(x, x, document_ids=numbers[:, :7])
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_documents_may_have_any_numbers_but_0(dtype):
+    if dtype == "int64" and keras.backend.backend() == "jax":
+        pytest.skip("JAX has no int64")
+    x = normal(1, 5, 3, 5)
+    numbers = ops.convert_to_tensor(np.array([[-7, -7, 0, -1, -1]], dtype) + (2**40 if dtype == "int64" else 0))
+    visible = Visible(documents=numbers)
+    expected = attend(x, x, x, mask=visible.whole(5, 5))[0]
+    assert_close(attend_blockwise(x, x, x, visible, block_size=2), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("axes", [(2,), (1, 2)])
+def test_documents_go_along_any_axes(axes):
+    x = normal(2, 5, 13, 12)
+    numbers = np.sort(np.random.default_rng(3).integers(0, 3, (2, 13) if axes == (2,) else (2, 5, 13)), axis=-1)
+    whole, in_blocks = (MultiHeadAttention(3, 5, attention_axes=axes, blockwise=blockwise) for blockwise in (0, 1))
+    expected = whole(x, x, document_ids=numbers)
+    in_blocks.build(x.shape, x.shape)
+    in_blocks.set_weights(whole.get_weights())
+    assert_close(in_blocks(x, x, document_ids=numbers), expected, atol=2e-6)
+    if axes == (2,):
+        one_by_one = MultiHeadAttention(3, 5)
+        one_by_one.build(x.shape[1:], x.shape[1:])
+        one_by_one.set_weights(whole.get_weights())
+        rows = [one_by_one(x[:, i], x[:, i], document_ids=numbers) for i in range(5)]
+        assert_close(expected, np.stack([to_numpy(row) for row in rows], axis=1), atol=2e-6)
+
+
+@pytest.mark.parametrize("floatx", ["float16", "float64"])
+def test_it_does_not_depend_on_floatx(floatx):
+    x = normal(2, 13, 3, 5)
+    expected = gradients(lambda x: attend_blockwise(x, x, x, Visible(causal=True), block_size=4), [x])
+    keras.config.set_floatx(floatx)
+    try:
+        got = gradients(lambda x: attend_blockwise(x, x, x, Visible(causal=True), block_size=4), [x])
+    finally:
+        keras.config.set_floatx("float32")
+    for one, wanted in zip(got, expected, strict=True):
+        assert_close(one, wanted, atol=0)
+
+
+def test_blockwise_is_none_or_a_boolean():
+    with pytest.raises(ValueError, match="`blockwise` must be one of .*None, True, False.* Received: blockwise='off'"):
+        MultiHeadAttention(3, 5, blockwise="off")
 
 
 def test_long_inputs_go_in_blocks_by_themselves_unless_told_otherwise(monkeypatch):

@@ -48,6 +48,24 @@ def test_it_changes_neither_gradients_nor_what_is_learned(of, kind):
 
 
 @pytest.mark.parametrize("kind", STACKS)
+def test_each_layer_is_computed_again_in_training_alone(monkeypatch, kind):
+    remat, asked = keras.remat, []
+    monkeypatch.setattr(keras, "remat", lambda function: asked.append(1) or remat(function))
+    stack, tensors = made(kind)
+    stack(*tensors)
+    assert not asked
+    stack(*tensors, training=True)
+    assert len(asked) == len(stack.layers)
+
+
+def test_an_activity_regularizer_is_refused():
+    stack, tensors = made("encoder", attention_options={"activity_regularizer": "l2"})
+    stack(*tensors)
+    with pytest.raises(ValueError, match="`remat` does not go with `activity_regularizer`. Received: .*'query'"):
+        stack(*tensors, training=True)
+
+
+@pytest.mark.parametrize("kind", STACKS)
 @pytest.mark.parametrize("of", [slopes, learned])
 def test_dropout_drops_the_same_when_it_is_computed_again(monkeypatch, of, kind):
     rates = {"dropout": 0.4, "attention_dropout": 0.2, "activation_dropout": 0.3}
