@@ -29,9 +29,11 @@ class Family:
         embedding_key: the name, without prefix, of the token table, by which a checkpoint without prefix is known.
         head_key: the name of the table of the logits, which a checkpoint with tied ones lacks, or has as a copy.
         tied_by_default: whether they are tied where config.json has no `tie_word_embeddings`.
+        tied_by_file: whether they are tied unless the file has a table of the logits, whatever config.json says.
         copies: names of further copies of the token table; or {name: the name of the tensor that it must equal}.
         parts: {part: name without prefix}: parts of the base model that are left out if it lacks this tensor.
         ignored: {regular expression: reason} of tensors that may be there and have no place in the model.
+        zeros: names of tensors that are zeros where the checkpoint lacks them.
         heads: regular expressions of the tensors of all heads, and of parts: a model of another task has no place for
             them, and they are new where a task is asked for whose head the checkpoint lacks.
 
@@ -53,9 +55,11 @@ class Family:
     embedding_key = ""
     head_key: str | None = None
     tied_by_default = True
+    tied_by_file = False
     copies: tuple[str, ...] | dict[str, str] = ()
     parts: dict[str, str] = {}
     ignored: dict[str, str] = {}
+    zeros: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
 
     def __init__(self, config: Config, task: str, *, tied: bool = True, dtype=None):
@@ -95,11 +99,14 @@ class Family:
         return None
 
     def strategy(self, values: dict):
-        """The strategy that generation_config.json asks for, with the defaults of transformers.
+        """The strategy that generation_config.json asks for, or config.json of an older checkpoint that has no other.
+
+        The defaults are those of transformers.
 
         Raises:
             ValueError: for sampling of a kind that there is not; the message has its name.
         """
+        values = values or self.config.values
         if values.get("num_return_sequences") not in (None, 1):
             raise ValueError(
                 "`num_return_sequences` of the generation config must be 1; for more, give a `strategy`. Received: "

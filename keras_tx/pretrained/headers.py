@@ -68,7 +68,10 @@ def parse(path, size, read):
             f"The file {path} must begin with the length of its header, at most {LONGEST} and inside the file. "
             f"Received: length {length}, {size} bytes in the file"
         )
-    header = json_object(f"The header of {path}", read(length))
+    data = read(length)
+    header = json_object(f"The header of {path}", data)
+    if not data.startswith(b"{"):  # the format allows no space before it
+        raise ValueError(f"The header of {path} must be a JSON object in UTF-8. Received: {_short(data.decode())}")
     metadata = header.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError(f"`{_METADATA}` of {path} must be an object of strings. Received: {_short(metadata)}")
@@ -124,7 +127,7 @@ def json_object(what, data):
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} must be a JSON object in UTF-8. Received: {error}") from error
-    if not isinstance(value, dict) or not text.startswith("{"):
+    if not isinstance(value, dict):
         raise ValueError(f"{what} must be a JSON object in UTF-8. Received: {_short(text)}")
     return value
 

@@ -79,8 +79,10 @@ def from_pretrained(
     config = Config(values)
     kind = family_of(config)
     tensors = open_tensors(directory)
-    names = _canonical(tensors.names, kind, config.values.get("share_encoder_decoder_embeddings") is not False)
-    tied = _is_tied(config, kind, tensors, names)
+    said_tied = kind.tied_by_file or bool(config.take("tie_word_embeddings", default=kind.tied_by_default))
+    is_shared = config.values.get("share_encoder_decoder_embeddings") is not False
+    names = _canonical(tensors.names, kind, said_tied, is_shared)
+    tied = said_tied and _is_tied(kind, tensors, names)
     if not tied and isinstance(kind.copies, dict):  # older files have the one for both
         names |= {copy: names[name] for copy, name in kind.copies.items() if copy not in names and name in names}
     absent = [part for part, key in kind.parts.items() if kind.prefix + key not in names]
@@ -98,10 +100,13 @@ def from_pretrained(
             dtype=dtype,
         )
         rows = list(model.family.rows())
-        new = _check(model, rows, tensors, names, asked=task is not None, relabeled=labels is not None)
-        filling.prepare(row for row in rows if row.theirs not in new)
+        zeros = [name for name in kind.zeros if name not in names]
+        new = _check(model, rows, tensors, names, zeros, asked=task is not None, relabeled=labels is not None)
+        filling.prepare(row for row in rows if row.theirs not in (*new, *zeros))
     filling.finish()
-    model.stored_dtypes.update(_stored_dtypes(tensors, {row.theirs: names.get(row.theirs) for row in rows}, new))
+    model.stored_dtypes.update(
+        _stored_dtypes(tensors, {row.theirs: names.get(row.theirs) for row in rows}, [*new, *zeros])
+    )
     if new:
         warnings.warn(
             f"The checkpoint lacks what the task {model.task!r} needs; new, to be trained: {new}", stacklevel=2
@@ -146,33 +151,31 @@ def _checked_labels(labels, num_labels):
     return given
 
 
-def _canonical(file_names, kind, is_shared):
-    """{name as rows have it: name in the file}; `is_shared`: whether all tables of tokens are one."""
+def _canonical(file_names, kind, said_tied, is_shared):
+    """{name as rows have it: name in the file}; `is_shared`: whether encoder and decoder have one table of tokens."""
     prefixed = any(name.startswith(kind.prefix) for name in file_names)
     names: dict[str, str] = {}
     for file_name in file_names:
         name = file_name
         for old, new in _OLD_NAMES.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name
-        if not prefixed and name != kind.head_key:
+        if not prefixed and name != kind.head_key and not any(re.fullmatch(head, name) for head in kind.heads):
             name = kind.prefix + name
         if name in names:
             raise ValueError(f"A tensor must be stored under one name. Received: {names[name]!r} and {file_name!r}")
         names[name] = file_name
     shared = kind.prefix + kind.embedding_key
-    aliases = [] if isinstance(kind.copies, dict) else [name for name in kind.copies if name in names]
+    others = [] if isinstance(kind.copies, dict) else [*kind.copies]
+    aliases = [name for name in (*others, *([kind.head_key] if said_tied else [])) if name in names]
     if is_shared and shared not in names and aliases:  # a table, stored under another of its names
         names[shared] = names.pop(aliases[0])
     return names
 
 
-def _is_tied(config, kind, tensors, names):
-    """Tied, as transformers sees it: the config says so, and no table of the logits contradicts it."""
-    said = bool(config.take("tie_word_embeddings", default=kind.tied_by_default))
+def _is_tied(kind, tensors, names):
+    """Whether no table of the logits contradicts what the config says, as transformers sees it."""
     own, shared = names.get(kind.head_key), names.get(kind.prefix + kind.embedding_key)
-    if not said or own is None:
-        return said
-    return shared is not None and _digest(tensors, own) == _digest(tensors, shared)
+    return own is None or (shared is not None and _digest(tensors, own) == _digest(tensors, shared))
 
 
 def _digest(tensors, file_name):
@@ -181,9 +184,10 @@ def _digest(tensors, file_name):
     return array.dtype, array.shape, hashlib.blake2b(array.reshape(-1).view("uint8").data).digest()
 
 
-def _check(model, rows, tensors, names, *, asked, relabeled):
+def _check(model, rows, tensors, names, zeros, *, asked, relabeled):
     """The names of what is new; raises unless everything is accounted for, on both sides."""
-    new = _check_rows(model.family, rows, tensors, names, asked, relabeled)
+    wanted = [row for row in rows if row.theirs not in zeros]
+    new = _check_rows(model.family, wanted, tensors, names, asked, relabeled)
     _check_left(model.family, {row.theirs for row in rows}, tensors, names)
     filled = {id(variable) for row in rows for variable in row.variables}
     empty = [one.path for one in model.weights if id(one) not in filled and "seed_generator" not in one.path]

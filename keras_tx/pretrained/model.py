@@ -190,7 +190,11 @@ class PretrainedModel(keras.Model):
                     f"Received: a prompt of {longest}, max_length={most}"
                 )
             options = {**options, "max_new_tokens": most - longest}
-        return strategy, {**self.family.generation_options(self.generation_config), **options}
+        found = self.family.generation_options(self.generation_config)
+        embedding = getattr(self.family, "target_embedding", None) or self.family.embedding
+        # Small models have the stop token of large ones in their config: no row ends by it.
+        stops = [token for token in found.get("stop_tokens", ()) if token in range(embedding.vocabulary_size)]
+        return strategy, {**found, "stop_tokens": tuple(stops), **options}
 
     def _padding_id(self):
         """What fills up behind the end of an answer: the padding token, or where there is none the one that ends it."""

@@ -178,6 +178,7 @@ def test_a_length_of_terabytes_reads_nothing(tmp_path):
     [
         (b"\xff\xfe", "must be a JSON object in UTF-8. Received: 'utf-8' codec can't decode byte 0xff"),
         ("[1, 2]", r"must be a JSON object in UTF-8. Received: '\[1, 2\]'"),
+        ("\n{}", r"must be a JSON object in UTF-8. Received: '\\n{}'"),
         ("  {}", "must be a JSON object in UTF-8. Received: '  {}'"),
         ("{", "must be a JSON object in UTF-8. Received: Expecting property name"),
         ("", "must be a JSON object in UTF-8. Received: Expecting value"),

@@ -10,7 +10,7 @@ import pytest
 
 import keras_tx.pretrained.load as loading
 from keras_tx import pretrained
-from keras_tx.pretrained import PretrainedModel, filling, registry
+from keras_tx.pretrained import PretrainedModel, filling, registry, writing
 from keras_tx.pretrained.config import CHANGING, Config
 from keras_tx.pretrained.files import open_tensors, write_tensors
 from tests.pretrained.tiny import NAMES, TINY, VARIANTS, assert_equals_reference, copied, inputs_of, loaded, needs_tiny
@@ -30,10 +30,11 @@ def with_tensors(name, folder, change):
 
 
 def some_tensors(name):
-    """The first and the last of each kind: weights of one, two and more axes."""
+    """The first and the last of each kind: weights of one, two and more axes; of those that must be there."""
     tensors = open_tensors(TINY / name)
-    by_rank = {len(tensors.shape(key)): key for key in tensors} | {
-        -len(tensors.shape(key)): key for key in reversed([*tensors])
+    names = [key for key in tensors if key != "final_logits_bias"]
+    by_rank = {len(tensors.shape(key)): key for key in names} | {
+        -len(tensors.shape(key)): key for key in reversed(names)
     }
     return sorted(set(by_rank.values()))
 
@@ -418,13 +419,78 @@ def test_logits_with_a_table_and_a_bias_of_their_own_are_those_of_transformers(t
         np.testing.assert_allclose(again.eval()(torch.tensor(ids).long()).logits.numpy(), expected, rtol=0, atol=2e-5)
 
 
-def test_a_tied_table_under_its_other_name_is_found(tmp_path):
-    folder = with_tensors(
-        "t5", tmp_path, lambda arrays: arrays.update({"encoder.embed_tokens.weight": arrays.pop("shared.weight")})
-    )
-    ours, usual = pretrained.from_pretrained(folder), loaded("t5")
-    for one, other in zip(ours.get_weights(), usual.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+@pytest.mark.parametrize(
+    ("name", "usual", "other"),
+    [
+        ("t5", "shared.weight", "encoder.embed_tokens.weight"),
+        ("t5", "shared.weight", "lm_head.weight"),
+        ("bart", "model.shared.weight", "lm_head.weight"),
+        ("gpt2", "transformer.wte.weight", "lm_head.weight"),
+        ("bert", "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
+    ],
+)
+def test_a_tied_table_under_its_other_name_is_found(name, usual, other, tmp_path):
+    folder = with_tensors(name, tmp_path, lambda arrays: arrays.update({other: arrays.pop(usual)}))
+    model = pretrained.from_pretrained(folder)
+    assert model.tied
+    assert_equals_reference(model(inputs_of(name, model)), name)
+
+
+def test_without_prefix_a_head_keeps_its_name(tmp_path):
+    def strip(arrays):
+        for key in [*arrays]:
+            arrays[key.removeprefix("bert.")] = arrays.pop(key)
+
+    model = pretrained.from_pretrained(with_tensors("bert_cls", tmp_path, strip), output_hidden_states=True)
+    assert_equals_reference(model(inputs_of("bert_cls", model)), "bert_cls")
+
+
+@pytest.mark.parametrize("name", ["bart", "marian"])
+def test_a_bias_of_the_logits_that_is_missing_is_zeros(name, tmp_path):
+    folder = with_tensors(name, tmp_path / "without", lambda arrays: arrays.pop("final_logits_bias"))
+    model, usual = pretrained.from_pretrained(folder), loaded(name)
+    inputs = inputs_of(name, model)
+    bias = open_tensors(TINY / name).read("final_logits_bias")
+    logits, expected = (to_numpy(one(inputs)["logits"]) for one in (model, usual))
+    np.testing.assert_allclose(logits + bias, expected, rtol=0, atol=1e-5)
+    pretrained.save_pretrained(model, tmp_path / "saved")
+    saved = open_tensors(tmp_path / "saved")
+    assert not saved.read("final_logits_bias").any() and {*saved} == {*open_tensors(TINY / name)}
+
+
+def test_t5_without_a_table_of_the_logits_is_tied_whatever_the_config_says_and_not_scaled_if_it_says_so(tmp_path):
+    old = {"tie_word_embeddings": False, "scale_decoder_outputs": None}  # version 4 had no second
+    model, usual = pretrained.from_pretrained(copied("t5", tmp_path / "a", **old)), loaded("t5")
+    inputs = inputs_of("t5", model)
+    logits, scaled = (to_numpy(one(inputs)["logits"]) for one in (model, usual))
+    np.testing.assert_allclose(logits, scaled * model.config["d_model"] ** 0.5, rtol=1e-5, atol=1e-4)
+    pretrained.save_pretrained(model, tmp_path / "b")
+    again = pretrained.from_pretrained(tmp_path / "b")
+    np.testing.assert_array_equal(to_numpy(again(inputs)["logits"]), logits)
+
+
+def test_stop_tokens_outside_the_vocabulary_stop_nothing(tmp_path):
+    model = pretrained.from_pretrained(copied("gpt2", tmp_path))
+    model.generation_config = {"eos_token_id": [50256, -1], "pad_token_id": 0}
+    ids = np.array([[3, 5, 7]])
+    written = model.generate(ids, max_new_tokens=4, jit_compile=False)
+    np.testing.assert_array_equal(written, model.generate(ids, max_new_tokens=4, stop_tokens=(), jit_compile=False))
+
+
+def test_older_configs_say_how_a_model_writes(tmp_path):
+    folder = copied("gpt2", tmp_path, num_beams=3, length_penalty=0.5)
+    (folder / "generation_config.json").unlink()
+    strategy = pretrained.from_pretrained(folder).family.strategy({})
+    assert (strategy.num_beams, strategy.length_penalty) == (3, 0.5)
+    old = {"force_bos_token_to_be_generated": True, "bos_token_id": 5}
+    assert writing.options(old)["forced_tokens"] == {0: 5}
+    assert writing.options({**old, "forced_bos_token_id": 7})["forced_tokens"] == {0: 7}
+
+
+def test_space_before_a_config_is_allowed(tmp_path):
+    folder = copied("bert", tmp_path)
+    (folder / "config.json").write_text("\n " + (folder / "config.json").read_text())
+    assert pretrained.from_pretrained(folder).config == loaded("bert").config
 
 
 def test_a_tokenizer_that_does_not_fit_is_not_saved(tmp_path):

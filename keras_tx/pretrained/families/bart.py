@@ -95,6 +95,7 @@ class Bart(Seq2SeqFamily):
     embedding_key = "shared.weight"
     copies: tuple[str, ...] = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
     ignored = {r"model\.(encoder|decoder)\.version": "of the format, before it had another"}
+    zeros = ("final_logits_bias",)
     heads = (
         r"final_logits_bias",
         r"(lm_head|qa_outputs)\.weight",

@@ -27,7 +27,7 @@ class Electra(PostNormEncoder):
     )
 
     def _embedding_dim(self):
-        width = self.config.number("embedding_size", default=self.hidden_dim)
+        width = self.config.number("embedding_size", default=128)
         return None if width == self.hidden_dim else width
 
     def _head(self):

@@ -109,9 +109,6 @@ class Seq2SeqFamily(Family):
         embedded = self._embed("decoder", target, self.target_mask(target))
         return keras.Model([ids, target], self._logits(self._decoded(self.decoder(embedded, memory))))
 
-    def strategy(self, values):
-        return super().strategy(values or self.config.values)
-
     def generation_options(self, values):
         return writing.options(values or self.config.values)  # older checkpoints have these values in config.json
 

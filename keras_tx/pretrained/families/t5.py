@@ -55,6 +55,7 @@ class T5(Seq2SeqFamily):
     copies = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
     ignored = {r"decoder\..*\.EncDecAttention\.relative_attention_bias\.weight": "of the first release, never used"}
     heads = (r"lm_head\.weight",)
+    tied_by_file = True
     feed_forward = "relu"  # where config.json has none
 
     def __init__(self, config, task, *, tied=True, dtype=None):
