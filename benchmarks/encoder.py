@@ -39,6 +39,7 @@ def batch(size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def of_keras(build: Callable[[keras.KerasTensor], keras.KerasTensor], ids, targets, jit: bool = False) -> Sides:
+    jit = jit or keras.backend.backend() == "jax"  # which is not made to go without
     inputs = keras.Input((ids.shape[1],), batch_size=ids.shape[0], dtype="int32")
     model = keras.Model(inputs, keras.layers.Dense(1, dtype="float32")(build(inputs))[..., 0])
     model.compile(keras.optimizers.Adam(1e-4), "mean_squared_error", jit_compile=jit)
@@ -83,14 +84,21 @@ def torch_model(vocabulary_size: int, max_length: int):
             self.tokens = torch.nn.Embedding(vocabulary_size, WIDTH)
             self.positions = torch.nn.Embedding(max_length, WIDTH)
             layer = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, INTERMEDIATE, DROPOUT, batch_first=True)
+            layer.dropout.p = 0.0  # inside the feed-forward, where the others have none
             self.encoder = torch.nn.TransformerEncoder(layer, LAYERS)
             self.head = torch.nn.Linear(WIDTH, 1)
 
         def forward(self, x):
-            hidden = self.tokens(x) + self.positions(torch.arange(x.shape[1]))
+            hidden = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
             return self.head(self.encoder(hidden, src_key_padding_mask=x == 0))[..., 0]
 
-    return Model()
+    return Model().to(torch_device())
+
+
+def torch_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def ours(ids, targets) -> Sides:
@@ -105,14 +113,15 @@ def pytorch(ids, targets) -> Sides:
     import torch
 
     half = keras.config.dtype_policy().compute_dtype == "bfloat16"
+    device = torch_device()
     model = torch_model(VOCABULARY, ids.shape[1])
     optimizer = torch.optim.Adam(model.parameters(), 1e-4)
-    x, y = torch.tensor(ids, dtype=torch.long), torch.tensor(targets)
+    x, y = torch.tensor(ids, dtype=torch.long, device=device), torch.tensor(targets, device=device)
 
     def train():
         model.train()
         for _ in range(STEPS):
-            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            with torch.autocast(device, torch.bfloat16, enabled=half):
                 loss = torch.nn.functional.mse_loss(model(x).float(), y)
             loss.backward()
             optimizer.step()
@@ -121,9 +130,10 @@ def pytorch(ids, targets) -> Sides:
 
     def infer():
         model.eval()
-        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=half):
+        with torch.inference_mode(), torch.autocast(device, torch.bfloat16, enabled=half):
             for _ in range(STEPS):
-                model(x)
+                outputs = model(x)
+            outputs.cpu()  # waits for a GPU
 
     return train, infer
 
@@ -155,11 +165,9 @@ def serve(sides: Sides) -> None:
 
 
 def matrix_products(dtype: str) -> Callable[[], object]:
-    """Products of 4096 x 1024 and 1024 x 4096: 34.4 GFLOP."""
-    import tensorflow as tf
-
-    a, b = tf.ones((4096, 1024), dtype), tf.ones((1024, 4096), dtype)
-    return tf.function(lambda: tf.matmul(a, b))
+    """Products of 4096 x 1024 and 1024 x 4096: 34.4 GFLOP; waits for the last number."""
+    a, b = keras.ops.ones((4096, 1024), dtype), keras.ops.ones((1024, 4096), dtype)
+    return lambda: keras.ops.convert_to_numpy(keras.ops.matmul(a, b)[-1:, -1:])
 
 
 def operations(size: int, length: int) -> float:
@@ -184,7 +192,12 @@ def main() -> None:
     keras.config.set_dtype_policy(arguments.policy)
     if arguments.serve:
         return serve(keras_hub(*batch(*sizes(arguments.shapes[0])), jit=True))
-    makers: dict[str, Callable[..., Sides]] = {turns.OURS: ours, "KerasHub, TensorFlow": keras_hub, "PyTorch": pytorch}
+    backend = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}[keras.backend.backend()]
+    makers: dict[str, Callable[..., Sides]] = {
+        turns.OURS: ours,
+        f"KerasHub, {backend}": keras_hub,
+        "PyTorch, nn.Transformer": pytorch,
+    }
     if arguments.xla:
         makers["KerasHub, TensorFlow, XLA"] = lambda *data: keras_hub(*data, jit=True)
     if arguments.jax:

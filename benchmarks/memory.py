@@ -4,7 +4,8 @@ python -m benchmarks memory
 python -m benchmarks memory --only attention --lengths 4096 8192 16384
 
 Attention: 2 encoder layers of 4 heads x 64, feed-forward 1024, batch 1, Adam. Vocabulary: logits of 8,192 tokens over
-50,000, and their cross-entropy, forward and backward. Memory is what the process grows by from before the first step.
+50,000, and their cross-entropy, forward and backward, by chunks of 128 and of 1,024 tokens, and whole. Memory is what
+the process grows by from before the first step.
 """
 
 import argparse
@@ -19,7 +20,8 @@ from pathlib import Path
 from benchmarks import turns
 
 WIDTH, HEADS, INTERMEDIATE, LAYERS = 256, 4, 1024, 2
-TOKENS, VOCABULARY, HIDDEN, CHUNK, WINDOW = 8192, 50000, 256, 128, 256
+TOKENS, VOCABULARY, HIDDEN, WINDOW = 8192, 50000, 256, 256
+CHUNKS = {f"keras_tx, chunks of {size:,}": size for size in (128, 1024)}
 
 
 def attention_step(side: str, length: int):
@@ -46,7 +48,7 @@ def attention_step(side: str, length: int):
 
 
 def vocabulary_step(side: str):
-    """A function that computes loss and gradients of `side`: "keras_tx" in chunks, or "Keras" on whole logits."""
+    """A function that computes loss and gradients of `side`: one of `CHUNKS`, or "Keras" on whole logits."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -57,14 +59,14 @@ def vocabulary_step(side: str):
     hidden = tf.constant(random.normal(size=(1, TOKENS, HIDDEN)), "float32")
     table = tf.constant(0.02 * random.normal(size=(VOCABULARY, HIDDEN)), "float32")
     labels = tf.constant(random.integers(1, VOCABULARY, (1, TOKENS)), "int32")
-    ours = PaddedCrossentropy(chunk_size=CHUNK)
+    ours = PaddedCrossentropy(chunk_size=CHUNKS.get(side))
     theirs = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     @tf.function
     def step():
         with tf.GradientTape() as tape:
             tape.watch([hidden, table])
-            if side == "keras_tx":
+            if side in CHUNKS:
                 loss = ours.of_hidden(labels, hidden, table, None)
             else:
                 loss = theirs(labels, tf.einsum("btd,vd->btv", hidden, table))
@@ -101,7 +103,7 @@ def main() -> None:
         sides = ("keras_tx", "keras_tx, window", "KerasHub")
         cases += [("attention", side, length) for length in arguments.lengths for side in sides]
     if arguments.only != "attention":
-        cases += [("vocabulary", side, TOKENS) for side in ("keras_tx", "Keras")]
+        cases += [("vocabulary", side, TOKENS) for side in (*CHUNKS, "Keras")]
     for kind, side, length in cases:
         command = [sys.executable, "-m", "benchmarks", "memory", "--rounds", str(arguments.rounds)]
         environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -111,10 +113,12 @@ def main() -> None:
         )
         name = f"{kind}, {length:,} tokens, {side}"
         if done.returncode:
-            print(f"{name:44} fails: {(done.stderr.strip().splitlines() or [f'exit {done.returncode}'])[-1][:100]}")
+            error = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1][:100]
+            print(f"{name:52} fails: {error}")
+            turns.write(arguments.json, {"case": f"{kind}, {length:,} tokens", "run": side, "error": error})
             continue
         row = json.loads(done.stdout.splitlines()[-1])
-        print(f"{name:44} {row['GiB']:6.2f} GiB {row['seconds']:8.2f} s", flush=True)
+        print(f"{name:52} {row['GiB']:6.2f} GiB {row['seconds']:8.2f} s", flush=True)
         turns.write(arguments.json, {"case": f"{kind}, {length:,} tokens", "run": side, **row})
 
 

@@ -73,12 +73,13 @@ def keras_hub(rows: list[np.ndarray], length: int, budget: int) -> Run:
 def pytorch(rows: list[np.ndarray], length: int, budget: int) -> Run:
     import torch
 
+    device = encoder.torch_device()
     batches: list[list[torch.Tensor]] = [[]]
     for row in sorted(rows, key=len):
         if batches[-1] and (len(batches[-1]) + 1) * len(row) > budget:
             batches.append([])
         batches[-1].append(torch.tensor(row, dtype=torch.long))
-    padded = [torch.nn.utils.rnn.pad_sequence(batch, batch_first=True) for batch in batches]
+    padded = [torch.nn.utils.rnn.pad_sequence(batch, batch_first=True).to(device) for batch in batches]
     model = encoder.torch_model(VOCABULARY, length).train()
     optimizer = torch.optim.Adam(model.parameters(), 1e-4)
 

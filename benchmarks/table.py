@@ -23,6 +23,8 @@ def of_speed(row: Row) -> list[str]:
 
 
 def of_memory(row: Row) -> list[str]:
+    if "error" in row:
+        return [row["case"], row["run"], "fails", "", f"`{row['command']}`"]
     return [row["case"], row["run"], f"{row['GiB']:.2f} GiB", f"{row['seconds']:.2f} s", f"`{row['command']}`"]
 
 
@@ -34,7 +36,7 @@ def lines(title: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def tables(rows: Sequence[Row]) -> str:
     """Rows with rates, and rows with peaks of memory, in a table each."""
     speed = [of_speed(row) for row in rows if "rates" in row]
-    memory = [of_memory(row) for row in rows if "GiB" in row]
+    memory = [of_memory(row) for row in rows if "GiB" in row or "error" in row]
     columns = ["what", "run", "median (least to most)", "of the limit", "keras_tx is times as fast", "command"]
     made = lines(columns, speed)
     made += lines(["what", "run", "peak", "a step", "command"], memory)

@@ -40,11 +40,13 @@ def test_a_table_has_each_run_with_its_command(tmp_path, capsys, monkeypatch):
     turns.report("a case", times, 10, "tokens", file=file, limit=20.0)
     assert "0.25 of the limit" in capsys.readouterr().out
     turns.write(file, {"case": "attention", "run": "a peer", "GiB": 1.234, "seconds": 5.678})
+    turns.write(file, {"case": "attention", "run": "another", "error": "no memory"})
     printed = table.tables([json.loads(line) for line in file.read_text().splitlines()])
     command = "`python -m benchmarks some --rounds 3`"
     assert f"| a case | keras_tx | 5 (2 to 10) tokens/s | 0.25 |  | {command} |" in printed
     assert f"| a case | a peer | 3 (1 to 5) tokens/s | 0.17 | 2.00 (1.00 to 3.00) | {command} |" in printed
     assert f"| attention | a peer | 1.23 GiB | 5.68 s | {command} |" in printed
+    assert f"| attention | another | fails |  | {command} |" in printed
 
 
 @pytest.mark.parametrize("name", ["", "nonsense"])
