@@ -26,6 +26,7 @@ class Family:
         tasks: {task: architecture}, or {task: architectures}, one for each of `model_types`.
         inputs: the names of the inputs; `needed`: those that cannot be left out.
         prefix: what the names of the base model begin with in a checkpoint with a head, as "bert."; rows have it.
+        other_prefix: what stands in place of `prefix` in the checkpoints of `other_tasks`.
         embedding_key: the name, without prefix, of the token table, by which a checkpoint without prefix is known.
         head_key: the name of the table of the logits, which a checkpoint with tied ones lacks, or has as a copy.
         tied_by_default: whether they are tied where config.json has no `tie_word_embeddings`.
@@ -52,6 +53,8 @@ class Family:
     inputs: tuple[str, ...] = ("input_ids", "attention_mask")
     needed: tuple[str, ...] = ("input_ids",)
     prefix = ""
+    other_prefix: str | None = None
+    other_tasks: tuple[str, ...] = ()
     embedding_key = ""
     head_key: str | None = None
     tied_by_default = True
@@ -85,6 +88,10 @@ class Family:
     def rows(self) -> Iterable[Row]:
         """Rows that fill every variable of the model."""
         raise NotImplementedError
+
+    def computed(self) -> dict:
+        """{name: array} of tensors that fill no variable and that transformers wants in a file of this task."""
+        return {}
 
     def writing(self) -> keras.Model | None:
         """The same layers as a functional model over ids alone with logits as its output, for `generate`; or None."""

@@ -153,20 +153,23 @@ def _checked_labels(labels, num_labels):
 
 def _canonical(file_names, kind, said_tied, is_shared):
     """{name as rows have it: name in the file}; `is_shared`: whether encoder and decoder have one table of tokens."""
-    prefixed = any(name.startswith(kind.prefix) for name in file_names)
+    others = kind.other_prefix
+    prefixed = any(name.startswith((kind.prefix, *([others] if others else []))) for name in file_names)
     names: dict[str, str] = {}
     for file_name in file_names:
         name = file_name
         for old, new in _OLD_NAMES.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name
+        if others and name.startswith(others):
+            name = kind.prefix + name.removeprefix(others)
         if not prefixed and name != kind.head_key and not any(re.fullmatch(head, name) for head in kind.heads):
             name = kind.prefix + name
         if name in names:
             raise ValueError(f"A tensor must be stored under one name. Received: {names[name]!r} and {file_name!r}")
         names[name] = file_name
     shared = kind.prefix + kind.embedding_key
-    others = [] if isinstance(kind.copies, dict) else [*kind.copies]
-    aliases = [name for name in (*others, *([kind.head_key] if said_tied else [])) if name in names]
+    copies = [] if isinstance(kind.copies, dict) else [*kind.copies]
+    aliases = [name for name in (*copies, *([kind.head_key] if said_tied else [])) if name in names]
     if is_shared and shared not in names and aliases:  # a table, stored under another of its names
         names[shared] = names.pop(aliases[0])
     return names

@@ -76,14 +76,25 @@ def save_pretrained(
 
 
 def _tensors(model, dtype):
-    prefix = model.family.prefix if model.task == "base" else ""
     merged = table.merged(model._flatten_layers())
     for row in model.family.rows():
         values = [keras.ops.convert_to_numpy(merged.get(id(one), one)) for one in row.variables]
         if any(np.dtype(value.dtype).kind in "iu" for value in values):
             raise ValueError(f"`model` must have floating weights. Received: {row.theirs!r} of dtype {values[0].dtype}")
         tensor = row.write(values)
-        yield row.theirs.removeprefix(prefix), tensor.astype(dtype or _stored(model, row.theirs), copy=False)
+        yield _name(model, row.theirs), tensor.astype(dtype or _stored(model, row.theirs), copy=False)
+    for name, array in model.family.computed().items():
+        yield _name(model, name), array.astype(dtype or _stored(model, name), copy=False)
+
+
+def _name(model, name):
+    """The name of a row in a file of this task."""
+    family = model.family
+    if model.task == "base":
+        return name.removeprefix(family.prefix)
+    if model.task in family.other_tasks and not family.is_of_head(name):
+        return family.other_prefix + name.removeprefix(family.prefix)
+    return name
 
 
 def _stored(model, name):

@@ -9,6 +9,7 @@ import pytest
 from keras_tx import pretrained
 from keras_tx.generation import Beam, Greedy, Sample
 from keras_tx.pretrained.families.causal import LastToken
+from keras_tx.pretrained.files import open_tensors
 from tests.pretrained import torch_models
 from tests.tools import SHARED, assert_close, normal, to_numpy
 
@@ -93,10 +94,25 @@ def test_gpt2_equals_transformers(tmp_path, config):
 
 
 @pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"])
-@pytest.mark.parametrize(("name", "sizes"), [("GPT2", GPT2), ("Mistral", SIZES)])
+@pytest.mark.parametrize(("name", "sizes"), [("GPT2", GPT2), ("Mistral", SIZES), ("Llama", SIZES), ("Qwen2", SIZES)])
 def test_the_heads_equal_those_of_transformers(tmp_path, name, sizes, head):
     labels = {} if head == "ForQuestionAnswering" else {"num_labels": 5}
-    torch_models.check(tmp_path, torch_models.make(tmp_path, f"{name}{head}", **sizes, **labels))
+    theirs = torch_models.make(tmp_path, f"{name}{head}", **sizes, **labels)
+    model = torch_models.check(tmp_path, theirs)
+    pretrained.save_pretrained(model, tmp_path / "again")
+    _, report = type(theirs).from_pretrained(tmp_path / "again", output_loading_info=True)
+    assert not any(report.values()), report
+    assert {*open_tensors(tmp_path / "again")} == {*open_tensors(tmp_path)}
+
+
+def test_a_base_model_lends_its_layers_to_a_head_whose_files_have_another_prefix(tmp_path):
+    theirs = torch_models.make(tmp_path, "LlamaModel", **SIZES)
+    with pytest.warns(UserWarning, match="'question_answering' needs; new, to be trained: "):
+        model = pretrained.from_pretrained(tmp_path, task="question_answering")
+    base = pretrained.from_pretrained(tmp_path)
+    for one, other in zip(base.get_weights(), model.get_weights(), strict=False):
+        np.testing.assert_array_equal(one, other)
+    assert theirs is not None
 
 
 def test_positions_may_be_given(tmp_path):

@@ -1,6 +1,7 @@
 """T5, BART and Marian: every hidden state, the logits and what is written, as transformers has them."""
 
 import json
+import warnings
 
 import keras
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from keras_tx.generation import Beam, Greedy
 from keras_tx.pretrained import PretrainedModel, from_pretrained, save_pretrained, writing
-from keras_tx.pretrained.families.bart import AtLast, TargetIds
+from keras_tx.pretrained.families.seq2seq import AtLast, TargetIds
 from keras_tx.pretrained.families.t5 import Scale
 from keras_tx.pretrained.files import open_tensors, write_tensors
 from tests.pretrained import torch_models
@@ -250,6 +251,7 @@ SIZES = {
     "bart": {**SMALL["bart"], "vocab_size": 23, "bos_token_id": 0, "forced_eos_token_id": 2},
 }
 SIZES["marian"] = {**SIZES["bart"], "decoder_start_token_id": 1}
+START = {"decoder_start_token_id": 0}
 SENTENCES = np.array([[5, 6, 2, 7, 8, 2, 1], [9, 2, 10, 11, 12, 13, 2]])  # the sentence is its last stop token
 
 
@@ -263,6 +265,14 @@ SENTENCES = np.array([[5, 6, 2, 7, 8, 2, 1], [9, 2, 10, 11, 12, 13, 2]])  # the 
         ("T5ForConditionalGeneration", {**SIZES["t5"], "feed_forward_proj": "gated-silu"}),
         ("T5Model", {**SIZES["t5"], "feed_forward_proj": "gelu", "layer_norm_epsilon": 1e-3}),
         ("MT5ForConditionalGeneration", SIZES["t5"]),
+        ("T5EncoderModel", SIZES["t5"]),
+        ("T5ForSequenceClassification", {**SIZES["t5"], "num_labels": 3, "eos_token_id": 2, **START}),
+        ("T5ForTokenClassification", {**SIZES["t5"], "num_labels": 5}),
+        ("T5ForQuestionAnswering", {**SIZES["t5"], **START}),
+        ("MT5EncoderModel", SIZES["t5"]),
+        ("MT5ForSequenceClassification", {**SIZES["t5"], "num_labels": 3, "eos_token_id": 2, **START}),
+        ("MT5ForTokenClassification", {**SIZES["t5"], "num_labels": 5}),
+        ("MT5ForQuestionAnswering", {**SIZES["t5"], **START}),
         (
             "MarianMTModel",
             {**SIZES["marian"], "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 19},
@@ -279,15 +289,49 @@ def test_further_models_equal_transformers(tmp_path, name, config):
         theirs.float().save_pretrained(tmp_path)
         theirs.double()
     arrays = {"input_ids": SENTENCES, "attention_mask": (SENTENCES != 1).astype("int32")}
-    targets = {} if name.startswith("Bart") else {"decoder_input_ids": np.array([[1, 12, 13], [1, 14, 15]])}
+    alone = name.startswith("Bart") or any(part in name for part in ("Encoder", "Classification", "Question"))
+    targets = {} if alone else {"decoder_input_ids": np.array([[1, 12, 13], [1, 14, 15]])}
     expected = torch_models.answer(theirs, arrays["input_ids"], arrays["attention_mask"], **targets)
-    outputs = from_pretrained(tmp_path, output_hidden_states=True)({**arrays, **targets})
+    model = from_pretrained(tmp_path, output_hidden_states=True)
+    outputs = model({**arrays, **targets})
     assert set(outputs) == set(expected)
     for key, value in expected.items():
         pairs = zip(outputs[key], value, strict=True) if key.endswith("hidden_states") else [(outputs[key], value)]
         for ours, wanted in pairs:
             real = arrays["attention_mask"] == 1 if wanted.shape[:2] == SENTENCES.shape else np.s_[:]
             assert_close(to_numpy(ours)[real], wanted[real], atol=3e-5, rtol=3e-5)
+    save_pretrained(model, tmp_path / "again")
+    assert_same_tensors(tmp_path / "again", tmp_path)
+    _, report = type(theirs).from_pretrained(tmp_path / "again", output_loading_info=True)
+    assert not any(report.values()), report
+
+
+def assert_same_tensors(folder, other):
+    """Bit for bit; copies of a table, and sinusoids, may be left out."""
+    ours, theirs = open_tensors(folder), open_tensors(other)
+    for name in ours:
+        np.testing.assert_array_equal(ours.read(name), theirs.read(name))
+    assert {name for name in theirs if "embed_" not in name and name != "lm_head.weight"} <= {*ours}
+
+
+@pytest.mark.parametrize("task", ["encoder", "token_classification", "sequence_classification", "question_answering"])
+def test_a_whole_t5_lends_its_stacks_to_other_tasks(tmp_path, task):
+    whole = small("t5")
+    save_pretrained(whole, tmp_path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = from_pretrained(tmp_path, task=task, num_labels=None if "class" not in task else 3)
+    new = [str(one.message) for one in caught if "new, to be trained" in str(one.message)]
+    assert bool(new) == (task != "encoder")
+    memory = model(IDS)["last_hidden_state" if task == "encoder" else "logits"] if "encoder" in task else None
+    if memory is not None:
+        expected = whole({"input_ids": IDS, "decoder_input_ids": TARGETS})["encoder_last_hidden_state"]
+        assert_close(memory, expected, atol=1e-6)
+    save_pretrained(model, tmp_path / "again")
+    again = from_pretrained(tmp_path / "again")
+    assert again.task == task
+    for name, value in model(IDS).items():
+        assert_close(again(IDS)[name], value, atol=0)
 
 
 # How they write

@@ -3,13 +3,12 @@
 from typing import Any
 
 import keras
-from keras import ops
 
 from keras_tx.layers import Decoder, Encoder, LearnedPositionalEncoding, TokenEmbedding
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.residual import make_norm
 from keras_tx.pretrained import table
-from keras_tx.pretrained.families.seq2seq import Seq2SeqFamily
+from keras_tx.pretrained.families.seq2seq import AtLast, Seq2SeqFamily, TargetIds
 from keras_tx.pretrained.family import Positions, attention_sizes
 from keras_tx.pretrained.heads import ClassHead, OutputBias, answer_spans
 from keras_tx.pretrained.leading import LeadingRow
@@ -28,56 +27,6 @@ _DECODER = {
     "encoder_attn_layer_norm": "cross_attention_norm",
 }
 _EPSILON = 1e-5  # of all norms; no config has it
-
-
-@keras.saving.register_keras_serializable(package="keras_tx")
-class TargetIds(keras.layers.Layer):
-    """Source ids (B, S), target ids (B, T) or None -> target ids; without, the source behind the token that starts.
-
-    Args:
-        start_id: the token that starts.
-    """
-
-    def __init__(self, start_id, **kwargs):
-        super().__init__(**kwargs)
-        self.start_id = start_id
-        self._convert_input_args = False
-
-    def call(self, ids, target_ids=None):
-        if target_ids is not None:
-            return target_ids
-        return ops.concatenate([ops.full_like(ids[:, :1], self.start_id), ids[:, :-1]], axis=1)
-
-    def compute_output_spec(self, ids, target_ids=None):
-        return keras.KerasTensor(ids.shape if target_ids is None else target_ids.shape, dtype="int32")
-
-    def get_config(self):
-        return {**super().get_config(), "start_id": self.start_id}
-
-
-@keras.saving.register_keras_serializable(package="keras_tx")
-class AtLast(keras.layers.Layer):
-    """Vectors (B, T, D), ids (B, T) -> the vectors (B, D) at the last token that is `token_id`."""
-
-    def __init__(self, token_id, **kwargs):
-        super().__init__(**kwargs)
-        self.supports_masking = True
-        self.token_id = token_id
-        self._convert_input_args = False
-
-    def call(self, hidden, ids):
-        slots = ops.arange(ops.shape(ids)[1], dtype="int32")
-        last = ops.max(ops.where(ops.equal(ids, self.token_id), slots, 0), axis=1)
-        return ops.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
-
-    def compute_mask(self, hidden, mask=None):
-        return None
-
-    def compute_output_spec(self, hidden, ids):
-        return keras.KerasTensor((hidden.shape[0], hidden.shape[2]), dtype=hidden.dtype)
-
-    def get_config(self):
-        return {**super().get_config(), "token_id": self.token_id}
 
 
 class Bart(Seq2SeqFamily):

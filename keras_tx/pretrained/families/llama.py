@@ -30,6 +30,7 @@ def tasks_of(name):
         "causal_lm": f"{name}ForCausalLM",
         "sequence_classification": f"{name}ForSequenceClassification",
         "token_classification": f"{name}ForTokenClassification",
+        "question_answering": f"{name}ForQuestionAnswering",
     }
 
 
@@ -42,6 +43,8 @@ class Llama(CausalFamily):
 
     model_types: tuple[str, ...] = ("llama",)
     prefix = "model."
+    other_prefix: str | None = "transformer."
+    other_tasks: tuple[str, ...] = ("question_answering",)
     embedding_key = "embed_tokens.weight"
     tasks = tasks_of("Llama")
     ignored = {r"model\..*rotary_emb\.inv_freq": "a buffer of the rotary frequencies"}
@@ -138,7 +141,8 @@ class Mistral(Llama):
     """No biases; all layers see a window, unless `sliding_window` is null."""
 
     model_types = ("mistral",)
-    tasks = {**tasks_of("Mistral"), "question_answering": "MistralForQuestionAnswering"}
+    tasks = tasks_of("Mistral")
+    other_prefix, other_tasks = None, ()
     key_value_heads = 8
 
     def _biases(self):

@@ -57,5 +57,13 @@ class Marian(Bart):
     def _side_rows(self, side):
         return ()
 
+    def computed(self):
+        if self.task != "base":
+            return {}
+        length, size = self.config.number("max_position_embeddings"), self.hidden_dim
+        angles = np.arange(length)[:, None] / 10000 ** (np.arange(0, size, 2) / size)
+        table = np.concatenate([np.sin(angles), np.cos(angles[:, : size // 2])], axis=1)
+        return {f"{self.prefix}{side}.embed_positions.weight": table for side in ("encoder", "decoder")}
+
 
 FAMILIES = (Marian,)

@@ -6,9 +6,60 @@ B batch, S source tokens, T target tokens, D hidden, V vocabulary.
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_tx.pretrained import table, writing
 from keras_tx.pretrained.family import Family, PaddingMask, split
+
+
+@keras.saving.register_keras_serializable(package="keras_tx")
+class TargetIds(keras.layers.Layer):
+    """Source ids (B, S), target ids (B, T) or None -> target ids; without, the source behind the token that starts.
+
+    Args:
+        start_id: the token that starts.
+    """
+
+    def __init__(self, start_id, **kwargs):
+        super().__init__(**kwargs)
+        self.start_id = start_id
+        self._convert_input_args = False
+
+    def call(self, ids, target_ids=None):
+        if target_ids is not None:
+            return target_ids
+        return ops.concatenate([ops.full_like(ids[:, :1], self.start_id), ids[:, :-1]], axis=1)
+
+    def compute_output_spec(self, ids, target_ids=None):
+        return keras.KerasTensor(ids.shape if target_ids is None else target_ids.shape, dtype="int32")
+
+    def get_config(self):
+        return {**super().get_config(), "start_id": self.start_id}
+
+
+@keras.saving.register_keras_serializable(package="keras_tx")
+class AtLast(keras.layers.Layer):
+    """Vectors (B, T, D), ids (B, T) -> the vectors (B, D) at the last token that is `token_id`."""
+
+    def __init__(self, token_id, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.token_id = token_id
+        self._convert_input_args = False
+
+    def call(self, hidden, ids):
+        slots = ops.arange(ops.shape(ids)[1], dtype="int32")
+        last = ops.max(ops.where(ops.equal(ids, self.token_id), slots, 0), axis=1)
+        return ops.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
+
+    def compute_mask(self, hidden, mask=None):
+        return None
+
+    def compute_output_spec(self, hidden, ids):
+        return keras.KerasTensor((hidden.shape[0], hidden.shape[2]), dtype=hidden.dtype)
+
+    def get_config(self):
+        return {**super().get_config(), "token_id": self.token_id}
 
 
 class Seq2SeqFamily(Family):
@@ -21,6 +72,7 @@ class Seq2SeqFamily(Family):
     inputs: tuple[str, ...] = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
     needed: tuple[str, ...] = ("input_ids", "decoder_input_ids")
     head_key = "lm_head.weight"
+    encoder_tasks: tuple[str, ...] = ()  # those that have no decoder
     embedding: Any
     target_embedding: Any
     encoder: Any
@@ -30,7 +82,7 @@ class Seq2SeqFamily(Family):
     def __init__(self, config, task, *, tied=True, dtype=None):
         super().__init__(config, task, tied=tied, dtype=dtype)
         config.refuse("is_decoder", False)
-        config.refuse("is_encoder_decoder", True)
+        config.refuse("is_encoder_decoder", *([True] if task not in self.encoder_tasks else [True, False]))
         self.padding_mask = PaddingMask(name="padding_mask")
         self.target_mask = PaddingMask(name="decoder_padding_mask")
 

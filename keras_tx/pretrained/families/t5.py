@@ -10,7 +10,9 @@ from keras_tx.layers import Decoder, Encoder, RelativePositionBias, TokenEmbeddi
 from keras_tx.layers.dropout import Dropout
 from keras_tx.pretrained import table
 from keras_tx.pretrained.config import activation
-from keras_tx.pretrained.families.seq2seq import Seq2SeqFamily
+from keras_tx.pretrained.families.seq2seq import AtLast, Seq2SeqFamily, TargetIds
+from keras_tx.pretrained.family import split
+from keras_tx.pretrained.heads import ClassHead, answer_spans
 
 
 def _attention(theirs, ours):
@@ -41,20 +43,41 @@ class Scale(keras.layers.Layer):
         return {**super().get_config(), "factor": self.factor}
 
 
+def tasks_of(name):
+    return {
+        "base": f"{name}Model",
+        "conditional_generation": f"{name}ForConditionalGeneration",
+        "encoder": f"{name}EncoderModel",
+        "sequence_classification": f"{name}ForSequenceClassification",
+        "token_classification": f"{name}ForTokenClassification",
+        "question_answering": f"{name}ForQuestionAnswering",
+    }
+
+
 class T5(Seq2SeqFamily):
     """No biases, no scaled products, RMS norms first; relative positions that all layers of a stack share.
 
     In the first version the token table is also that of the logits, and the decoder's output is scaled by D ** -0.5
     before. From 1.1 on neither. transformers 5 writes `tie_word_embeddings: true` for all of them: whether the file has
     a table of the logits says whether it is tied, and `scale_decoder_outputs`, if it is there, whether it is scaled.
+
+    The tasks "encoder" and "token_classification" are of the encoder alone. Classifying a sequence and finding answers
+    the decoder reads the source, one step behind.
     """
 
     model_types: tuple[str, ...] = ("t5",)
-    tasks = {"base": "T5Model", "conditional_generation": "T5ForConditionalGeneration"}
+    tasks = tasks_of("T5")
+    encoder_tasks = ("encoder", "token_classification")
+    other_prefix = "transformer."
+    other_tasks = ("sequence_classification", "token_classification")
     embedding_key = "shared.weight"
     copies = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
     ignored = {r"decoder\..*\.EncDecAttention\.relative_attention_bias\.weight": "of the first release, never used"}
-    heads = (r"lm_head\.weight",)
+    heads = (
+        r"lm_head\.weight",
+        r"classification_head\.(dense|out_proj)\.(weight|bias)",
+        r"(classifier|qa_outputs)\.(weight|bias)",
+    )
     tied_by_file = True
     feed_forward = "relu"  # where config.json has none
 
@@ -88,6 +111,11 @@ class T5(Seq2SeqFamily):
             name="embedding",
         )
         self.encoder = Encoder(num_layers, *sizes, position_bias=self._bias(num_heads, True), **options, name="encoder")
+        self.encoder_dropout = Dropout(rate, dtype=dtype, name="encoder_dropout")
+        self.class_head = self._make_class_head()
+        if task in self.encoder_tasks:
+            self.inputs, self.needed, self.head = self.inputs[:2], ("input_ids",), None
+            return
         self.decoder = Decoder(
             config.number("num_decoder_layers", default=num_layers),
             *sizes,
@@ -96,10 +124,49 @@ class T5(Seq2SeqFamily):
             **options,
             name="decoder",
         )
-        self.encoder_dropout = Dropout(rate, dtype=dtype, name="encoder_dropout")
         self.decoder_dropout = Dropout(rate, dtype=dtype, name="decoder_dropout")
         self.scale = Scale(self.embedding.hidden_dim**-0.5, dtype=dtype, name="scale")
         self.head = self._make_head()
+        if self.class_head is not None:
+            self.needed = ("input_ids",)
+            self.target_ids = TargetIds(config.take("decoder_start_token_id", default=0), name="target_ids")
+            self.at_last = AtLast(config.take("eos_token_id", default=1), name="at_last")
+
+    def _make_class_head(self):
+        config, rate = self.config, self.config.number("classifier_dropout", default=0.0, kind=float)
+        if self.task == "sequence_classification":
+            width = self.embedding.hidden_dim
+            options = {"hidden_dim": width, "activation": "tanh", "dropout": rate}
+            return ClassHead(config.num_labels, dtype=self.dtype, **options)
+        if self.task == "token_classification":
+            return ClassHead(config.num_labels, dropout=rate, dtype=self.dtype)
+        return ClassHead(2, dtype=self.dtype) if self.task == "question_answering" else None
+
+    def outputs(self, inputs, hidden_states):
+        if self.task not in self.encoder_tasks:
+            return super().outputs(inputs, hidden_states)
+        ids = inputs["input_ids"]
+        mask = self.padding_mask(ids, inputs["attention_mask"])
+        hidden = self.encoder(self._embed("encoder", ids, mask), mask=mask, return_hidden_states=hidden_states)
+        hidden, *states = hidden if hidden_states else (hidden,)
+        hidden = self._encoded(hidden)
+        name, made = ("last_hidden_state", hidden) if self.class_head is None else ("logits", self.class_head(hidden))
+        return {name: made, **({"hidden_states": split(states[0])} if hidden_states else {})}
+
+    def _target(self, inputs):
+        if self.class_head is None:
+            return super()._target(inputs)
+        return self.target_ids(inputs["input_ids"], inputs["decoder_input_ids"])
+
+    def _task_outputs(self, hidden, ids):
+        if self.task == "sequence_classification":
+            return {"logits": self.class_head(self.at_last(hidden, ids))}
+        if self.task == "question_answering":
+            return answer_spans(self.class_head(hidden))
+        return super()._task_outputs(hidden, ids)
+
+    def is_of_other_task(self, name):
+        return super().is_of_other_task(name) or (self.task in self.encoder_tasks and name.startswith("decoder."))
 
     def _activation(self):
         """The activation of the feed-forward, and whether it is gated: "relu", "gated-gelu", ..."""
@@ -126,7 +193,8 @@ class T5(Seq2SeqFamily):
 
     def saved_values(self):
         # Where `tie_word_embeddings` is written anew it no longer says whether the output is scaled.
-        return {**super().saved_values(), "scale_decoder_outputs": self._is_scaled()}
+        values = {**super().saved_values(), "scale_decoder_outputs": self._is_scaled()}
+        return {**values, "is_encoder_decoder": self.task not in self.encoder_tasks}
 
     def _bias(self, num_heads, bidirectional):
         return RelativePositionBias(
@@ -151,7 +219,10 @@ class T5(Seq2SeqFamily):
 
     def rows(self):
         yield table.Row(self.embedding_key, self.embedding.tokens.embeddings)
-        for side, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+        stacks = {"encoder": self.encoder}
+        if self.task not in self.encoder_tasks:
+            stacks["decoder"] = self.decoder
+        for side, stack in stacks.items():
             bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
             yield table.Row(bias, stack.position_bias.embeddings)
             for index, layer in enumerate(stack.layers):
@@ -161,7 +232,12 @@ class T5(Seq2SeqFamily):
                 yield from table.norm(f"{last}.layer_norm", layer.feed_forward_norm)
                 yield from self._feed_forward_rows(f"{last}.DenseReluDense", layer.feed_forward)
             yield from table.norm(f"{side}.final_layer_norm", stack.final_norm)
-        yield from self._head_rows()
+        if self.task == "sequence_classification":
+            yield from self.class_head.rows("classification_head.out_proj", "classification_head.dense")
+        elif self.class_head is not None:
+            yield from self.class_head.rows("classifier" if self.task == "token_classification" else "qa_outputs")
+        else:
+            yield from self._head_rows()
 
     def _feed_forward_rows(self, theirs, layer):
         if layer.gated:
@@ -174,7 +250,7 @@ class MT5(T5):
     """T5 1.1 over many languages."""
 
     model_types = ("mt5",)
-    tasks = {"base": "MT5Model", "conditional_generation": "MT5ForConditionalGeneration"}
+    tasks = tasks_of("MT5")
     feed_forward = "gated-gelu"
 
     def _is_scaled(self):
