@@ -52,8 +52,8 @@ def from_pretrained(
     Args:
         path: a directory; or an id of the hub, which `huggingface_hub`, an extra, downloads.
         task: "base", "sequence_classification", "token_classification", "question_answering", "masked_lm",
-            "causal_lm", "conditional_generation", "encoder", "image_classification", ...; None: what the checkpoint was saved as.
-            A head that the checkpoint lacks is new if the task was asked for; a warning names what is new.
+            "causal_lm", "conditional_generation", "encoder", "image_classification", ...; None: what the checkpoint was
+            saved as. A head that the checkpoint lacks is new if the task was asked for; a warning names what is new.
         dtype: dtype policy, such as "mixed_bfloat16"; None: Keras' own, in which half precision becomes float32.
         output_hidden_states: whether the outputs have `hidden_states`.
         num_labels: the number of classes; where the checkpoint has another one, they are new.

@@ -200,6 +200,28 @@ def test_a_table_of_the_logits_that_is_no_copy_is_untied_whatever_the_config_say
     assert pretrained.from_pretrained(folder, task="base").task == "base"  # has no place for it
 
 
+@pytest.mark.parametrize("name", ["bart", "marian"])
+def test_transformers_loads_what_has_a_table_of_the_logits_of_its_own(name, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    shape = open_tensors(TINY / name).shape("model.shared.weight")
+    table = np.random.default_rng(5).normal(size=shape).astype("float32")
+    model = pretrained.from_pretrained(with_tensors(name, tmp_path, lambda arrays: arrays.update({LOGITS: table})))
+    assert not model.tied
+    pretrained.save_pretrained(model, tmp_path / "saved")
+    kind = transformers.AutoModelForSeq2SeqLM
+    theirs, report = kind.from_pretrained(tmp_path / "saved", output_loading_info=True)
+    assert not any(report.values()), report
+    inputs = inputs_of(name, model)
+    with torch.no_grad():
+        expected = theirs.eval()(**{key: torch.tensor(value).long() for key, value in inputs.items()}).logits.numpy()
+    real = inputs["decoder_attention_mask"] == 1
+    np.testing.assert_allclose(to_numpy(model(inputs)["logits"])[real], expected[real], rtol=0, atol=1e-4)
+    assert pretrained.from_pretrained(tmp_path / "saved").tied is False
+
+
+LOGITS = "lm_head.weight"
+
+
 def test_untied_by_the_config_it_needs_its_own_table(tmp_path):
     folder = copied("bert", tmp_path, tie_word_embeddings=False)
     with pytest.raises(ValueError, match=r"must have 'cls.predictions.decoder.weight' of shape \(137, 32\); or give"):

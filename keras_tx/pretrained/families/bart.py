@@ -155,6 +155,13 @@ class Bart(Seq2SeqFamily):
     def _embedding_rows(self):
         yield table.Row(f"{self.prefix}{self.embedding_key}", self.embedding.tokens.embeddings)
 
+    def computed(self):
+        if self.tied or self.target_embedding is not self.embedding:
+            return {}
+        # Where the table of the logits is another, transformers ties none of the others either.
+        table = keras.ops.convert_to_numpy(self.embedding.tokens.embeddings)
+        return {f"{self.prefix}{side}.embed_tokens.weight": table for side in ("encoder", "decoder")}
+
     def _side_rows(self, side):
         """The positions and the norm of the embedding of one side."""
         yield table.Row(f"{self.prefix}{side}.embed_positions.weight", self.position_encodings[side].embeddings)

@@ -58,12 +58,13 @@ class Marian(Bart):
         return ()
 
     def computed(self):
+        tables = super().computed()
         if self.task != "base":
-            return {}
+            return tables
         length, size = self.config.number("max_position_embeddings"), self.hidden_dim
         angles = np.arange(length)[:, None] / 10000 ** (np.arange(0, size, 2) / size)
         table = np.concatenate([np.sin(angles), np.cos(angles[:, : size // 2])], axis=1)
-        return {f"{self.prefix}{side}.embed_positions.weight": table for side in ("encoder", "decoder")}
+        return tables | {f"{self.prefix}{side}.embed_positions.weight": table for side in ("encoder", "decoder")}
 
 
 FAMILIES = (Marian,)
