@@ -46,6 +46,17 @@ def test_a_step_learns_what_it_learns_from_whole_logits(name):
     assert set(logs[1]) == {"loss"} and len(logs[0]) == 2
 
 
+def test_loss_weights_and_regularizers_count_as_without_chunks():
+    losses = []
+    for chunk_size in (None, 4):
+        keras.utils.set_random_seed(3)
+        model = CausalLM(31, **SIZES, decoder_options={"attention_options": {"kernel_regularizer": "l2"}})
+        loss = PaddedCrossentropy(chunk_size=chunk_size)
+        model.compile(keras.optimizers.SGD(0.5), loss, loss_weights=0.25, jit_compile=False)
+        losses.append(model.fit(*data_for(model), epochs=2, verbose=0).history["loss"])
+    assert_close(losses[1], losses[0], rtol=1e-5)
+
+
 def test_evaluation_and_prediction_still_have_logits():
     model = MODELS["causal"]()
     model.compile("adam", PaddedCrossentropy(chunk_size=4), metrics=[PaddedAccuracy()], jit_compile=False)
