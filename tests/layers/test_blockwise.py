@@ -234,6 +234,12 @@ def test_it_does_not_depend_on_floatx(floatx):
         assert_close(one, wanted, atol=0)
 
 
+@pytest.mark.parametrize("blockwise", [None, False, True])
+def test_the_config_keeps_it(blockwise):
+    config = MultiHeadAttention(3, 5, blockwise=blockwise).get_config()
+    assert MultiHeadAttention.from_config(config).blockwise is blockwise
+
+
 def test_blockwise_is_none_or_a_boolean():
     with pytest.raises(ValueError, match="`blockwise` must be one of .*None, True, False.* Received: blockwise='off'"):
         MultiHeadAttention(3, 5, blockwise="off")

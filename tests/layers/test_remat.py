@@ -58,6 +58,13 @@ def test_each_layer_is_computed_again_in_training_alone(monkeypatch, kind):
     assert len(asked) == len(stack.layers)
 
 
+@pytest.mark.parametrize("kind", STACKS)
+@pytest.mark.parametrize("remat", [False, True])
+def test_the_config_keeps_it(kind, remat):
+    stack, _ = made(kind, remat=remat)
+    assert type(stack).from_config(stack.get_config()).remat is remat
+
+
 def test_an_activity_regularizer_is_refused():
     stack, tensors = made("encoder", attention_options={"activity_regularizer": "l2"})
     stack(*tensors)
