@@ -169,7 +169,9 @@ def _canonical(file_names, kind, said_tied, is_shared):
         names[name] = file_name
     shared = kind.prefix + kind.embedding_key
     copies = [] if isinstance(kind.copies, dict) else [*kind.copies]
-    aliases = [name for name in (*copies, *([kind.head_key] if said_tied else [])) if name in names]
+    if said_tied and not kind.tied_by_file:  # else a table of the logits may be one of its own
+        copies.append(kind.head_key)
+    aliases = [name for name in copies if name in names]
     if is_shared and shared not in names and aliases:  # a table, stored under another of its names
         names[shared] = names.pop(aliases[0])
     return names
