@@ -25,7 +25,7 @@ import keras_tx
 from benchmarks import turns
 
 VOCABULARY, HIDDEN, HEADS, INTERMEDIATE, POSITIONS = 50257, 768, 12, 3072, 1024
-READ = 2**29
+READ = 2**29  # bytes
 PROMPT, SHORTER_PROMPT = 32, 27  # tokens; both are padded to 32
 
 

@@ -114,9 +114,8 @@ def for_attention(
         if mask is not None
     ]
     if document_ids is not None:
-        for side in (key, query):
-            folded = folding.fold_padding("document_ids", document_ids, side, axes)
-        document_ids = folded
+        folding.fold_padding("document_ids", document_ids, key, axes)  # raises unless T = S
+        document_ids = folding.fold_padding("document_ids", document_ids, query, axes)
     return Visible(query_mask, tuple(real), document_ids, causally, sliding_window, attention_mask, start)
 
 

@@ -153,15 +153,15 @@ def _checked_labels(labels, num_labels):
 
 def _canonical(file_names, kind, said_tied, is_shared):
     """{name as rows have it: name in the file}; `is_shared`: whether encoder and decoder have one table of tokens."""
-    others = kind.other_prefix
-    prefixed = any(name.startswith((kind.prefix, *([others] if others else []))) for name in file_names)
+    prefixes = (kind.prefix,) if kind.other_prefix is None else (kind.prefix, kind.other_prefix)
+    prefixed = any(name.startswith(prefixes) for name in file_names)
     names: dict[str, str] = {}
     for file_name in file_names:
         name = file_name
         for old, new in _OLD_NAMES.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name
-        if others and name.startswith(others):
-            name = kind.prefix + name.removeprefix(others)
+        if kind.other_prefix is not None and name.startswith(kind.other_prefix):
+            name = kind.prefix + name.removeprefix(kind.other_prefix)
         if not prefixed and name != kind.head_key and not any(re.fullmatch(head, name) for head in kind.heads):
             name = kind.prefix + name
         if name in names:

@@ -10,7 +10,7 @@ from keras_tx.layers.residual import make_norm
 from keras_tx.pretrained import table
 from keras_tx.pretrained.families.seq2seq import AtLast, Seq2SeqFamily, TargetIds
 from keras_tx.pretrained.family import Positions, attention_sizes
-from keras_tx.pretrained.heads import ClassHead, OutputBias, answer_spans
+from keras_tx.pretrained.heads import ClassHead, OutputBias
 from keras_tx.pretrained.leading import LeadingRow
 
 _DENSE = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
@@ -130,18 +130,8 @@ class Bart(Seq2SeqFamily):
         norm = self.norms[side]
         return self.dropouts[side](embedded if norm is None else norm(embedded))
 
-    def _target(self, inputs):
-        return self.target_ids(inputs["input_ids"], inputs["decoder_input_ids"])
-
     def _logits(self, hidden):
         return self.output_bias(super()._logits(hidden))
-
-    def _task_outputs(self, hidden, ids):
-        if self.task == "sequence_classification":
-            return {"logits": self.class_head(self.at_last(hidden, ids))}
-        if self.task == "question_answering":
-            return answer_spans(self.class_head(hidden))
-        return super()._task_outputs(hidden, ids)
 
     def rows(self):
         yield from self._embedding_rows()
@@ -171,10 +161,6 @@ class Bart(Seq2SeqFamily):
         yield from super()._head_rows()
         if self.output_bias is not None:
             yield LeadingRow("final_logits_bias", self.output_bias.bias)
-        if self.task == "sequence_classification":
-            yield from self.class_head.rows("classification_head.out_proj", "classification_head.dense")
-        elif self.class_head is not None:
-            yield from self.class_head.rows("qa_outputs")
 
 
 FAMILIES = (Bart,)

@@ -10,6 +10,7 @@ from keras import ops
 
 from keras_tx.pretrained import table, writing
 from keras_tx.pretrained.family import Family, PaddingMask, split
+from keras_tx.pretrained.heads import answer_spans
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -78,6 +79,9 @@ class Seq2SeqFamily(Family):
     encoder: Any
     decoder: Any
     head: Any
+    class_head: Any = None  # of the tasks that classify
+    target_ids: Any = None  # where the decoder reads the source if it is given nothing
+    at_last: Any = None  # of "sequence_classification"
 
     def __init__(self, config, task, *, tied=True, dtype=None):
         super().__init__(config, task, tied=tied, dtype=dtype)
@@ -144,11 +148,16 @@ class Seq2SeqFamily(Family):
 
     def _target(self, inputs):
         """The ids that the decoder reads."""
-        return inputs["decoder_input_ids"]
+        given = inputs["decoder_input_ids"]
+        return given if self.target_ids is None else self.target_ids(inputs["input_ids"], given)
 
     def _task_outputs(self, hidden, ids):
         if self.task == "base":
             return {"last_hidden_state": hidden}
+        if self.task == "sequence_classification":
+            return {"logits": self.class_head(self.at_last(hidden, ids))}
+        if self.task == "question_answering":
+            return answer_spans(self.class_head(hidden))
         return {"logits": self._logits(hidden)}
 
     def writing(self):
@@ -165,5 +174,9 @@ class Seq2SeqFamily(Family):
         return writing.options(values or self.config.values)  # older checkpoints have these values in config.json
 
     def _head_rows(self):
-        if self.head is not None:
+        if self.task == "sequence_classification":
+            yield from self.class_head.rows("classification_head.out_proj", "classification_head.dense")
+        elif self.class_head is not None:
+            yield from self.class_head.rows("classifier" if self.task == "token_classification" else "qa_outputs")
+        elif self.head is not None:
             yield from table.linear("lm_head", self.head)

@@ -12,7 +12,7 @@ from keras_tx.pretrained import table
 from keras_tx.pretrained.config import activation
 from keras_tx.pretrained.families.seq2seq import AtLast, Seq2SeqFamily, TargetIds
 from keras_tx.pretrained.family import split
-from keras_tx.pretrained.heads import ClassHead, answer_spans
+from keras_tx.pretrained.heads import ClassHead
 
 
 def _attention(theirs, ours):
@@ -153,18 +153,6 @@ class T5(Seq2SeqFamily):
         name, made = ("last_hidden_state", hidden) if self.class_head is None else ("logits", self.class_head(hidden))
         return {name: made, **({"hidden_states": split(states[0])} if hidden_states else {})}
 
-    def _target(self, inputs):
-        if self.class_head is None:
-            return super()._target(inputs)
-        return self.target_ids(inputs["input_ids"], inputs["decoder_input_ids"])
-
-    def _task_outputs(self, hidden, ids):
-        if self.task == "sequence_classification":
-            return {"logits": self.class_head(self.at_last(hidden, ids))}
-        if self.task == "question_answering":
-            return answer_spans(self.class_head(hidden))
-        return super()._task_outputs(hidden, ids)
-
     def is_of_other_task(self, name):
         return super().is_of_other_task(name) or (self.task in self.encoder_tasks and name.startswith("decoder."))
 
@@ -232,12 +220,7 @@ class T5(Seq2SeqFamily):
                 yield from table.norm(f"{last}.layer_norm", layer.feed_forward_norm)
                 yield from self._feed_forward_rows(f"{last}.DenseReluDense", layer.feed_forward)
             yield from table.norm(f"{side}.final_layer_norm", stack.final_norm)
-        if self.task == "sequence_classification":
-            yield from self.class_head.rows("classification_head.out_proj", "classification_head.dense")
-        elif self.class_head is not None:
-            yield from self.class_head.rows("classifier" if self.task == "token_classification" else "qa_outputs")
-        else:
-            yield from self._head_rows()
+        yield from self._head_rows()
 
     def _feed_forward_rows(self, theirs, layer):
         if layer.gated:

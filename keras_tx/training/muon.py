@@ -1,0 +1,52 @@
+"""Optimizers that see matrices where attention has kernels of three axes."""
+
+import math
+from types import SimpleNamespace
+
+import keras
+from keras import ops
+
+_NO_KERNELS = ("/bias", "/embeddings", "/segments")  # attention's biases have two axes
+
+
+@keras.saving.register_keras_serializable(package="keras_tx")
+class Muon(keras.optimizers.Muon):
+    """`keras.optimizers.Muon` for transformers: attention's kernels get Muon's update too, not AdamW's.
+
+    Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon; scaled as in Liu et al. 2025, arXiv:2502.16982) takes
+    the momentum of a matrix and replaces it by a matrix near the orthogonal one that is closest to it. Keras' own takes
+    kernels of two axes alone. Here the kernels of queries, keys, values and gates (D, N, H) count as matrices
+    (D, N * H), and that of attention's output (N, H, D) as (N * H, D): in layers of this package, in
+    `keras.layers.MultiHeadAttention`, and in any `EinsumDense` of such a shape, outputs by the name `attention_output`.
+    Embeddings, norms, biases, also those (N, H) of attention, which Keras' own takes for matrices, and every variable
+    in whose path `exclude_layers` finds one of its regular expressions are left to AdamW.
+
+    Args:
+        As `keras.optimizers.Muon`, by the same names and with the same defaults. Both `weight_decay` and
+        `adam_weight_decay` are 0.004 there; None is none.
+    """
+
+    def build(self, variables):
+        self._matrix_shapes = [_matrix_shape(variable) for variable in variables]  # updates are given no paths
+        super().build(variables)
+
+    def _should_use_adamw(self, variable):
+        if variable.path.endswith(_NO_KERNELS):
+            return True
+        return super()._should_use_adamw(SimpleNamespace(shape=_matrix_shape(variable), path=variable.path))
+
+    def _muon_update_step(self, gradient, variable, lr, m):
+        shape = self._matrix_shapes[self._get_variable_index(variable)]
+        self.assign_add(m, ops.add(gradient, m * (self.momentum - 1)))
+        update = ops.add(gradient, self.momentum * m) if self.nesterov else m
+        update = self.zeropower_via_newtonschulz5(ops.reshape(update, shape), self.ns_steps)
+        self.assign_sub(variable, ops.reshape(self.lr_adjust(lr * update), variable.shape))
+
+
+def _matrix_shape(variable):
+    """The shape of `variable`, or (inputs, outputs) if it has three axes."""
+    shape = tuple(variable.shape)
+    if len(shape) != 3:
+        return shape
+    inputs = 2 if "attention_output" in variable.path else 1
+    return math.prod(shape[:inputs]), math.prod(shape[inputs:])

@@ -1,0 +1,103 @@
+"""`Muon`: attention's kernels go as matrices do in Keras' own, whose update is nearly orthogonal."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx import layers, models
+from keras_tx.training import Muon
+from tests.tools import assert_close, normal, to_numpy
+
+# Names as in attention, shapes, and the same kernels as matrices.
+KERNELS = [
+    ("self_attention/query", (11, 3, 5), (11, 15)),
+    ("cross_attention/value", (7, 2, 13), (7, 26)),
+    ("self_attention/attention_output", (3, 5, 17), (15, 17)),
+    ("feed_forward/intermediate", (11, 19), (11, 19)),
+]
+
+
+def variable(value, path):
+    made = keras.Variable(value, name="kernel")
+    made._path = f"{path}/kernel"
+    return made
+
+
+def moved(optimizer, paths, values, steps=3):
+    """What `steps` updates with the same gradients each time make of `values`."""
+    variables = [variable(value, path) for path, value in zip(paths, values, strict=True)]
+    optimizer.build(variables)
+    for step in range(steps):
+        optimizer.apply([keras.ops.convert_to_tensor(normal(*x.shape, seed=step)) for x in values], variables)
+    return [to_numpy(x) for x in variables]
+
+
+@pytest.mark.parametrize("options", [{}, {"nesterov": False, "weight_decay": None}, {"rms_rate": None, "ns_steps": 3}])
+def test_kernels_of_three_axes_go_as_the_matrices_that_they_are(options):
+    paths = [path for path, _, _ in KERNELS]
+    values = [normal(*matrix, seed=7) for _, _, matrix in KERNELS]
+    ours = Muon(0.02, **options)
+    variables = [variable(value.reshape(shape), path) for value, (path, shape, _) in zip(values, KERNELS, strict=True)]
+    ours.build(variables)
+    for step in range(3):
+        slopes = [normal(*matrix, seed=step).reshape(shape) for _, shape, matrix in KERNELS]
+        ours.apply([keras.ops.convert_to_tensor(x) for x in slopes], variables)
+    expected = moved(keras.optimizers.Muon(0.02, **options), paths, values)
+    for one, other in zip(variables, expected, strict=True):
+        assert_close(to_numpy(one).reshape(other.shape), other, atol=1e-6)
+
+
+def test_an_update_has_singular_values_near_one():
+    path, shape, matrix = KERNELS[2]
+    kernel = variable(np.zeros(shape, "float32"), path)
+    optimizer = Muon(1.0, rms_rate=None, weight_decay=None)
+    optimizer.build([kernel])
+    optimizer.apply([keras.ops.convert_to_tensor(normal(*shape))], [kernel])
+    step = -to_numpy(kernel).astype("float64").reshape(matrix)
+    left, _, right = np.linalg.svd(normal(*shape).astype("float64").reshape(matrix), full_matrices=False)
+    singular = np.diag(left.T @ step @ right.T)
+    assert 0.6 < singular.min() and singular.max() < 1.3  # the range that the iteration comes to
+    assert_close(left @ np.diag(singular) @ right, step, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", [layers.MultiHeadAttention, keras.layers.MultiHeadAttention])
+def test_what_is_no_matrix_goes_by_adam(attention):
+    inputs = keras.Input((5,), dtype="int32")
+    x = layers.TokenEmbedding(13, 12)(inputs)
+    x = attention(3, 4, use_bias=True)(x, x)
+    x = layers.FeedForward(17)(keras.layers.LayerNormalization()(x))
+    model = keras.Model(inputs, keras.layers.Dense(7, name="classes")(x))
+    optimizer = Muon(exclude_layers=["classes"])
+    optimizer.build(model.trainable_variables)
+    by_muon = {
+        weight.path
+        for weight, velocity in zip(model.trainable_variables, optimizer.adam_velocities, strict=True)
+        if velocity is None
+    }
+    expected = ["query", "key", "value", "attention_output", "intermediate", "output"]
+    assert len(by_muon) == len(expected)
+    assert all(any(path.endswith(f"/{name}/kernel") for path in by_muon) for name in expected)
+    assert len(optimizer.adam_velocities) == len(model.trainable_variables)
+
+
+def test_excluded_attention_goes_by_adam():
+    kernel = variable(normal(5, 2, 3), "self_attention/query")
+    optimizer = Muon(exclude_layers=["self_attention"])
+    optimizer.build([kernel])
+    assert optimizer.adam_velocities[0] is not None
+
+
+def test_a_model_learns_and_goes_on_from_its_file(tmp_path):
+    ids = np.random.default_rng(0).integers(1, 23, (29, 7))
+    model = models.CausalLM(23, num_layers=1, hidden_dim=12, num_heads=3, intermediate_dim=17, dropout=0.0)
+    model.compile(Muon(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    first = model.evaluate(ids, ids, verbose=0)
+    model.fit(ids, ids, epochs=5, verbose=0, shuffle=False)
+    assert model.evaluate(ids, ids, verbose=0) < first - 0.5
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(again.optimizer) is Muon
+    for one in (model, again):
+        one.fit(ids, ids, epochs=1, verbose=0, shuffle=False)
+    for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
+        assert_close(one, other, atol=1e-6)
