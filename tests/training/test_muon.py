@@ -32,7 +32,15 @@ def moved(optimizer, paths, values, steps=3):
     return [to_numpy(x) for x in variables]
 
 
-@pytest.mark.parametrize("options", [{}, {"nesterov": False, "weight_decay": None}, {"rms_rate": None, "ns_steps": 3}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"gradient_accumulation_steps": 3},
+        {"nesterov": False, "weight_decay": None},
+        {"rms_rate": None, "ns_steps": 3},
+    ],
+)
 def test_kernels_of_three_axes_go_as_the_matrices_that_they_are(options):
     paths = [path for path, _, _ in KERNELS]
     values = [normal(*matrix, seed=7) for _, _, matrix in KERNELS]
@@ -101,3 +109,20 @@ def test_a_model_learns_and_goes_on_from_its_file(tmp_path):
         one.fit(ids, ids, epochs=1, verbose=0, shuffle=False)
     for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
         assert_close(one, other, atol=1e-6)
+
+
+@pytest.mark.tensorflow
+def test_a_distribution_strategy_changes_nothing():
+    import tensorflow as tf
+
+    made = []
+    for strategy in (tf.distribute.get_strategy(), tf.distribute.MirroredStrategy(["CPU:0"])):
+        with strategy.scope():
+            keras.utils.set_random_seed(3)
+            model = models.CausalLM(23, num_layers=1, hidden_dim=12, num_heads=3, intermediate_dim=17, dropout=0.0)
+            model.compile(Muon(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        ids = np.random.default_rng(0).integers(1, 23, (32, 7))
+        model.fit(ids, ids, epochs=2, verbose=0, shuffle=False)
+        made.append(model.get_weights())
+    for one, other in zip(*made, strict=True):
+        assert_close(one, other, atol=1e-5)
