@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_tx.training import Resume, backups
+from keras_tx.training import Muon, Resume, backups
 from tests.tools import to_numpy
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="forks processes")
@@ -119,6 +119,7 @@ def test_killed_from_outside_at_random_times(tmp_path):
     [
         lambda: keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_momentum=0.5),
         lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(), dynamic_growth_steps=7),
+        lambda: Muon(0.01),
     ],
 )
 def test_resumed_equals_whole(tmp_path, optimizer):
