@@ -8,6 +8,7 @@ of the tokens is padding. The fraction is that of the matrix products that the s
 """
 
 import argparse
+import copy
 import os
 import subprocess
 import sys
@@ -116,6 +117,7 @@ def pytorch(ids, targets) -> Sides:
     device = torch_device()
     model = torch_model(VOCABULARY, ids.shape[1])
     optimizer = torch.optim.Adam(model.parameters(), 1e-4)
+    answering = copy.deepcopy(model).bfloat16() if half else model  # autocast has no fast path on CPUs
     x, y = torch.tensor(ids, dtype=torch.long, device=device), torch.tensor(targets, device=device)
 
     def train():
@@ -129,10 +131,10 @@ def pytorch(ids, targets) -> Sides:
         assert np.isfinite(loss.item())
 
     def infer():
-        model.eval()
-        with torch.inference_mode(), torch.autocast(device, torch.bfloat16, enabled=half):
+        answering.eval()
+        with torch.inference_mode():
             for _ in range(STEPS):
-                outputs = model(x)
+                outputs = answering(x)
             outputs.cpu()  # waits for a GPU
 
     return train, infer

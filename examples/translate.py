@@ -27,9 +27,9 @@ from keras_tx.generation import Beam
 
 # A language of few words needs little; one of people is learned by Transformer-Tiny (Wu et al. 2021, arXiv:2105.14462).
 SMALL = {"vocabulary_size": 1000, "num_layers": 2, "hidden_dim": 96, "intermediate_dim": 192, "dropout": 0.1}
-SMALL |= {"epochs": 12, "learning_rate": 3e-3, "tokens": 2048}
+SMALL |= {"piece_dropout": 0.0, "epochs": 12, "learning_rate": 3e-3, "tokens": 2048}
 TINY = {"vocabulary_size": 10000, "num_layers": 4, "hidden_dim": 128, "intermediate_dim": 256, "dropout": 0.3}
-TINY |= {"epochs": 48, "learning_rate": 4e-3, "tokens": 4096}
+TINY |= {"piece_dropout": 0.1, "epochs": 48, "learning_rate": 4e-3, "tokens": 4096}
 BLOCKS = {"normalize_first": True, "normalization": "rms_norm", "use_bias": False}
 JOINER = "￭"  # stands where no space was, so that every text comes back from its tokens as it was
 
@@ -78,24 +78,42 @@ tokenizer = text.BertTokenizer.train(
 tokenizer.save(out)
 
 
-def encode(pairs):
-    """Unpadded ids: sources, targets behind a start token, and labels, which are the targets one step ahead."""
-    sources, targets = (tokenizer([mark(pair[side]) for pair in pairs])["token_ids"] for side in (0, 1))
-    sources, targets = (tf.RaggedTensor.from_tensor(ids, padding=tokenizer.pad_id) for ids in (sources, targets))
-    rows = ({"source_ids": sources, "target_ids": targets[:, :-1]}, targets[:, 1:])
-    return tf.data.Dataset.from_tensor_slices(rows).map(lambda *row: row).cache()  # mapped, rows are plain tensors
+def texts(part):
+    return tf.data.Dataset.from_tensor_slices(tuple([mark(pair[side]) for pair in parts[part]] for side in (0, 1)))
 
 
-def batches(rows, epoch=None):
-    """As many sentences of similar length as have `tokens` ids; their order depends on `epoch` alone."""
-    options = {"max_tokens": settings["tokens"], "boundaries": [*range(6, 40, 2), 48, 64, 128]}
-    count = sum(1 for _ in data.bucket_by_length(rows, **options)) if epoch is None else len(train)
-    rows = rows if epoch is None else rows.shuffle(len(parts["train"]), seed=epoch)
-    return data.bucket_by_length(rows, **options).apply(tf.data.experimental.assert_cardinality(count)).prefetch(4)
+def batches(texts, dropout=0.0, epoch=0):
+    """Unpadded ids: sources, targets behind a start token, and labels, which are the targets one step ahead.
+
+    As many sentences of similar length come together as have `tokens` ids.
+    """
+
+    def ids(number, sides):
+        rows = [tokenizer.tokenize(x, dropout=dropout, seed=(epoch, 2 * number + i)) for i, x in enumerate(sides)]
+        first, last = (tf.fill([tf.size(sides[0]), 1], x) for x in (tokenizer.cls_id, tokenizer.sep_id))
+        sources, targets = (tf.concat([first, x[:, : tokenizer.max_length - 2], last], 1) for x in rows)
+        return {"source_ids": sources, "target_ids": targets[:, :-1]}, targets[:, 1:]
+
+    rows = texts.batch(500).enumerate().map(lambda number, sides: ids(number, sides)).prefetch(2)
+    rows = rows.unbatch().map(lambda *row: row)  # mapped, rows are plain tensors
+    return data.bucket_by_length(rows, max_tokens=settings["tokens"], boundaries=[*range(6, 40, 2), 48, 64, 128])
 
 
-pairs, validation = encode(parts["train"]), batches(encode(parts["validation"]))
-train = batches(pairs)
+def counted(batches, count):
+    return batches.apply(tf.data.experimental.assert_cardinality(count)).prefetch(4)
+
+
+training_texts, dropout = texts("train"), settings["piece_dropout"]
+updates = sum(1 for _ in batches(training_texts, dropout))  # in an epoch
+validation = batches(texts("validation")).cache()
+validation = counted(validation, sum(1 for _ in validation))
+
+
+def of_epoch(epoch):
+    """The training part in an order and, some of it, in pieces that `epoch` alone gives."""
+    made = batches(training_texts.shuffle(len(parts["train"]), seed=epoch), dropout, epoch)
+    return counted(made.repeat().take(updates), updates)  # other pieces may be a batch more or less
+
 
 # 3. Ids -> logits
 model = models.Seq2Seq(
@@ -122,7 +140,7 @@ def translate(sentences, strategy=None):
 
 # 4. Fit
 resume = training.Resume(backup)
-steps = epochs * len(train)
+steps = epochs * updates
 schedule = keras.optimizers.schedules.CosineDecay(
     0.0, steps, warmup_target=settings["learning_rate"], warmup_steps=min(600, steps // 8)
 )
@@ -135,8 +153,8 @@ bleu = training.Bleu(
 )
 callbacks = [bleu, keras.callbacks.TensorBoard(os.path.join("logs", "translate")), resume]
 print(f"{steps} updates; {time.time() - start:.0f} s until here")
-shuffled = resume.dataset(lambda epoch: batches(pairs, epoch))
-history = model.fit(shuffled, validation_data=validation, epochs=epochs, callbacks=callbacks, shuffle=False, verbose=2)
+train = resume.dataset(of_epoch)
+history = model.fit(train, validation_data=validation, epochs=epochs, callbacks=callbacks, shuffle=False, verbose=2)
 model.save(os.path.join(out, "model.keras"))
 plots.training_curves(history, os.path.join(out, "training_curves.png"))
 

@@ -17,11 +17,12 @@ from keras_tx.optional import Lazy
 from keras_tx.text.decode import build_pieces, join
 from keras_tx.text.files import by_directory
 from keras_tx.text.huggingface import read_directory, write_directory
-from keras_tx.text.inputs import as_ids, at_least, boolean, strings, within
+from keras_tx.text.inputs import as_ids, at_least, boolean, seed_of, strings, within
+from keras_tx.text.max_match import MaxMatchDropout
 from keras_tx.text.normalize import STAND_INS, normalize, split_words
 from keras_tx.text.pack import pack
 from keras_tx.text.vocabulary import SPECIAL_TOKENS, check_vocabulary, read_vocabulary, train_vocabulary
-from keras_tx.text.wordpiece import build_wordpiece, word_ids
+from keras_tx.text.wordpiece import build_wordpiece, short_words
 
 tf = Lazy("tensorflow")
 
@@ -174,10 +175,23 @@ class BertTokenizer:
         packed = pack(self._ragged_ids(first), second, max_length=limit, length=length, **special)
         return {name: ids[0] for name, ids in packed.items()} if first.shape.rank == 0 else packed
 
-    def tokenize(self, texts):
-        """Texts to ids without special tokens and without a limit: ragged int32 (B, None), or (T,) for one string."""
+    def tokenize(self, texts, *, dropout: float = 0.0, seed=None):
+        """Texts to ids without special tokens and without a limit: ragged int32 (B, None), or (T,) for one string.
+
+        Args:
+            texts: a string, or a list, array or tensor of B strings (str or bytes).
+            dropout: how likely each piece that fits is passed over for a shorter one, in [0, 1); the shortest never is.
+                So a model sees words in several spellings and learns what their parts mean, where there is little text
+                (MaxMatch-Dropout, Hiraoka 2022, arXiv:2209.04126). Not for what is to be predicted or served.
+            seed: two integers; the same seed draws the same pieces. None draws others in each call.
+
+        Raises:
+            TypeError: texts that are not strings.
+            ValueError: `dropout` outside [0, 1); a `seed` that is not two integers.
+        """
         texts = strings("texts", texts)
-        ids = self._ragged_ids(texts)
+        checks.rate("dropout", dropout)
+        ids = self._ragged_ids(texts) if dropout == 0 else self._sampled_ids(texts, dropout, seed)
         return ids[0] if texts.shape.rank == 0 else ids
 
     def decode(self, ids, skip_special_tokens: bool = True, clean_up_tokenization_spaces: bool = True):
@@ -233,15 +247,32 @@ class BertTokenizer:
 
     def _ragged_ids(self, texts):
         """String tensor () or (B,) -> ragged int32 (B, None); a scalar is one row."""
+        return self._wordpiece.tokenize(self._words(texts)).merge_dims(1, 2)
+
+    def _sampled_ids(self, texts, dropout, seed):
+        if seed is None:
+            seed = tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32)
+        words = self._words(texts)
+        return words.with_values(self._max_match.word_ids(words.values, dropout, seed_of(seed))).merge_dims(1, 2)
+
+    def _words(self, texts):
+        """String tensor () or (B,) -> ragged strings (B, words), special tokens and long words as their stand-ins."""
         strip = self.lowercase if self.strip_accents is None else self.strip_accents
         texts = normalize(tf.reshape(texts, [-1]), self._stand_ins, self.lowercase, strip)
         words = split_words(texts, self.split_chinese)
-        return word_ids(words, self._wordpiece, self._stand_ins[self.special_tokens["unknown_token"]])
+        return short_words(words, self._stand_ins[self.special_tokens["unknown_token"]])
 
     @cached_property
     def _wordpiece(self):
-        vocabulary = [self._stand_ins.get(token, token) for token in self.vocabulary]
-        return build_wordpiece(vocabulary, self._stand_ins[self.special_tokens["unknown_token"]])
+        return build_wordpiece(self._marked, self._stand_ins[self.special_tokens["unknown_token"]])
+
+    @cached_property
+    def _max_match(self):
+        return MaxMatchDropout(self._marked, self._wordpiece.tokenize)
+
+    @property
+    def _marked(self):
+        return [self._stand_ins.get(token, token) for token in self.vocabulary]
 
     @cached_property
     def _tidy_pieces(self):

@@ -77,3 +77,11 @@ def at_least(name: str, value: Any, least: int) -> int:
     if checks.positive_int(name, value) < least:
         raise ValueError(f"`{name}` must be at least {least}, for the special tokens. Received: {name}={value}")
     return value
+
+
+def seed_of(seed: Any):
+    """Returns `seed` as a tensor if it is two integers."""
+    tensor = tf.convert_to_tensor(seed)
+    if not tensor.dtype.is_integer or tensor.shape != (2,):
+        raise ValueError(f"`seed` must be two integers. Received: seed={seed!r}")
+    return tensor

@@ -25,8 +25,7 @@ def build_wordpiece(vocabulary: list[str], unknown_token: str):
         )
 
 
-def word_ids(words, wordpiece, unknown_token: str):
-    """Ragged words (B, words) -> ragged int32 ids (B, None)."""
+def short_words(words, unknown_token: str):
+    """Ragged words (B, words) with `unknown_token` in the place of those that are too long."""
     too_long = tf.strings.length(words.values, unit="UTF8_CHAR") > MAX_CHARACTERS
-    words = words.with_values(tf.where(too_long, unknown_token, words.values))
-    return wordpiece.tokenize(words).merge_dims(1, 2)
+    return words.with_values(tf.where(too_long, unknown_token, words.values))
