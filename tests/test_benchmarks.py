@@ -30,7 +30,7 @@ def test_a_report_has_rates_and_the_ratios_of_rounds(tmp_path, capsys):
     ours, peer = (json.loads(line) for line in file.read_text().splitlines())
     assert (ours["run"], ours["unit"], ours["rates"], ours["ratios"]) == ("keras_tx", "tokens/s", [10, 5, 2], [1] * 3)
     np.testing.assert_allclose(peer["rates"] + peer["ratios"], [10 / 3, 5, 1, 3, 1, 2])
-    assert peer["limit"] is None and "pytest" in peer["command"]
+    assert peer["limit"] is None and peer["command"] == turns.command()
 
 
 def test_a_table_has_each_run_with_its_command(tmp_path, capsys, monkeypatch):

@@ -24,11 +24,13 @@ WRITE = {**FAST, "start_token": START}
 
 @pytest.fixture(scope="module")
 def lm():
+    keras.utils.set_random_seed(7)  # fixtures of modules come before that of each test
     return built.made("untied")
 
 
 @pytest.fixture(scope="module")
 def translator():
+    keras.utils.set_random_seed(7)
     return randomize(built.translator(tie_embeddings=False), scale=0.4)
 
 
