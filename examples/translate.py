@@ -78,12 +78,12 @@ tokenizer = text.BertTokenizer.train(
 tokenizer.save(out)
 
 
-def texts(part):
+def marked(part):
     return tf.data.Dataset.from_tensor_slices(tuple([mark(pair[side]) for pair in parts[part]] for side in (0, 1)))
 
 
 def batches(texts, dropout=0.0, epoch=0):
-    """Unpadded ids: sources, targets behind a start token, and labels, which are the targets one step ahead.
+    """Ids of sources, of targets behind a start token, and labels, which are the targets one step ahead.
 
     As many sentences of similar length come together as have `tokens` ids.
     """
@@ -94,7 +94,7 @@ def batches(texts, dropout=0.0, epoch=0):
         sources, targets = (tf.concat([first, x[:, : tokenizer.max_length - 2], last], 1) for x in rows)
         return {"source_ids": sources, "target_ids": targets[:, :-1]}, targets[:, 1:]
 
-    rows = texts.batch(500).enumerate().map(lambda number, sides: ids(number, sides)).prefetch(2)
+    rows = texts.batch(500).enumerate().map(ids).prefetch(2)
     rows = rows.unbatch().map(lambda *row: row)  # mapped, rows are plain tensors
     return data.bucket_by_length(rows, max_tokens=settings["tokens"], boundaries=[*range(6, 40, 2), 48, 64, 128])
 
@@ -103,9 +103,9 @@ def counted(batches, count):
     return batches.apply(tf.data.experimental.assert_cardinality(count)).prefetch(4)
 
 
-training_texts, dropout = texts("train"), settings["piece_dropout"]
+training_texts, dropout = marked("train"), settings["piece_dropout"]
 updates = sum(1 for _ in batches(training_texts, dropout))  # in an epoch
-validation = batches(texts("validation")).cache()
+validation = batches(marked("validation")).cache()
 validation = counted(validation, sum(1 for _ in validation))
 
 

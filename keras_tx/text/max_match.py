@@ -20,11 +20,11 @@ class MaxMatchDropout:
 
     def __init__(self, vocabulary: list[str], plain):
         pieces = {token: i for i, token in enumerate(vocabulary)}
+        first = {token: i for token, i in pieces.items() if not token.startswith(PREFIX)}
         inside = {token.removeprefix(PREFIX): i for token, i in pieces.items() if token.startswith(PREFIX)}
         inside.pop("", None)
-        self._first = StringIndex({token: i for token, i in pieces.items() if not token.startswith(PREFIX)})
-        self._next = StringIndex(inside) if inside else None
-        self._longest = max(map(len, [*inside, *pieces]))
+        self._first, self._next = StringIndex(first), StringIndex(inside) if inside else None
+        self._longest = max(map(len, [*first, *inside]))
         self._plain = plain
 
     def word_ids(self, words, dropout: float, seed):

@@ -1,11 +1,13 @@
 """Optimizers that see matrices where attention has kernels of three axes."""
 
 import math
+import re
 from types import SimpleNamespace
 
 import keras
 from keras import ops
 
+_KERNEL = re.compile(r"(^|/)(query|key|value|gate|attention_output)/kernel$")
 _NO_KERNELS = ("/bias", "/embeddings", "/segments")  # attention's biases have two axes
 
 
@@ -16,10 +18,11 @@ class Muon(keras.optimizers.Muon):
     Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon; scaled as in Liu et al. 2025, arXiv:2502.16982) takes
     the momentum of a matrix and replaces it by a matrix near the orthogonal one that is closest to it. Keras' own takes
     kernels of two axes alone. Here the kernels of queries, keys, values and gates (D, N, H) count as matrices
-    (D, N * H), and that of attention's output (N, H, D) as (N * H, D): in layers of this package, in
-    `keras.layers.MultiHeadAttention`, and in any `EinsumDense` of such a shape, outputs by the name `attention_output`.
-    Embeddings, norms, biases, also those (N, H) of attention, which Keras' own takes for matrices, and every variable
-    in whose path `exclude_layers` finds one of its regular expressions are left to AdamW.
+    (D, N * H), and that of attention's output (N, H, D) as (N * H, D), in layers of this package and in
+    `keras.layers.MultiHeadAttention`: they are known by the names `query`, `key`, `value`, `gate` and
+    `attention_output`. Left to AdamW are other variables of three axes and more, such as those of convolutions,
+    embeddings, norms, biases, also those (N, H) of attention, which Keras' own takes for matrices, and every variable
+    in whose path `exclude_layers` finds one of its regular expressions.
 
     Args:
         As `keras.optimizers.Muon`, by the same names and with the same defaults. Both `weight_decay` and
@@ -44,9 +47,9 @@ class Muon(keras.optimizers.Muon):
 
 
 def _matrix_shape(variable):
-    """The shape of `variable`, or (inputs, outputs) if it has three axes."""
-    shape = tuple(variable.shape)
-    if len(shape) != 3:
+    """The shape of `variable`, or (inputs, outputs) of attention's kernels of three axes."""
+    shape, name = tuple(variable.shape), _KERNEL.search(variable.path)
+    if len(shape) != 3 or name is None:
         return shape
-    inputs = 2 if "attention_output" in variable.path else 1
+    inputs = 2 if name[2] == "attention_output" else 1
     return math.prod(shape[:inputs]), math.prod(shape[inputs:])

@@ -88,9 +88,12 @@ def test_what_is_no_matrix_goes_by_adam(attention):
     assert len(optimizer.adam_velocities) == len(model.trainable_variables)
 
 
-def test_excluded_attention_goes_by_adam():
-    kernel = variable(normal(5, 2, 3), "self_attention/query")
-    optimizer = Muon(exclude_layers=["self_attention"])
+@pytest.mark.parametrize(
+    ("path", "options"), [("self_attention/query", {"exclude_layers": ["self_att"]}), ("conv1d", {})]
+)
+def test_other_kernels_of_three_axes_go_by_adam(path, options):
+    kernel = variable(normal(5, 2, 3), path)
+    optimizer = Muon(**options)
     optimizer.build([kernel])
     assert optimizer.adam_velocities[0] is not None
 
