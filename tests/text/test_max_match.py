@@ -63,6 +63,12 @@ def test_words_of_a_text_are_drawn_apart(small):
     assert 50 < len(row) < 150
 
 
+def test_pieces_of_a_word_are_drawn_apart():
+    tokenizer = BertTokenizer([*BASE, "x", "##b", "##c", "##bc"])
+    drawn = {tuple(tokenizer.tokenize("xbcbc", dropout=0.5, seed=(9, i)).numpy()) for i in range(40)}
+    assert drawn == {(5, 8, 8), (5, 6, 7, 8), (5, 8, 6, 7), (5, 6, 7, 6, 7)}
+
+
 def test_what_leads_nowhere_is_spelled_as_without():
     tokenizer = BertTokenizer([*BASE, "a", "ab", "##c"])
     assert tokenizer.tokenize(["abc"] * 40, dropout=0.5).to_list() == [[6, 7]] * 40
