@@ -42,10 +42,11 @@ def attend(query, key, value, *, mask=None, bias=None, scale=None, dropout=None,
     logits = ops.reshape(logits, (batch, heads, queries, keys))
     if bias is not None:
         mask = _open(mask, bias)
-        logits = logits + ops.cast(bias, "float32")
-    if mask is not None:
-        logits = ops.where(mask, logits, MASKED)
-    scores = _one_hot_of_best(logits) if hard else _softmax(logits)
+        logits = ops.where(mask, logits + ops.cast(bias, "float32"), MASKED)
+    elif mask is not None:
+        # The same numbers as `where`, as float32 has nothing between; but a sum has nothing to do in the gradient.
+        logits = logits + (1 - ops.cast(mask, "float32")) * MASKED
+    scores = _one_hot_of_best(logits) if hard else softmax(logits)
     weights = ops.cast(scores if dropout is None else dropout(scores), value.dtype)
     weights = ops.reshape(weights, (batch * key_heads, heads // key_heads * queries, keys))
     output = ops.einsum("XQS,XSV->XQV", weights, value)
@@ -130,10 +131,9 @@ def _sees(mask):
     return ops.reshape(mask, (1,) * (4 - len(mask.shape)) + tuple(ops.shape(mask)))
 
 
-def _softmax(logits):
-    return (
-        ops.ones_like(logits) if logits.shape[-1] == 1 else ops.softmax(logits, axis=-1)
-    )  # Keras warns of a size of 1
+def softmax(logits):
+    """Over the last axis. Keras warns where that has a size of 1."""
+    return ops.ones_like(logits) if logits.shape[-1] == 1 else ops.softmax(logits, axis=-1)
 
 
 def _one_hot_of_best(logits):

@@ -1,7 +1,8 @@
 """Attention block by block: (B, T, N, H), (B, S, K, H), (B, S, K, V) -> (B, T, N, V), never all (T, S) scores at once.
 
 B batch, T queries, S keys, N query heads, K key heads, G = N/K, H head, V value head; X = B * K; P queries of a block,
-all G heads that read one key head counted; I query blocks, J key blocks.
+all G heads that read one key head counted; I query blocks, J key blocks; R keys that are taken at once: of a block, or
+of all blocks that the window of a query block lies in.
 Online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867; with a gradient that computes the scores again: Dao et
 al. 2022, arXiv:2205.14135 (algorithms 2 and 4).
 """
@@ -13,8 +14,8 @@ import keras
 from keras import ops
 
 from keras_tx.layers import masks
-from keras_tx.layers.attend import MASKED
-from keras_tx.layers.loops import at, product, put, repeat
+from keras_tx.layers.attend import MASKED, softmax
+from keras_tx.layers.loops import add, at, product, put, repeat
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -71,6 +72,13 @@ def _block_size(window):
     return max(128, 1 << (window - 1).bit_length())
 
 
+def _blocks_of_window(visible, size):
+    """How many key blocks the window of a query block can lie in."""
+    reach = -(-(visible.window - 1) // size)
+    is_aligned = isinstance(visible.start, int) and visible.start % size == 0
+    return 1 + reach + (0 if visible.causal else reach) + (0 if is_aligned else 1)
+
+
 class _Blocks:
     """The tensors of one attention, cut into blocks on a new first axis: (I, X, P, H) and (J, X, block, H)."""
 
@@ -82,6 +90,11 @@ class _Blocks:
         self.size, self.scale, self.dropout, self.seed = size, scale, dropout, seed
         self.visible, self.dtypes = visible, [keras.backend.standardize_dtype(x.dtype) for x in (query, key, value)]
         self.num_query_blocks, self.num_key_blocks = (-(-n // size) for n in (self.num_queries, self.num_keys))
+        self.at_once = 1 if bias is not None or not visible.window else _blocks_of_window(visible, size)
+        if isinstance(self.num_key_blocks, int):
+            self.at_once = min(self.at_once, self.num_key_blocks)
+        else:
+            self.num_key_blocks = ops.maximum(self.num_key_blocks, self.at_once)
         self.query = ops.cast(self._cut(query, "query"), "float32") * scale
         self.key = ops.cast(self._cut(key, "key"), "float32")
         self.value = self._cut(value, "key")
@@ -173,16 +186,28 @@ class _Blocks:
         end = ops.max(ops.where(self.open, numbers + 1, 0), axis=axis)
         return ops.minimum(ops.min(ops.where(self.open, numbers, largest), axis=axis), end), end
 
-    # Numbers of a block
+    def _query_bounds(self):
+        """`_bounds` of the keys of each query block, from where `at_once` blocks are left."""
+        begin, end = self._bounds(1)
+        return ops.minimum(begin, ops.cast(self.num_key_blocks - self.at_once, "int32")), end
+
+    # Numbers of a block of queries and `at_once` blocks of keys, from j on
+
+    def _from(self, x, j):
+        """Blocks (J, X, block, H) -> those from j on, (X, R, H)."""
+        if self.at_once == 1:
+            return at(x, j)
+        blocks = ops.swapaxes(ops.take(x, j + ops.arange(self.at_once, dtype="int32"), axis=0), 0, 1)
+        return ops.reshape(blocks, (ops.shape(x)[1], self.at_once * self.size, *x.shape[3:]))
 
     def _sees(self, i, j):
-        """Broadcastable to (B, N, block, block): whether a query may look at a key. None: all may."""
+        """Broadcastable to (B, N, block, R): whether a query may look at a key. None: all may."""
         parts = []
         if self.numbers is not None:
-            own, keys = at(self.numbers[0], i)[:, None, :, None], at(self.numbers[1], j)[:, None, None]
+            own, keys = at(self.numbers[0], i)[:, None, :, None], self._from(self.numbers[1], j)[:, None, None]
             parts.append(own == keys)
         row = (i * self.size + ops.arange(self.size, dtype="int32"))[:, None] + self.visible.start
-        column = (j * self.size + ops.arange(self.size, dtype="int32"))[None]
+        column = (j * self.size + ops.arange(self.at_once * self.size, dtype="int32"))[None]
         if self.visible.causal:
             parts.append((column <= row)[None, None])
         if self.visible.window:
@@ -195,26 +220,26 @@ class _Blocks:
 
     def _pairs(self, x, i, j):
         """The block (i, j) of (B, N, T, S); T and S may be 1."""
-        sides = list(zip(x.shape[2:], (i, j), strict=True))
-        starts = [0 if length == 1 else block * self.size for length, block in sides]
-        sizes = [1 if length == 1 else self.size for length, _ in sides]
+        sides = list(zip(x.shape[2:], (i, j), (1, self.at_once), strict=True))
+        starts = [0 if length == 1 else block * self.size for length, block, _ in sides]
+        sizes = [1 if length == 1 else count * self.size for length, _, count in sides]
         return ops.slice(x, (0, 0, *starts), (*ops.shape(x)[:2], *sizes))
 
     def _logits(self, i, j):
-        """Products (X, P, block), `MASKED` where a query may not look."""
-        logits = product(at(self.query, i), at(self.key, j), transpose_b=True)
+        """Products (X, P, R), `MASKED` where a query may not look."""
+        logits = product(at(self.query, i), self._from(self.key, j), transpose_b=True)
         sees = self._sees(i, j)
         if sees is None and self.bias is None:
             return logits
         shape = ops.shape(logits)
-        logits = ops.reshape(logits, (self.batch, self.heads, self.size, self.size))
+        logits = ops.reshape(logits, (self.batch, self.heads, self.size, self.at_once * self.size))
         if self.bias is not None:
             logits = logits + self._pairs(self.bias, i, j)
         return ops.reshape(logits if sees is None else ops.where(sees, logits, MASKED), shape)
 
     def _kept(self, i, j):
-        """What dropout multiplies the scores of a block by, (X, P, block) float32."""
-        shape = (self.batch * self.key_heads, self.groups * self.size, self.size)
+        """What dropout multiplies the scores of a block by, (X, P, R) float32."""
+        shape = (self.batch * self.key_heads, self.groups * self.size, self.at_once * self.size)
         uniform = _uniform(shape, self.seed, i * self.num_key_blocks + j)
         return ops.cast(uniform >= self.dropout, "float32") / (1 - self.dropout)
 
@@ -223,28 +248,32 @@ class _Blocks:
     def forward(self):
         """The output (I, X, P, V), and the logarithms of the sums of exponentials (I, X, P, 1), both float32."""
         shape = ops.shape(self.query)
-        begin, end = self._bounds(1)
+        begin, end = self._query_bounds()
 
         def query_block(i, results):
             outputs, logsumexps = results
 
             def key_block(j, state):
-                largest, total, output = state
+                before, output = state
                 logits = self._logits(i, j)
-                new = ops.maximum(largest, ops.max(logits, axis=-1, keepdims=True))
-                weights = ops.exp(logits - new)
-                shrink = ops.exp(largest - new)
-                total = total * shrink + ops.sum(weights, axis=-1, keepdims=True)
-                kept = weights * self._kept(i, j) if self.dropout else weights
-                value = at(self.value, j)
+                scores = softmax(logits)
+                # A softmax is one operation where it has a kernel; its largest number tells what it divided by.
+                largest = [ops.max(x, axis=-1, keepdims=True) for x in (logits, scores)]
+                own = largest[0] - ops.log(largest[1])
+                kept = scores * self._kept(i, j) if self.dropout else scores
+                value = self._from(self.value, j)
                 product = ops.cast(ops.matmul(ops.cast(kept, value.dtype), value), "float32")
-                return new, total, output * shrink + product
+                new = ops.logaddexp(before, own)
+                return new, output * ops.exp(before - new) + product * ops.exp(own - new)
 
-            column = _zeros((shape[1], self.groups * self.size, 1))
-            start = (column + MASKED / 2, column, _zeros((shape[1], self.groups * self.size, self.value.shape[3])))
-            largest, total, output = repeat(at(begin, i), at(end, i), key_block, start)
-            output = ops.where(total > 0, output / ops.maximum(total, 1e-30), 0.0)
-            logsumexp = ops.where(total > 0, largest + ops.log(ops.maximum(total, 1e-30)), -MASKED)
+            rows = shape[1], self.groups * self.size
+            start = _zeros((*rows, 1)) + MASKED, _zeros((*rows, self.value.shape[3]))
+            if self.at_once > 1:
+                logsumexp, output = key_block(at(begin, i), start)
+            else:
+                logsumexp, output = repeat(at(begin, i), at(end, i), key_block, start)
+            seen = logsumexp > MASKED / 2
+            output, logsumexp = ops.where(seen, output, 0.0), ops.where(seen, logsumexp, -MASKED)
             return put(outputs, i, output), put(logsumexps, i, logsumexp)
 
         results = _zeros((*shape[:3], self.value.shape[3])), _zeros((*shape[:3], 1))
@@ -254,27 +283,55 @@ class _Blocks:
         """The gradients of query, key, value and bias, if there is one, from that of the output (B, T, N, V)."""
         upstream = ops.cast(self._cut(ops.cast(upstream, "float32"), "query"), "float32")
         inner = ops.sum(upstream * output, axis=-1, keepdims=True)  # (I, X, P, 1)
+        saved = logsumexp, upstream, inner
+        by = self._backward_of_window if self.at_once > 1 else self._backward_of_pairs
+        of_query, of_key, of_value, *of_bias = by(saved)
+        sides = zip((of_query * self.scale, of_key, of_value), ("query", "key", "key"), self.dtypes, strict=True)
+        return *[self.whole(x, side, dtype) for x, side, dtype in sides], *map(self._whole_bias, of_bias)
+
+    def _of_block(self, i, j, saved):
+        """Gradients by the block (i, j): of queries (X, P, H), keys (X, R, H), values (X, R, V), logits (X, P, R)."""
+        logsumexp, upstream, inner = (at(x, i) for x in saved)
+        weights = ops.exp(self._logits(i, j) - logsumexp)
+        of_weights = product(upstream, ops.cast(self._from(self.value, j), "float32"), transpose_b=True)
+        kept = weights
+        if self.dropout:
+            mask = self._kept(i, j)
+            kept, of_weights = weights * mask, of_weights * mask
+        of_logits = weights * (of_weights - inner)
+        of_query = ops.matmul(of_logits, self._from(self.key, j))
+        of_key = product(of_logits, at(self.query, i), transpose_a=True)
+        return of_query, of_key, product(kept, upstream, transpose_a=True), of_logits
+
+    def _backward_of_window(self, saved):
+        """Gradients of query, key and value in blocks, from all keys of a query block at once."""
+        begin, _ = self._query_bounds()
+
+        def query_block(i, results):
+            of_query, of_key, of_value = results
+            own_query, *own, _ = self._of_block(i, at(begin, i), saved)
+            own = [ops.reshape(x, (ops.shape(x)[0], self.at_once, self.size, x.shape[2])) for x in own]
+            key, value = (
+                add(x, at(begin, i), ops.swapaxes(y, 0, 1)) for x, y in zip((of_key, of_value), own, strict=True)
+            )
+            return put(of_query, i, own_query), key, value
+
+        results = tuple(_zeros(ops.shape(x)) for x in (self.query, self.key, self.value))
+        return repeat(0, self.num_query_blocks, query_block, results)
+
+    def _backward_of_pairs(self, saved):
+        """Gradients of query, key, value and, if there is one, the bias, in blocks."""
         begin, end = self._bounds(0)
         key_shape, value_shape = ops.shape(self.key), ops.shape(self.value)
 
         def key_block(j, results):
             def query_block(i, state):
                 of_query, of_key, of_value, of_bias = state
-                weights = ops.exp(self._logits(i, j) - at(logsumexp, i))
-                above = at(upstream, i)
-                of_weights = product(above, ops.cast(at(self.value, j), "float32"), transpose_b=True)
-                kept = weights
-                if self.dropout:
-                    mask = self._kept(i, j)
-                    kept, of_weights = weights * mask, of_weights * mask
-                of_logits = weights * (of_weights - at(inner, i))
-                of_value = of_value + product(kept, above, transpose_a=True)
-                of_key = of_key + product(of_logits, at(self.query, i), transpose_a=True)
-                more = ops.matmul(of_logits, at(self.key, j))
-                of_query = put(of_query, i, at(of_query, i) + more)
+                own_query, own_key, own_value, of_logits = self._of_block(i, j, saved)
+                of_query = put(of_query, i, at(of_query, i) + own_query)
                 if self.bias is not None:
                     of_bias = put(of_bias, i * self.num_key_blocks + j, self._bias_block(of_logits))
-                return of_query, of_key, of_value, of_bias
+                return of_query, of_key + own_key, of_value + own_value, of_bias
 
             of_query, of_key, of_value, of_bias = results
             start = (of_query, _zeros(key_shape[1:]), _zeros(value_shape[1:]), of_bias)
@@ -288,10 +345,8 @@ class _Blocks:
                 (count, *ops.shape(self.bias)[:2], *[1 if n == 1 else self.size for n in self.bias.shape[2:]])
             )
         results = (_zeros(ops.shape(self.query)), _zeros(key_shape), _zeros(value_shape), of_bias)
-        of_query, of_key, of_value, of_bias = repeat(0, self.num_key_blocks, key_block, results)
-        sides = zip((of_query * self.scale, of_key, of_value), ("query", "key", "key"), self.dtypes, strict=True)
-        gradients = [self.whole(x, side, dtype) for x, side, dtype in sides]
-        return tuple(gradients) if self.bias is None else (*gradients, self._whole_bias(of_bias))
+        results = repeat(0, self.num_key_blocks, key_block, results)
+        return results[:3] if self.bias is None else results
 
     def _bias_block(self, of_logits):
         """(X, P, block) -> a block of the bias, summed over what the bias is the same for."""

@@ -36,6 +36,17 @@ def at(x, index):
     return ops.take(x, index, axis=0)
 
 
+def add(x, index, blocks):
+    """(I, ...) with `blocks` added from block `index` on; `x` itself is not to be used again."""
+    if keras.backend.backend() == "tensorflow":
+        return tf.tensor_scatter_nd_add(x, (index + tf.range(blocks.shape[0], dtype="int32"))[:, None], blocks)
+    if keras.backend.backend() == "torch":
+        x[index : index + blocks.shape[0]] += blocks
+        return x
+    start, rest = (index, *[0] * (len(x.shape) - 1)), ops.shape(x)[1:]
+    return ops.slice_update(x, start, ops.slice(x, start, (blocks.shape[0], *rest)) + blocks)
+
+
 def put(x, index, block):
     """(I, ...) with another block `index`; `x` itself is not to be used again."""
     if keras.backend.backend() == "tensorflow":  # in place; `slice_update` is an op of XLA there

@@ -39,8 +39,9 @@ def test_attention_is_the_equation_for_every_shape_mask_and_bias(shape, seed, sc
     sides = [size if rng.random() < 0.5 else 1 for size in (batch, heads, queries, keys)]
     mask = rng.random(sides) < 0.6
     bias = rng.normal(size=[size if rng.random() < 0.5 else 1 for size in (batch, heads, queries, keys)])
-    output, scores = attend(query, key, value, mask=mask, bias=bias.astype("float32"), scale=scale)
-    expected_output, expected_scores = by_the_equation(query, key, value, mask, bias, scale)
+    bias = bias.astype("float32") if rng.random() < 0.5 else None
+    output, scores = attend(query, key, value, mask=mask, bias=bias, scale=scale)
+    expected_output, expected_scores = by_the_equation(query, key, value, mask, 0 if bias is None else bias, scale)
     assert_close(output, expected_output, atol=3e-6)
     assert_close(scores, expected_scores, atol=1e-6)
 
