@@ -16,7 +16,7 @@ from keras_tx.layers import folding, masks
 from keras_tx.layers.attend import attend, attend_fused, attend_stored, takes_stored
 from keras_tx.layers.attention_arguments import axes_of, check_aligned, feature_sizes, rotary_layer
 from keras_tx.layers.blockwise import LONG, attend_blockwise
-from keras_tx.layers.configs import serialized
+from keras_tx.layers.configs import Composite, serialized
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.initial import fresh
 from keras_tx.layers.projection import HeadProjection
@@ -24,7 +24,7 @@ from keras_tx.layers.residual import make_norm
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class MultiHeadAttention(keras.layers.Layer):
+class MultiHeadAttention(Composite):
     """`keras.layers.MultiHeadAttention` with grouped heads, biases and scores under every mask.
 
     Takes the arguments of Keras' layer, by the same names and in the same order, and holds its weights in the same

@@ -3,6 +3,43 @@
 import keras
 
 
+class Composite(keras.layers.Layer):
+    """A layer of sublayers that have its dtype policy, but for those that `quantize` gave another."""
+
+    def get_config(self):
+        return {**super().get_config(), "dtype": serialized_policy(self, self.dtype_policy)}
+
+
+def serialized_policy(layer, policy):
+    """The `dtype` in the config of `layer`: `policy`, or a map with those of the layers below that were quantized."""
+    below = layer._flatten_layers(include_self=False)
+    quantized = {one.path: one.dtype_policy for one in below if one.quantization_mode is not None}
+    if quantized:
+        named = {path: policy[path] for path in policy} if _is_map(policy) else {}
+        default = policy.default_policy if _is_map(policy) else policy
+        policy = keras.dtype_policies.DTypePolicyMap(default.name, {**named, **quantized})
+    return keras.dtype_policies.serialize(policy)
+
+
+def in_float32(policy):
+    """float32, but what a map of policies says of layers by name."""
+    policy = keras.dtype_policies.get(policy)
+    if not _is_map(policy):
+        return "float32"
+    return keras.dtype_policies.DTypePolicyMap("float32", {path: policy[path] for path in policy})
+
+
+def take_own_policy(layer):
+    """For `layer` the policy that the map has at its path, if it was given a map: Keras cannot quantize it, or save it
+    once it is quantized, with the map."""
+    if _is_map(layer.dtype_policy):
+        layer._dtype_policy = layer.dtype_policy[layer.path]
+
+
+def _is_map(policy):
+    return isinstance(policy, keras.dtype_policies.DTypePolicyMap)
+
+
 def serialized(value):
     """`value` (a layer, None, or what else a config holds) as Keras serializes it, whether built or not."""
     config = keras.saving.serialize_keras_object(value)

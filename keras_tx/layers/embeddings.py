@@ -11,7 +11,7 @@ import keras
 from keras import initializers, ops
 
 from keras_tx import checks
-from keras_tx.layers.configs import serialized
+from keras_tx.layers.configs import Composite, serialized
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.folding import check_shape
 from keras_tx.layers.ids import check_ids, check_integers, inside, look_up
@@ -24,7 +24,7 @@ POSITIONS = (None, "sinusoidal", "learned")
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class TokenEmbedding(keras.layers.Layer):
+class TokenEmbedding(Composite):
     """Everything between ids and the first encoder layer: tokens, scale, positions, segments, norm, dropout, mask.
 
     Because one layer owns them all, the padding mask cannot get lost between them.

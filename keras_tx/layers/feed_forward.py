@@ -9,13 +9,14 @@ from keras import initializers
 
 from keras_tx import checks
 from keras_tx.layers import activations
+from keras_tx.layers.configs import Composite
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.initial import fresh
 from keras_tx.layers.projection import Projection
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class FeedForward(keras.layers.Layer):
+class FeedForward(Composite):
     """`output(dropout(activation(intermediate(x))))`; gated: `output(dropout(activation(gate(x)) * intermediate(x)))`.
 
     Args:

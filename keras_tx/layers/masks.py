@@ -11,6 +11,7 @@ from keras import ops
 from keras.src.backend import get_keras_mask, set_keras_mask  # the public API has no way to the mask of a tensor
 
 from keras_tx.layers import folding
+from keras_tx.layers.configs import Composite
 from keras_tx.layers.ids import values_of
 
 
@@ -153,7 +154,7 @@ def _indices(num_queries, num_keys, start):
     return start + ops.expand_dims(query, 1), ops.expand_dims(key, 0)
 
 
-class MaskedLayer(keras.layers.Layer):
+class MaskedLayer(Composite):
     """A layer whose call argument `mask` (B, T) is filled from the Keras mask of its first argument.
 
     Keras itself does so only when there is no other tensor argument, and its operators (`x * 8`, `x + y`,

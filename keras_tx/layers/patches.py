@@ -7,6 +7,7 @@ import keras
 from keras import initializers, ops
 
 from keras_tx import checks
+from keras_tx.layers.configs import Composite
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.initial import fresh
 from keras_tx.layers.positions import LearnedPositionalEncoding
@@ -14,7 +15,7 @@ from keras_tx.layers.projection import HeadProjection
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class PatchEmbedding(keras.layers.Layer):
+class PatchEmbedding(Composite):
     """Cuts images into squares and makes a vector of each: what `TokenEmbedding` is to text.
 
     Patches are read row by row. Each is flattened and projected to D, a learned class token is put before them, and a

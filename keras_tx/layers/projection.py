@@ -10,6 +10,7 @@ import keras
 from keras import ops
 
 from keras_tx.layers import activations, xla
+from keras_tx.layers.configs import take_own_policy
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -58,7 +59,28 @@ def _dense(layer, inputs, num_axes=1):
     return project(inputs, kernel, num_axes, bias, layer.activation)
 
 
-class HeadProjection(keras.layers.EinsumDense):
+class _Quantizable(keras.layers.Layer):
+    """Lets `quantize` of the Keras layer beneath, whose weights these are, take this class: Keras refuses subclasses.
+
+    Once quantized the layer runs Keras' own call.
+    """
+
+    def build(self, input_shape=None):
+        take_own_policy(self)
+        super().build(input_shape)
+
+    def quantize(self, mode=None, type_check=True, config=None):
+        if mode != "int8":
+            return super().quantize(mode, type_check=type_check, config=config)
+        if config is not None and config.get_config() != type(config)().get_config():
+            raise ValueError(
+                "`config` must be the default one, as a saved model keeps no quantizers. Received: "
+                f"config={config.get_config()}"
+            )
+        return super().quantize(mode, type_check=False, config=config)
+
+
+class HeadProjection(_Quantizable, keras.layers.EinsumDense):
     """`EinsumDense` whose equation sums the last axes of its input, as attention's projections do."""
 
     def call(self, inputs, training=None):
@@ -66,14 +88,14 @@ class HeadProjection(keras.layers.EinsumDense):
         return _dense(self, inputs, len(summed))
 
 
-class Projection(keras.layers.Dense):
+class Projection(_Quantizable, keras.layers.Dense):
     """`Dense` by `project`."""
 
     def call(self, inputs, training=None):
         return _dense(self, inputs)
 
 
-class TiedEmbedding(keras.layers.ReversibleEmbedding):
+class TiedEmbedding(_Quantizable, keras.layers.ReversibleEmbedding):
     """`ReversibleEmbedding` that under XLA multiplies by its table as it lies."""
 
     def call(self, inputs, reverse=False):

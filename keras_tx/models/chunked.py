@@ -39,6 +39,11 @@ class VocabularyModel(TokenModel):
         loss = getattr(self, "loss", None)
         if not isinstance(loss, PaddedCrossentropy) or loss.chunk_size is None:
             return super().train_step(*args)
+        if any(layer.quantization_mode is not None for layer in self._flatten_layers()):
+            raise ValueError(
+                "`chunk_size` of the loss must be None for a model that was quantized, whose table of logits is of "
+                f"integers. Received: chunk_size={loss.chunk_size}"
+            )
         with _trained(self):
             return super().train_step(*args)
 

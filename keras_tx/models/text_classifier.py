@@ -8,7 +8,9 @@ from keras import activations
 
 from keras_tx import checks
 from keras_tx.layers import Encoder, TokenEmbedding
+from keras_tx.layers.configs import in_float32
 from keras_tx.layers.dropout import Dropout
+from keras_tx.layers.projection import Projection
 from keras_tx.models.pooling import TokenPooling
 from keras_tx.models.token_model import TokenModel, options
 
@@ -83,7 +85,7 @@ class TextClassifier(TokenModel):
         )
         pooler = TokenPooling(pooling, dtype=dtype, name="pooling")
         head_dropout = Dropout(dropout, dtype=dtype, name="dropout")
-        head = keras.layers.Dense(num_classes, activation=activation, dtype="float32", name="head")
+        head = Projection(num_classes, activation=activation, dtype=in_float32(dtype), name="head")
 
         # Functional model
         inputs = [keras.Input((None,), dtype="int32", name="token_ids")]

@@ -8,6 +8,7 @@ import keras
 
 from keras_tx import checks
 from keras_tx.layers import Decoder, Encoder, TokenEmbedding
+from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids
 
 _SIZES = {
@@ -46,7 +47,8 @@ class TokenModel(keras.Model):
         return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
 
     def get_config(self):
-        config = {"name": self.name, "trainable": self.trainable, "dtype": self.embedding.get_config()["dtype"]}
+        dtype = serialized_policy(self, self.embedding.dtype_policy)
+        config = {"name": self.name, "trainable": self.trainable, "dtype": dtype}
         for name in checks.parameters_of(type(self)):
             if name not in ("dtype", *self.configured):
                 value = getattr(self, name)

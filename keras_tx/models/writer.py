@@ -4,6 +4,7 @@ import keras
 
 from keras_tx import generation
 from keras_tx.layers import TokenEmbedding
+from keras_tx.layers.projection import Projection
 from keras_tx.models.chunked import VocabularyModel
 from keras_tx.models.token_model import options
 
@@ -25,7 +26,7 @@ def make_head(vocabulary_size, tie_embeddings, dtype):
     """The layer of the logits; None where the token table serves."""
     if tie_embeddings:
         return None
-    return keras.layers.Dense(vocabulary_size, use_bias=False, dtype=dtype, name="head")
+    return Projection(vocabulary_size, use_bias=False, dtype=dtype, name="head")
 
 
 def table_of(embedding, head):

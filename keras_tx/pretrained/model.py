@@ -5,6 +5,7 @@ import copy
 import keras
 
 from keras_tx import generation
+from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids, check_integers
 from keras_tx.pretrained import arrays
 from keras_tx.pretrained.config import Config
@@ -226,7 +227,7 @@ class PretrainedModel(keras.Model):
             "absent": list(self.family.config.absent),
             "generation_config": copy.deepcopy(self.generation_config),
             "stored_dtypes": dict(self.stored_dtypes),
-            "dtype": keras.dtype_policies.serialize(self._policy),
+            "dtype": serialized_policy(self, self._policy),
         }
 
     @classmethod
