@@ -24,6 +24,7 @@ torch = Lazy("torch")
 
 LONG = 4096 * 4096  # T * S from which attention goes block by block by itself
 BLOCK_SIZE = 512
+AT_ONCE = 4  # key blocks, at most
 _LARGEST = 2**31 - 1
 _PADDING = -(2**31)  # the number of a query that is padding; a key that is has one more, so that the two do not meet
 _MIXER = -1640531527  # 2^32 / golden ratio: neighbouring calls and blocks must not share seeds
@@ -34,6 +35,7 @@ def attend_blockwise(query, key, value, visible, *, bias=None, scale=None, dropo
 
     Scores, softmax and sums are float32 whatever the input is. A `visible.mask` or a `bias` over (T, S) lies whole in
     memory, with its gradient, and blocks that it alone hides are computed; the other parts of `visible` cost neither.
+    Of a small window all blocks are taken at once, if any of them is open.
 
     Args:
         query: (B, T, N, H).
@@ -72,11 +74,14 @@ def _block_size(window):
     return max(128, 1 << (window - 1).bit_length())
 
 
-def _blocks_of_window(visible, size):
-    """How many key blocks the window of a query block can lie in."""
+def _at_once(visible, size):
+    """How many key blocks the window of a query block can lie in, if they are few; else 1."""
+    if not visible.window:
+        return 1
     reach = -(-(visible.window - 1) // size)
     is_aligned = isinstance(visible.start, int) and visible.start % size == 0
-    return 1 + reach + (0 if visible.causal else reach) + (0 if is_aligned else 1)
+    count = 1 + reach + (0 if visible.causal else reach) + (0 if is_aligned else 1)
+    return count if count <= AT_ONCE else 1
 
 
 class _Blocks:
@@ -90,7 +95,7 @@ class _Blocks:
         self.size, self.scale, self.dropout, self.seed = size, scale, dropout, seed
         self.visible, self.dtypes = visible, [keras.backend.standardize_dtype(x.dtype) for x in (query, key, value)]
         self.num_query_blocks, self.num_key_blocks = (-(-n // size) for n in (self.num_queries, self.num_keys))
-        self.at_once = 1 if bias is not None or not visible.window else _blocks_of_window(visible, size)
+        self.at_once = 1 if bias is not None else _at_once(visible, size)
         if isinstance(self.num_key_blocks, int):
             self.at_once = min(self.at_once, self.num_key_blocks)
         else:
@@ -187,9 +192,13 @@ class _Blocks:
         return ops.minimum(ops.min(ops.where(self.open, numbers, largest), axis=axis), end), end
 
     def _query_bounds(self):
-        """`_bounds` of the keys of each query block, from where `at_once` blocks are left."""
+        """`_bounds` of the keys of each query block; where they are taken at once, of a loop of one round or none."""
         begin, end = self._bounds(1)
-        return ops.minimum(begin, ops.cast(self.num_key_blocks - self.at_once, "int32")), end
+        if self.at_once > 1:
+            is_open = ops.cast(end > begin, "int32")
+            begin = ops.minimum(begin, ops.cast(self.num_key_blocks - self.at_once, "int32"))
+            end = begin + is_open
+        return begin, end
 
     # Numbers of a block of queries and `at_once` blocks of keys, from j on
 
@@ -268,10 +277,7 @@ class _Blocks:
 
             rows = shape[1], self.groups * self.size
             start = _zeros((*rows, 1)) + MASKED, _zeros((*rows, self.value.shape[3]))
-            if self.at_once > 1:
-                logsumexp, output = key_block(at(begin, i), start)
-            else:
-                logsumexp, output = repeat(at(begin, i), at(end, i), key_block, start)
+            logsumexp, output = repeat(at(begin, i), at(end, i), key_block, start)
             seen = logsumexp > MASKED / 2
             output, logsumexp = ops.where(seen, output, 0.0), ops.where(seen, logsumexp, -MASKED)
             return put(outputs, i, output), put(logsumexps, i, logsumexp)
@@ -283,9 +289,8 @@ class _Blocks:
         """The gradients of query, key, value and bias, if there is one, from that of the output (B, T, N, V)."""
         upstream = ops.cast(self._cut(ops.cast(upstream, "float32"), "query"), "float32")
         inner = ops.sum(upstream * output, axis=-1, keepdims=True)  # (I, X, P, 1)
-        saved = logsumexp, upstream, inner
         by = self._backward_of_window if self.at_once > 1 else self._backward_of_pairs
-        of_query, of_key, of_value, *of_bias = by(saved)
+        of_query, of_key, of_value, *of_bias = by((logsumexp, upstream, inner))
         sides = zip((of_query * self.scale, of_key, of_value), ("query", "key", "key"), self.dtypes, strict=True)
         return *[self.whole(x, side, dtype) for x, side, dtype in sides], *map(self._whole_bias, of_bias)
 
@@ -305,19 +310,23 @@ class _Blocks:
 
     def _backward_of_window(self, saved):
         """Gradients of query, key and value in blocks, from all keys of a query block at once."""
-        begin, _ = self._query_bounds()
+        begin, end = self._query_bounds()
 
         def query_block(i, results):
-            of_query, of_key, of_value = results
-            own_query, *own, _ = self._of_block(i, at(begin, i), saved)
-            own = [ops.reshape(x, (ops.shape(x)[0], self.at_once, self.size, x.shape[2])) for x in own]
-            key, value = (
-                add(x, at(begin, i), ops.swapaxes(y, 0, 1)) for x, y in zip((of_key, of_value), own, strict=True)
-            )
-            return put(of_query, i, own_query), key, value
+            def key_blocks(j, results):
+                of_query, of_key, of_value = results
+                own_query, own_key, own_value, _ = self._of_block(i, j, saved)
+                return put(of_query, i, own_query), self._add(of_key, j, own_key), self._add(of_value, j, own_value)
+
+            return repeat(at(begin, i), at(end, i), key_blocks, results)
 
         results = tuple(_zeros(ops.shape(x)) for x in (self.query, self.key, self.value))
         return repeat(0, self.num_query_blocks, query_block, results)
+
+    def _add(self, x, j, more):
+        """Blocks (J, X, block, H) with (X, R, H) added from j on."""
+        more = ops.reshape(more, (ops.shape(more)[0], self.at_once, self.size, more.shape[2]))
+        return add(x, j, ops.swapaxes(more, 0, 1))
 
     def _backward_of_pairs(self, saved):
         """Gradients of query, key, value and, if there is one, the bias, in blocks."""
@@ -341,9 +350,8 @@ class _Blocks:
         of_bias = _zeros(())
         if self.bias is not None:
             count = self.num_query_blocks * self.num_key_blocks
-            of_bias = _zeros(
-                (count, *ops.shape(self.bias)[:2], *[1 if n == 1 else self.size for n in self.bias.shape[2:]])
-            )
+            sides = [1 if n == 1 else self.size for n in self.bias.shape[2:]]
+            of_bias = _zeros((count, *ops.shape(self.bias)[:2], *sides))
         results = (_zeros(ops.shape(self.query)), _zeros(key_shape), _zeros(value_shape), of_bias)
         results = repeat(0, self.num_key_blocks, key_block, results)
         return results[:3] if self.bias is None else results

@@ -37,7 +37,7 @@ def test_blocks_give_what_the_whole_gives_with_every_mask_bias_and_size(shape, h
     )
     tensors = [normal(batch, queries, heads, 5, seed=seed), normal(batch, keys, key_heads, 5, seed=seed + 1)]
     tensors.append(normal(batch, keys, key_heads, 7, seed=seed + 2))
-    if rng.random() < 0.7:
+    if rng.random() < 0.5:
         tensors.append(normal(*sides, maybe(queries) or 1, maybe(keys) or 1, seed=seed + 3))
     size = int(rng.integers(2, 17))
 
@@ -131,6 +131,32 @@ def open_pairs(visible, length, size):
 )
 def test_blocks_that_no_query_may_look_at_are_skipped_forward_and_backward(visible, pairs):
     assert open_pairs(visible, 32, 4) == pairs
+
+
+@pytest.mark.parametrize(
+    ("visible", "blocks"),
+    [
+        (Visible(window=5), 3),
+        (Visible(window=4, causal=True), 2),
+        (Visible(window=6, start=1), 1),  # the window is in up to 6 blocks, too many
+        (Visible(window=5, start=1), 4),
+        (Visible(window=5, start=4), 3),
+        (Visible(causal=True), 1),
+    ],
+)
+def test_the_blocks_of_a_small_window_are_taken_at_once(visible, blocks):
+    query = normal(1, 32, 1, 3)
+    options = {"visible": visible, "scale": 1.0, "dropout": 0.0, "seed": None, "size": 4}
+    assert blockwise._Blocks(query, query, query, **options).at_once == blocks
+    assert blockwise._Blocks(query, query, query, normal(1, 1, 32, 32), **options).at_once == 1  # with a bias
+
+
+def test_a_window_over_padding_is_not_computed():
+    query = normal(1, 32, 1, 3)
+    visible = Visible(window=5, keys=(np.arange(32)[None] < 9,))
+    blocks = blockwise._Blocks(query, query, query, visible=visible, scale=1.0, dropout=0.0, seed=None, size=4)
+    begin, end = (to_numpy(x) for x in blocks._query_bounds())
+    assert (end - begin).tolist() == [1, 1, 1, 1, 0, 0, 0, 0] and begin.max() <= 8 - 3
 
 
 @pytest.mark.tensorflow
