@@ -2,17 +2,19 @@
 
 python -m benchmarks decode
 python -m benchmarks decode --batch-size 8 --rounds 7 --ctranslate2
+python -m benchmarks decode --int8
 python -m benchmarks decode --first-call
 
 All have random float32 weights. keras_tx and KerasHub's GPT2CausalLM generate on the TensorFlow backend as they are
 made: compiled by XLA. CTranslate2 (`pip install ctranslate2 transformers torch`) has all cores, and its weights from
-transformers.
+transformers. With --int8 keras_tx generates with int8 weights, too, quantized by Keras.
 """
 
 import argparse
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -123,13 +125,19 @@ def side_by_side(arguments: argparse.Namespace) -> None:
     }
     for name, model in (("keras_tx", ours), ("keras_hub", theirs)):
         print(f"{name:11} {model.count_params():,} parameters")
+    if arguments.int8:
+        rounded = our_model(arguments.layers)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Keras warns of every layer that has no kernel
+            rounded.quantize("int8")
+        runs["keras_tx, int8"] = lambda: rounded.generate(prompts, max_new_tokens=new_tokens)
     if arguments.ctranslate2:
         runs["ctranslate2"] = ctranslate2_run(arguments.layers, prompts, new_tokens)
     for name, run in runs.items():  # also the warm-up
         started = time.perf_counter()
         shape = np.shape(run())
         assert shape == (arguments.batch_size, PROMPT + new_tokens), shape
-        print(f"{name:11} first call {time.perf_counter() - started:.1f} s")
+        print(f"{name:14} first call {time.perf_counter() - started:.1f} s")
 
     case = f"greedy, batch {arguments.batch_size}, {new_tokens} tokens after {PROMPT}"
     runs["memory"] = read_memory()
@@ -146,6 +154,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--ctranslate2", action="store_true", help="CTranslate2, too")
+    parser.add_argument("--int8", action="store_true", help='keras_tx after `quantize("int8")`, too')
     parser.add_argument("--first-call", action="store_true", help="only keras_tx, only the first three calls")
     arguments = parser.parse_args()
     print(

@@ -149,7 +149,7 @@ optimizer = training.Muon(schedule, adam_beta_2=0.98, epsilon=1e-9, weight_decay
 model.compile(optimizer, loss)
 sources, references = zip(*parts["validation"], strict=True)
 bleu = training.Bleu(
-    sources, references, translate=translate, batch_size=128, every=4 if epochs >= 20 else 1, tokenize=arguments.bleu
+    sources, references, translate=translate, batch_size=128, every=4 if epochs >= 8 else 1, tokenize=arguments.bleu
 )
 callbacks = [bleu, keras.callbacks.TensorBoard(os.path.join("logs", "translate")), resume]
 print(f"{steps} updates; {time.time() - start:.0f} s until here")
