@@ -12,7 +12,10 @@ from keras_tx.training import PaddedCrossentropy
 from tests.tools import assert_close, normal
 
 # Keras warns of each layer that has no kernel.
-pytestmark = pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
+pytestmark = [
+    pytest.mark.tensorflow,  # Keras' own int8 layers fail on PyTorch
+    pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method"),
+]
 
 IDS = np.random.default_rng(3).integers(1, 41, (3, 7))
 SIZES = {"num_layers": 2, "hidden_dim": 20, "num_heads": 5, "intermediate_dim": 28}
@@ -128,7 +131,6 @@ def test_a_loaded_checkpoint_is_quantized_and_saved(tmp_path):
     np.testing.assert_array_equal(loaded.generate(IDS, max_new_tokens=3), model.generate(IDS, max_new_tokens=3))
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="exports are of TensorFlow")
 def test_a_quantized_classifier_is_exported(tmp_path):
     tokenizer = BertTokenizer.train(["ab abc bcd cde"] * 9, 41)
     model = models.TextClassifier(tokenizer.vocabulary_size, 3, **SIZES)
