@@ -124,7 +124,7 @@ def side_by_side(arguments: argparse.Namespace) -> None:
         "keras_hub": lambda: theirs.generate(inputs, stop_token_ids=None)["token_ids"],
     }
     for name, model in (("keras_tx", ours), ("keras_hub", theirs)):
-        print(f"{name:11} {model.count_params():,} parameters")
+        print(f"{name:14} {model.count_params():,} parameters")
     if arguments.int8:
         rounded = our_model(arguments.layers)
         with warnings.catch_warnings():

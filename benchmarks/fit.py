@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace, options: dict):
     model = models.CausalLM(VOCABULARY, num_layers=4, hidden_dim=width, num_heads=4, intermediate_dim=4 * width)
     model.compile(keras.optimizers.AdamW(1e-3), PaddedCrossentropy(), **options)
     data = tf.data.Dataset.from_tensors((ids, ids)).repeat(STEPS).prefetch(4)
-    return lambda: model.fit(data, verbose=0)
+    return lambda: model.fit(data, shuffle=False, verbose=0)
 
 
 def main() -> None:

@@ -124,8 +124,8 @@ def open_pairs(visible, length, size):
         (Visible(window=5), 22),  # and the one behind
         (Visible(keys=(np.arange(32)[None] < 9,)), 24),
         (Visible(queries=np.arange(32)[None] >= 27), 16),
-        (Visible(documents=np.repeat([1, 2, 3, 0], 8)[None]), 12),  # documents of two blocks each
-        (Visible(documents=np.repeat([1, 2, 3, 0], 8)[None], causal=True), 9),
+        (Visible(documents=np.repeat(np.int32([1, 2, 3, 0]), 8)[None]), 12),  # documents of two blocks each
+        (Visible(documents=np.repeat(np.int32([1, 2, 3, 0]), 8)[None], causal=True), 9),
         (Visible(keys=(np.zeros((1, 32), "bool"),)), 0),
     ],
 )

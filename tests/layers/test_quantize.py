@@ -131,9 +131,19 @@ def test_a_loaded_checkpoint_is_quantized_and_saved(tmp_path):
     np.testing.assert_array_equal(loaded.generate(IDS, max_new_tokens=3), model.generate(IDS, max_new_tokens=3))
 
 
-def test_a_quantized_classifier_is_exported(tmp_path):
+EXPORTED = {
+    "classifier": (lambda size: models.TextClassifier(size, 3, **SIZES), {"labels": ["a", "b", "c"]}),
+    "causal_lm": (lambda size: models.CausalLM(size, **SIZES), {"generation": {"max_new_tokens": 4}}),
+    "seq2seq": (lambda size: models.Seq2Seq(size, **SIZES), {"generation": {"max_new_tokens": 4}}),
+    "masked_lm": (lambda size: models.MaskedLM(size, **SIZES), {}),
+}
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_a_quantized_model_is_exported(name, tmp_path):
     tokenizer = BertTokenizer.train(["ab abc bcd cde"] * 9, 41)
-    model = models.TextClassifier(tokenizer.vocabulary_size, 3, **SIZES)
+    make, options = EXPORTED[name]
+    model = make(tokenizer.vocabulary_size)
     model.quantize("int8")
-    version = serving.export(model, tmp_path, tokenizer=tokenizer, labels=["a", "b", "c"])
+    version = serving.export(model, tmp_path, tokenizer=tokenizer, **options)
     assert serving.check(version).ok
