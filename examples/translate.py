@@ -6,7 +6,7 @@ python examples/translate.py --data FOLDER_OF_PARALLEL_FILES --source en --targe
 FOLDER holds train.en, train.de, val.en, val.de, test.en, test.de, plain or .gz, one sentence a line. Or --dataset takes
 a TFDS name, such as ted_hrlr_translate/pt_to_en. --resume goes on where an interrupted run stopped.
 
-On 2 cores without GPU: the sample in about two minutes, BLEU 96; of Multi30k benchmarks/RESULTS.md tells.
+On 2 cores without GPU: the sample in about two minutes, BLEU 96; Multi30k, tokenized, in about 70, BLEU 41.6.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from keras_tx.generation import Beam
 # A language of few words needs little; one of people is learned by Transformer-Tiny (Wu et al. 2021, arXiv:2105.14462).
 SMALL = {"vocabulary_size": 1000, "num_layers": 2, "hidden_dim": 96, "intermediate_dim": 192, "dropout": 0.1}
 SMALL |= {"piece_dropout": 0.0, "epochs": 12, "learning_rate": 3e-3, "tokens": 2048}
-TINY = {"vocabulary_size": 10000, "num_layers": 4, "hidden_dim": 128, "intermediate_dim": 256, "dropout": 0.3}
+TINY = {"vocabulary_size": 10000, "num_layers": 4, "hidden_dim": 128, "intermediate_dim": 256, "dropout": 0.15}
 TINY |= {"piece_dropout": 0.1, "epochs": 48, "learning_rate": 4e-3, "tokens": 4096}
 BLOCKS = {"normalize_first": True, "normalization": "rms_norm", "use_bias": False}
 JOINER = "￭"  # stands where no space was, so that every text comes back from its tokens as it was
