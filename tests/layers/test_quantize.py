@@ -147,3 +147,7 @@ def test_a_quantized_model_is_exported(name, tmp_path):
     model.quantize("int8")
     version = serving.export(model, tmp_path, tokenizer=tokenizer, **options)
     assert serving.check(version).ok
+    import tensorflow as tf
+
+    stored = tf.train.load_checkpoint(str(version / "variables" / "variables")).get_variable_to_dtype_map()
+    assert tf.int8 in stored.values()
