@@ -15,6 +15,7 @@ from keras import ops
 
 from keras_tx.layers import masks
 from keras_tx.layers.attend import MASKED, softmax
+from keras_tx.layers.dropout import keep
 from keras_tx.layers.loops import add, at, product, put, repeat
 from keras_tx.optional import Lazy
 
@@ -249,8 +250,8 @@ class _Blocks:
     def _kept(self, i, j):
         """What dropout multiplies the scores of a block by, (X, P, R) float32."""
         shape = (self.batch * self.key_heads, self.groups * self.size, self.at_once * self.size)
-        uniform = _uniform(shape, self.seed, i * self.num_key_blocks + j)
-        return ops.cast(uniform >= self.dropout, "float32") / (1 - self.dropout)
+        kept = _kept(shape, self.dropout, self.seed, i * self.num_key_blocks + j)
+        return ops.cast(kept, "float32") / (1 - self.dropout)
 
     # Forward, backward
 
@@ -387,14 +388,13 @@ def _filled(x, axis, count):
     return ops.concatenate([x, ops.zeros(shape, dtype=x.dtype)], axis=axis)
 
 
-def _uniform(shape, seed, index):
-    """Random float32 in [0, 1), the same for the same seed (2,) and index."""
+def _kept(shape, rate, seed, index):
+    """Booleans, each False with the probability `rate`, the same for the same seed (2,) and index."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
-        mixed = tf.cast(seed, "int32") + tf.stack([tf.cast(index, "int32") * _MIXER, 0])
-        return tf.random.stateless_uniform(shape, mixed)
+        return keep(shape, rate, tf.cast(seed, "int32") + tf.stack([tf.cast(index, "int32") * _MIXER, 0]))
     if backend == "jax":
-        return jax.random.uniform(jax.random.fold_in(seed, index), shape)
+        return jax.random.uniform(jax.random.fold_in(seed, index), shape) >= rate
     first, second = (int(number) for number in seed)
     generator = torch.Generator(device=seed.device).manual_seed(hash((first, second, int(index))) % 2**63)
-    return torch.rand(shape, generator=generator, device=seed.device)
+    return torch.rand(shape, generator=generator, device=seed.device) >= rate

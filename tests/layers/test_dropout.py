@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx.layers.dropout import Dropout
+from keras_tx.layers.dropout import Dropout, keep
 from tests.tools import to_numpy
 
 ONES = np.ones((101, 53, 7), "float32")
@@ -16,7 +16,7 @@ def test_the_share_that_is_dropped_is_the_rate_and_the_mean_stays(rate):
     assert set(np.unique(outputs > 0)) == {False, True}
     error = 4 * np.sqrt(rate * (1 - rate) / ONES.size)
     assert abs((outputs == 0).mean() - rate) < error
-    np.testing.assert_allclose(outputs[outputs > 0], 1 / (1 - rate), rtol=2e-4)
+    np.testing.assert_allclose(outputs[outputs > 0], 1 / (1 - rate), rtol=1e-6)
 
 
 def test_nothing_is_dropped_at_inference_and_other_calls_drop_others():
@@ -45,3 +45,19 @@ def test_graphs_drop_as_eager_calls_do_whatever_the_length():
             layer = Dropout(0.4, seed=5)
             graph = tf.function(lambda x, layer=layer: layer(x, training=True), jit_compile=jit_compile)
             np.testing.assert_array_equal(to_numpy(graph(ONES[:, :size])), to_numpy(eager))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("rate", [0.01, 0.1, 1 / 3, 0.5, 0.95, 0.999])
+def test_each_number_is_dropped_as_often_as_any_other(rate):
+    """From 8 bits 0.1 is 25/256 or 26/256: which of the two must be the same for no index and in no call."""
+    calls, rows, columns = 211, 47, 13
+    kept = np.stack([keep([rows, columns], rate, [5, 17 * call]).numpy() for call in range(calls)])
+    for axes, size in (((0, 1), columns), ((1, 2), calls), ((0, 2), rows)):
+        dropped = 1 - kept.mean(axes)
+        assert dropped.shape == (size,)
+        assert np.abs(dropped - rate).max() < 5 * np.sqrt(rate * (1 - rate) * size / kept.size)
+    neighbours = [(kept[:, :, 1:], kept[:, :, :-1]), (kept[:, 1:], kept[:, :-1]), (kept[1:], kept[:-1])]
+    for one, other in neighbours:
+        both = (1 - one) * (1 - other)
+        assert abs(both.mean() - rate**2) < 5 * np.sqrt(rate**2 * (1 - rate**2) / both.size)
