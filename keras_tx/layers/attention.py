@@ -13,14 +13,14 @@ from keras import constraints, initializers, ops, regularizers
 from keras_tx import checks
 from keras_tx.layers import cache as caches
 from keras_tx.layers import folding, masks
-from keras_tx.layers.attend import attend, attend_fused, attend_stored, takes_stored
+from keras_tx.layers.attend import attend_stored, takes_stored
 from keras_tx.layers.attention_arguments import axes_of, check_aligned, feature_sizes, rotary_layer
-from keras_tx.layers.blockwise import LONG, attend_blockwise
 from keras_tx.layers.configs import Composite, serialized
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.initial import fresh
 from keras_tx.layers.projection import HeadProjection
 from keras_tx.layers.residual import make_norm
+from keras_tx.layers.routes import attend_by_shape
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -294,9 +294,15 @@ class MultiHeadAttention(Composite):
             output = attend_stored(query, cache, visible, bias=bias, scale=self.scale)
             return self.output_dense(output if gate is None else output * gate), cache
         heads = [folding.fold(x, axes) for x in (query, key, value)]
-        in_blocks = cache is None and not return_attention_scores and self._takes_blocks(heads, training)
-        attend_by = self._attend_in_blocks if in_blocks else self._attend_as_a_whole
-        output, scores = attend_by(heads, visible, bias, return_attention_scores, training)
+        output, scores = attend_by_shape(
+            self,
+            heads,
+            visible,
+            bias=bias,
+            in_blocks=cache is None and not return_attention_scores,
+            return_attention_scores=return_attention_scores,
+            training=training,
+        )
         output = folding.unfold(output, query, axes)
         outputs = [self.output_dense(output if gate is None else output * gate)]
         if return_attention_scores:
@@ -304,34 +310,6 @@ class MultiHeadAttention(Composite):
         if cache is not None:
             outputs.append(cache)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-    def _takes_blocks(self, heads, training):
-        if self.flash_attention or (self.hard_attention and not training):
-            return False
-        if self.blockwise is not None:
-            return self.blockwise
-        lengths = heads[0].shape[1], heads[1].shape[1]
-        return None not in lengths and lengths[0] * lengths[1] >= LONG
-
-    def _attend_in_blocks(self, heads, visible, bias, return_attention_scores, training):
-        dropout = self.dropout if training else 0.0
-        seed = self._dropout_layer.next_seed() if dropout else None
-        query, key, value = heads
-        options = {"bias": bias, "scale": self.scale, "dropout": dropout, "seed": seed}
-        return attend_blockwise(query, key, value, visible, **options), None
-
-    def _attend_as_a_whole(self, heads, visible, bias, return_attention_scores, training):
-        mask = visible.whole(*[ops.shape(x)[1] for x in heads[:2]])
-        if self.flash_attention and return_attention_scores:
-            raise ValueError(
-                "Returning attention scores is not supported when flash attention is enabled. Please disable flash "
-                f"attention to access attention scores. Received: flash_attention={self.flash_attention}"
-            )
-        if self.flash_attention:
-            return attend_fused(*heads, mask=mask, bias=bias, scale=self.scale), None
-        dropout = (lambda x: self._dropout_layer(x, training=training)) if self.dropout else None
-        hard = self.hard_attention and not training
-        return attend(*heads, mask=mask, bias=bias, scale=self.scale, dropout=dropout, hard=hard)
 
     def _rotate(self, query, key, positions, query_mask, value_mask, start):
         """Queries and keys, rotated by their positions; with a cache (`start`) these keys are those of the queries."""

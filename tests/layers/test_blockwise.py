@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_tx.layers import MultiHeadAttention, attention, blockwise
+from keras_tx.layers import MultiHeadAttention, blockwise, routes
 from keras_tx.layers.attend import attend
 from keras_tx.layers.blockwise import attend_blockwise
 from keras_tx.layers.masks import Visible, same_document
@@ -273,11 +273,9 @@ def test_blockwise_is_none_or_a_boolean():
 
 def test_long_inputs_go_in_blocks_by_themselves_unless_told_otherwise(monkeypatch):
     seen = []
-    monkeypatch.setattr(attention, "LONG", 30)
-    whole = attention.attend_blockwise
-    monkeypatch.setattr(
-        attention, "attend_blockwise", lambda *args, **options: seen.append(1) or whole(*args, **options)
-    )
+    monkeypatch.setattr(routes, "LONG", 30)
+    whole = routes.attend_blockwise
+    monkeypatch.setattr(routes, "attend_blockwise", lambda *args, **options: seen.append(1) or whole(*args, **options))
     layer = MultiHeadAttention(3, 5)
     for length, expected in ((5, 0), (6, 1)):
         layer(normal(2, length, 12), normal(2, length, 12))

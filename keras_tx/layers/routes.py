@@ -1,0 +1,57 @@
+"""Which way attention is computed: as a whole, block by block, or by a fused kernel. (B, T, N, H) -> (B, T, N, V).
+
+B batch, T queries, S keys, N query heads, H head, V value head. All ways give the same numbers.
+"""
+
+from keras import ops
+
+from keras_tx.layers.attend import attend, attend_fused
+from keras_tx.layers.blockwise import LONG, attend_blockwise
+
+
+def attend_by_shape(layer, heads, visible, *, bias, in_blocks, return_attention_scores, training):
+    """Attention as the options of the `layer`, a `MultiHeadAttention`, and the lengths ask for.
+
+    Args:
+        heads: query (B, T, N, H), key (B, S, K, H) and value (B, S, K, V).
+        visible: a `masks.Visible`.
+        bias: broadcastable to (B, N, T, S), or None.
+        in_blocks: whether attention may go block by block.
+        return_attention_scores: whether the caller wants them.
+        training: whether dropout is on.
+
+    Returns:
+        The output (B, T, N, V), and the scores (B, N, T, S), or None where they are not made.
+
+    Raises:
+        ValueError: where scores are asked of a fused kernel.
+    """
+    if in_blocks and _takes_blocks(layer, heads, training):
+        return _in_blocks(layer, heads, visible, bias, training), None
+    mask = visible.whole(*[ops.shape(x)[1] for x in heads[:2]])
+    if layer.flash_attention and return_attention_scores:
+        raise ValueError(
+            "Returning attention scores is not supported when flash attention is enabled. Please disable flash "
+            f"attention to access attention scores. Received: flash_attention={layer.flash_attention}"
+        )
+    if layer.flash_attention:
+        return attend_fused(*heads, mask=mask, bias=bias, scale=layer.scale), None
+    dropout = (lambda x: layer._dropout_layer(x, training=training)) if layer.dropout else None
+    hard = layer.hard_attention and not training
+    return attend(*heads, mask=mask, bias=bias, scale=layer.scale, dropout=dropout, hard=hard)
+
+
+def _takes_blocks(layer, heads, training):
+    if layer.flash_attention or (layer.hard_attention and not training):
+        return False
+    if layer.blockwise is not None:
+        return layer.blockwise
+    lengths = heads[0].shape[1], heads[1].shape[1]
+    return None not in lengths and lengths[0] * lengths[1] >= LONG
+
+
+def _in_blocks(layer, heads, visible, bias, training):
+    dropout = layer.dropout if training else 0.0
+    seed = layer._dropout_layer.next_seed() if dropout else None
+    query, key, value = heads
+    return attend_blockwise(query, key, value, visible, bias=bias, scale=layer.scale, dropout=dropout, seed=seed)
