@@ -4,11 +4,13 @@ python -m benchmarks real_text --multi30k FOLDER --imdb TFDS_FOLDER
 python -m benchmarks real_text --multi30k FOLDER --count 500
 
 The encoder of `python -m benchmarks encoder`, with Adam, over all of the first texts once. keras_tx: `bucket_by_length`
-by a budget of tokens; KerasHub: every text padded to a fixed length, 40 for captions and 512 for reviews, as its guides
-do; PyTorch: sorted by length, padded to the longest of each batch. All batches have at most as many tokens.
+by a budget of tokens, what padding is left computed in one run and skipped in another; KerasHub: every text padded to a
+fixed length, 40 for captions and 512 for reviews, as its guides do; PyTorch: sorted by length, padded to the longest of
+each batch. All batches have at most as many tokens.
 """
 
 import argparse
+import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -57,10 +59,10 @@ def of_keras(stack: Callable, length: int, batches: tf.data.Dataset) -> Run:
     return lambda: model.fit(with_targets, shuffle=False, verbose=0)
 
 
-def ours(rows: list[np.ndarray], length: int, budget: int) -> Run:
+def ours(rows: list[np.ndarray], length: int, budget: int, skip_padding: bool = False) -> Run:
     dataset = tf.data.Dataset.from_tensor_slices(tf.ragged.constant(rows)).map(lambda row: row)
     batches = data.bucket_by_length(dataset, max_tokens=budget, boundaries=BOUNDARIES)
-    return of_keras(encoder.our_stack, length, batches)
+    return of_keras(functools.partial(encoder.our_stack, skip_padding=skip_padding), length, batches)
 
 
 def keras_hub(rows: list[np.ndarray], length: int, budget: int) -> Run:
@@ -93,7 +95,12 @@ def pytorch(rows: list[np.ndarray], length: int, budget: int) -> Run:
     return run
 
 
-SIDES = {turns.OURS: ours, "KerasHub, fixed length": keras_hub, "PyTorch, sorted by length": pytorch}
+SIDES = {
+    turns.OURS: ours,
+    encoder.SKIPPING: functools.partial(ours, skip_padding=True),
+    "KerasHub, fixed length": keras_hub,
+    "PyTorch, sorted by length": pytorch,
+}
 
 
 def compare(name: str, texts: Texts, length: int, arguments: argparse.Namespace) -> None:
@@ -102,7 +109,8 @@ def compare(name: str, texts: Texts, length: int, arguments: argparse.Namespace)
     case = f"{name}, {len(rows)} texts of {real / len(rows):.1f} tokens on average, at most {length}"
     runs = {side: make(rows, length, arguments.tokens) for side, make in SIDES.items()}
     turns.in_turns(runs, 1)  # compiles
-    turns.report(case, turns.in_turns(runs, arguments.rounds), real, "real tokens", file=arguments.json)
+    times = turns.in_turns(runs, arguments.rounds)
+    turns.report(case, times, real, "real tokens", file=arguments.json, variants=[encoder.SKIPPING])
 
 
 def main() -> None:

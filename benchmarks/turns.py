@@ -47,8 +47,11 @@ def report(
     ours: str = OURS,
     file: Path | None = None,
     limit: float | None = None,
+    variants: Sequence[str] = (),
 ) -> dict[str, float]:
     """Prints `amount` a second in every run, and how many times as fast `ours` is by round; returns these medians.
+
+    So are `variants`, further runs of ours.
 
     One run has `amount` of `unit`. The medians are those of the rounds' ratios, not ratios of medians. `limit` is how
     much a second there would be if a run were nothing but the machine's matrix products, or its reading of memory.
@@ -61,9 +64,13 @@ def report(
         medians[name] = statistics.median(ratios)
         of_limit = f"   {statistics.median(rates) / limit:.2f} of the limit" if limit else ""
         ratio = "" if name == ours else f"   {ours} is {spread(ratios, '.2f')} times as fast"
+        of_variants = {}
+        for variant in variants if name not in (ours, *variants) else ():
+            of_variants[variant] = [theirs / our for our, theirs in zip(times[variant], taken, strict=True)]
+            ratio += f", {variant} {spread(of_variants[variant], '.2f')}"
         print(f"  {name:32} {spread(rates, ',.1f'):>36} {unit}/s{of_limit}{ratio}")
         row = {"case": case, "run": name, "ours": ours, "unit": f"{unit}/s", "rates": rates, "ratios": ratios}
-        write(file, row | {"limit": limit})
+        write(file, row | {"limit": limit, "of_variants": of_variants})
     return medians
 
 

@@ -178,6 +178,11 @@ ROWS = [
     ),
     Row(layers.FeedForward, {"intermediate_dim": 17, "activation": "gelu_tanh", "use_bias": False}),
     Row(layers.PatchEmbedding, {"patch_size": 2, "hidden_dim": 11}, _images, any_length=False),
+    Row(
+        layers.Encoder,
+        {"num_layers": 2, "num_heads": 3, "intermediate_dim": 17, "skip_padding": True},
+        scores=True,
+    ),
 ]
 
 

@@ -49,6 +49,17 @@ def test_a_table_has_each_run_with_its_command(tmp_path, capsys, monkeypatch):
     assert f"| attention | another | fails |  | {command} |" in printed
 
 
+def test_a_second_run_of_ours_has_ratios_of_its_own(tmp_path, capsys):
+    file = tmp_path / "a.jsonl"
+    times = {"keras_tx": [2.0, 2.0], "keras_tx, fast": [1.0, 2.0], "a peer": [4.0, 4.0]}
+    turns.report("a case", times, 8, "tokens", file=file, variants=["keras_tx, fast"])
+    assert "keras_tx is 2.00 (2.00 to 2.00) times as fast, keras_tx, fast 3.00" in capsys.readouterr().out
+    own, fast, peer = table.tables([json.loads(line) for line in file.read_text().splitlines()]).splitlines()[2:]
+    assert "| keras_tx | 4 (4 to 4) tokens/s |  |  |" in own
+    assert "| 0.75 (0.50 to 1.00) |" in fast
+    assert "| 2.00 (2.00 to 2.00); fast 3.00 (2.00 to 4.00) |" in peer
+
+
 @pytest.mark.parametrize("name", ["", "nonsense"])
 def test_without_a_known_name_the_benchmarks_are_listed(name):
     command = [sys.executable, "-m", "benchmarks", *([name] if name else [])]

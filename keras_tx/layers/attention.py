@@ -73,6 +73,8 @@ class MultiHeadAttention(Composite):
             then the number of slots. Or the `Memory` of `new_memory`: used in place of `value` and `key`, which may be
             None.
         start: integer or scalar tensor, the slot of the first query.
+        unpadding: the `Unpadding` of a query (1, R, D) that is the real tokens of a batch, and its own value; the masks
+            are those of its rows.
 
     Returns:
         (B, T, D), and if asked for the scores (B, N, T, S) in float32, as they were before dropout, and with a `cache`
@@ -248,6 +250,7 @@ class MultiHeadAttention(Composite):
         document_ids=None,
         cache=None,
         start=None,
+        unpadding=None,
     ):
         is_memory = isinstance(cache, caches.Memory)
         if isinstance(cache, caches.KeyValue) != (start is not None):
@@ -260,6 +263,8 @@ class MultiHeadAttention(Composite):
         query = self.query_dense(query)
         if self.qk_norm:
             query = self.query_norm(query)
+        if unpadding is not None:
+            query, key, value = (unpadding.rows(x) for x in (query, key, value))
         if self.rotary is not None:
             query, key = self._rotate(query, key, positions, query_mask, value_mask, start)
         if start is not None:
@@ -304,6 +309,8 @@ class MultiHeadAttention(Composite):
             training=training,
         )
         output = folding.unfold(output, query, axes)
+        if unpadding is not None:
+            output = unpadding.remove(output)
         outputs = [self.output_dense(output if gate is None else output * gate)]
         if return_attention_scores:
             outputs.append(folding.unfold_scores(scores, query, key, axes))

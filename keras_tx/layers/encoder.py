@@ -6,7 +6,10 @@ B batch, T tokens, N heads, D hidden, F intermediate, L layers. Vaswani et al. 2
 import keras
 from keras import ops
 
+from keras_tx import checks
 from keras_tx.layers.block import Block, Stack
+from keras_tx.layers.blockwise import LONG
+from keras_tx.layers.unpadding import Unpadding, is_possible
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -40,9 +43,11 @@ class EncoderLayer(Block):
         training: whether dropout is on.
         positions: (B, T) or (T,) integers for rotary embedding, instead of counting the real tokens.
         document_ids: (B, T) integers: a token sees only those of its own document, by self-attention; 0 is padding.
+        unpadding: the `Unpadding` of inputs (1, R, D) that are the real tokens of a batch, in place of `mask`; what
+            else is given is of its rows. `Encoder(skip_padding=True)` makes it.
 
     Returns:
-        (B, T, D), and if asked for the attention scores (B, N, T, T) in float32.
+        (B, T, D), or as the inputs, and if asked for the attention scores (B, N, T, T) in float32.
 
     Raises:
         ValueError: for a size, rate or name that cannot work; the message has the value.
@@ -66,7 +71,10 @@ class EncoderLayer(Block):
         *,
         positions=None,
         document_ids=None,
+        unpadding=None,
     ):
+        mask = mask if unpadding is None else unpadding.mask
+
         def attention(x):
             return self.self_attention(
                 x,
@@ -79,6 +87,7 @@ class EncoderLayer(Block):
                 document_ids=document_ids,
                 return_attention_scores=return_attention_scores,
                 training=training,
+                unpadding=unpadding,
             )
 
         outputs, *scores = self._residual(inputs, "self_attention", attention, training)
@@ -105,6 +114,8 @@ class Encoder(Stack):
         position_bias: None, "alibi", "relative" or a layer, whose bias on the products all layers share:
             `AlibiBias`, or `RelativePositionBias` with its learned table.
         remat: keep only the inputs of each layer for the gradient, and compute the rest again (gradient checkpointing).
+        skip_padding: compute nothing for padding tokens, whose outputs are then 0; on TensorFlow without XLA, which
+            Keras then does not use for the model. Elsewhere only the outputs are set to 0.
 
     Call arguments:
         inputs, mask, attention_mask, attention_bias, training, positions, document_ids: as for
@@ -123,6 +134,12 @@ class Encoder(Stack):
 
     block = EncoderLayer
 
+    def __init__(self, num_layers, num_heads, intermediate_dim, *, skip_padding=False, **kwargs):
+        super().__init__(num_layers, num_heads, intermediate_dim, **kwargs)
+        self.skip_padding = checks.one_of("skip_padding", skip_padding, (True, False))
+        if skip_padding and keras.backend.backend() == "tensorflow":
+            self.supports_jit = False
+
     def call(
         self,
         inputs,
@@ -137,30 +154,48 @@ class Encoder(Stack):
         return_hidden_states=False,
     ):
         attention_bias = self._bias(inputs, attention_bias)
-        outputs, scores, hidden = inputs, [], [inputs]
+        of_rows = attention_mask, attention_bias, positions, document_ids, return_attention_scores or None
+        unpadding = self._unpadding(inputs, mask, can_cut=all(x is None for x in of_rows))
+        outputs = inputs if unpadding is None else unpadding.remove(inputs)
+        scores, hidden = [], [inputs]
         for layer in self.layers:
             outputs = self._run(
                 layer,
                 outputs,
-                mask=mask,
+                mask=mask if unpadding is None else None,
                 attention_mask=attention_mask,
                 attention_bias=attention_bias,
                 return_attention_scores=return_attention_scores,
                 training=training,
                 positions=positions,
                 document_ids=document_ids,
+                unpadding=unpadding,
             )
             if return_attention_scores:
                 outputs, layer_scores = outputs
                 scores.append(layer_scores)
             if return_hidden_states:
-                hidden.append(outputs)
+                hidden.append(self._padded(outputs, mask, unpadding))
         if self.final_norm is not None:
             outputs = self.final_norm(outputs)
+        outputs = self._padded(outputs, mask, unpadding)
         beside = [ops.stack(scores, axis=1)] if return_attention_scores else []
         if return_hidden_states:
             beside.append(ops.stack([*hidden[:-1], outputs], axis=1))
         return (outputs, *beside) if beside else outputs
+
+    def _unpadding(self, inputs, mask, can_cut):
+        if not self.skip_padding or mask is None or not is_possible():
+            return None
+        length = inputs.shape[1]  # long rows are left whole: attention goes by blocks where it knows their length
+        return Unpadding(ops.cast(mask, "bool"), cut=can_cut and (length is None or length**2 < LONG))
+
+    def _padded(self, outputs, mask, unpadding):
+        if unpadding is not None:
+            return unpadding.whole(outputs)
+        if self.skip_padding and mask is not None:
+            return ops.where(ops.cast(mask, "bool")[..., None], outputs, 0)
+        return outputs
 
     def compute_output_spec(self, inputs, *args, return_attention_scores=False, return_hidden_states=False, **kwargs):
         outputs = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
@@ -170,3 +205,6 @@ class Encoder(Stack):
         if return_hidden_states:
             beside.append(self._hidden_spec(inputs))
         return (outputs, *beside) if beside else outputs
+
+    def get_config(self):
+        return {**super().get_config(), "skip_padding": self.skip_padding}

@@ -190,6 +190,17 @@ def test_half_precision_leaves_as_float32_with_a_tolerance_of_its_own(make, toke
     assert answers["tolerance"] == 8 * np.finfo("float16").eps
 
 
+def test_an_encoder_that_skips_padding_leaves_as_it_is(make, tokenizer, live, tmp_path):
+    model = make(encoder_options={"skip_padding": True})
+    plain = make()
+    plain.set_weights(model.get_weights())
+    path = export(model, tmp_path / "reviews", tokenizer=tokenizer)
+    signature = load(path)["serving_default"]
+    assert_answers_texts(signature, plain, tokenizer, live, ["0", "1", "2"])
+    functions = signature.graph.as_graph_def().library.function
+    assert {"GatherNd", "ScatterNd"} <= {node.op for one in functions for node in one.node_def}
+
+
 def test_without_a_tokenizer_ids_are_the_default(make, live, tmp_path):
     model = make(dtype="mixed_bfloat16")
     path = export(model, tmp_path / "reviews")

@@ -46,6 +46,10 @@ def encoder():
     return keras.Model([ids, mask], layer(x, attention_mask=mask, return_attention_scores=True))
 
 
+def skipping():
+    return TextClassifier(23, 5, encoder_options={"skip_padding": True}, **SIZES)
+
+
 def bert():
     config = {"model_type": "bert", "vocab_size": 23, "max_position_embeddings": 11, "num_labels": 5, **CHECKPOINT}
     return PretrainedModel(config, "sequence_classification")
@@ -57,7 +61,7 @@ def vit():
 
 
 MODELS = {"classifier": classifier, "masked_lm": lambda: MaskedLM(23, **SIZES), "encoder": encoder}
-MODELS |= {"bert": bert, "vit": vit}
+MODELS |= {"skipping": skipping, "bert": bert, "vit": vit}
 
 
 def arrays(model, batch, length, seed=0):

@@ -1,0 +1,206 @@
+"""`Encoder(skip_padding=True)`: the same at real tokens, zeros at padding, and nothing computed for it."""
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keras import ops
+
+from keras_tx.layers import Encoder, FeedForward, routes
+from tests.tools import assert_close, gradients, normal, randomize, to_numpy
+
+B, T, D = 5, 13, 12
+LENGTHS = [7, 3, 11, 1, 0]
+RIGHT = np.arange(T)[None] < np.array(LENGTHS)[:, None]
+HOLES = np.random.default_rng(3).random((B, T)) < 0.6
+
+OPTIONS = {
+    "post-norm": {},
+    "pre-norm": {"normalize_first": True, "gated": True, "activation": "silu", "use_bias": False},
+    "alibi": {"position_bias": "alibi"},
+    "relative": {"position_bias": "relative"},
+    "rotary": {"attention_options": {"rotary": True, "num_key_value_heads": 1, "qk_norm": True, "use_gate": True}},
+    "window": {"attention_options": {"sliding_window": 3}},
+    "blockwise": {"attention_options": {"blockwise": True}},
+    "remat": {"remat": True},
+}
+
+ARGUMENTS = {
+    "attention_mask": np.random.default_rng(5).random((B, T, T)) < 0.7,
+    "attention_bias": normal(B, 3, T, T),
+    "document_ids": np.arange(T)[None] // 4 + np.ones((B, 1), "int32"),
+    "positions": np.random.default_rng(7).integers(0, 17, (B, T)),
+}
+
+
+def pair(**options):
+    """Encoders of the same weights, without and with `skip_padding`."""
+    plain, skipping = (Encoder(2, 3, 17, skip_padding=skip, **options) for skip in (False, True))
+    for one in (plain, skipping):
+        one.build((None, None, D))
+    skipping.set_weights(randomize(plain).get_weights())
+    return plain, skipping
+
+
+def check_same(options, mask, training=False, **arguments):
+    x = normal(*mask.shape, D)
+    kept = ops.cast(mask, "float32")[..., None]
+    plain, skipping = pair(**options)
+    expected = gradients(lambda x: plain(x, mask=mask, training=training, **arguments) * kept, [x])
+    found = gradients(lambda x: skipping(x, mask=mask, training=training, **arguments), [x])
+    for got, wanted in zip(found, expected, strict=True):
+        assert_close(got, wanted, atol=2e-5)
+    assert (found[0][~mask] == 0).all() and (found[1][~mask] == 0).all()
+
+
+@pytest.mark.parametrize("mask", [RIGHT, RIGHT[:, ::-1], HOLES], ids=["right", "left", "holes"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_real_tokens_and_gradients_are_the_same_and_padding_is_zero(options, mask):
+    check_same(options, mask, training="remat" in options)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_what_is_said_of_the_rows_still_holds(name):
+    options = OPTIONS["rotary"] if name == "positions" else {}
+    check_same(options, HOLES, **{name: ARGUMENTS[name]})
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(0, 4), st.integers(1, 9), st.integers(0, 2**31), st.sampled_from(["post-norm", "rotary", "relative"])
+)
+def test_any_padding(batch, length, seed, options):
+    random = np.random.default_rng(seed)
+    mask = random.random((batch, length)) < random.random((batch, 1))
+    check_same(OPTIONS[options], mask)
+
+
+def test_weights_learn_the_same():
+    plain, skipping = pair()
+    models = []
+    for encoder in (plain, skipping):
+        ids = keras.Input((T,), dtype="int32")
+        keras.utils.set_random_seed(3)
+        embedded = keras.layers.Embedding(17, D, mask_zero=True, embeddings_initializer="normal")(ids)
+        model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(encoder(embedded))))
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        ids = np.random.default_rng(1).integers(1, 17, (B, T)) * RIGHT
+        model.fit(ids[:-1], np.arange(B - 1)[:, None] / B, epochs=3, batch_size=3, shuffle=False, verbose=0)
+        models.append(model)
+    for got, expected in zip(models[1].get_weights(), models[0].get_weights(), strict=True):
+        assert_close(got, expected, atol=2e-6)
+
+
+def test_scores_and_hidden_states_are_those_of_the_rows():
+    plain, skipping = pair(normalize_first=True)
+    x = normal(B, T, D)
+    asked = {"mask": RIGHT, "return_attention_scores": True, "return_hidden_states": True}
+    expected, found = (layer(x, **asked) for layer in (plain, skipping))
+    assert_close(found[1], expected[1])
+    real = RIGHT[:, None, :, None]
+    assert found[2].shape == (B, 3, T, D)
+    assert_close(to_numpy(found[2])[:, 1:], to_numpy(expected[2])[:, 1:] * real, atol=2e-6)
+    assert_close(found[2][:, 0], x)
+
+
+def test_without_a_mask_nothing_is_padding():
+    plain, skipping = pair()
+    x = normal(B, T, D)
+    assert_close(skipping(x), plain(x), atol=0)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("asks", [False, True])
+def test_nothing_is_computed_for_padding(monkeypatch, asks):
+    """Each feed-forward sees the real tokens alone, and attention no longer rows than the longest."""
+    seen, attended = [], []
+    whole, attend = FeedForward.call, routes.attend
+    monkeypatch.setattr(
+        FeedForward, "call", lambda self, x, **options: seen.append(x.shape) or whole(self, x, **options)
+    )
+    monkeypatch.setattr(
+        routes, "attend", lambda *heads, **options: attended.append(heads[0].shape) or attend(*heads, **options)
+    )
+    _, skipping = pair()
+    skipping(normal(B, T, D), mask=RIGHT, return_attention_scores=asks)
+    assert seen == [(1, sum(LENGTHS), D)] * 2
+    assert attended == [(B, T if asks else max(LENGTHS), 3, 4)] * 2
+
+
+@pytest.mark.tensorflow
+def test_long_rows_keep_their_known_length_and_go_by_blocks(monkeypatch):
+    from keras_tx.layers import encoder
+
+    seen = []
+    blockwise = routes.attend_blockwise
+    for module in (encoder, routes):
+        monkeypatch.setattr(module, "LONG", T * T)
+    monkeypatch.setattr(
+        routes, "attend_blockwise", lambda *heads, **kwargs: seen.append(heads[0].shape) or blockwise(*heads, **kwargs)
+    )
+    plain, skipping = pair()
+    x = normal(B, T, D)
+    found, expected = (layer(x, mask=RIGHT) for layer in (skipping, plain))
+    assert seen == [(B, T, 3, 4)] * 4
+    assert_close(found, to_numpy(expected) * RIGHT[..., None], atol=2e-6)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_graphs_of_unknown_sizes_give_the_same(jit_compile):
+    import tensorflow as tf
+
+    _, skipping = pair()
+    signature = [tf.TensorSpec((None, None, D)), tf.TensorSpec((None, None), "bool")]
+    graph = tf.function(lambda x, mask: skipping(x, mask=mask), signature, jit_compile=jit_compile)
+    for batch, length in ((B, T), (2, 7), (1, 1)):
+        x, mask = normal(batch, length, D), RIGHT[:batch, :length]
+        assert_close(graph(x, mask), skipping(x, mask=mask), atol=2e-6)
+
+
+@pytest.mark.tensorflow
+def test_keras_does_not_compile_it_by_xla():
+    inputs = keras.Input((T, D))
+    model = keras.Model(inputs, Encoder(1, 3, 17, skip_padding=True)(inputs))
+    with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
+        model.compile("sgd", "mse", jit_compile=True)
+    assert not model.jit_compile
+
+
+@pytest.mark.tensorflow
+def test_nothing_of_padding_or_of_another_text_reaches_a_text():
+    _, skipping = pair()
+    x = normal(B, T, D)
+    expected = to_numpy(skipping(x, mask=RIGHT))
+    x[~RIGHT] = np.nan
+    x[1] = np.inf
+    found = to_numpy(skipping(x, mask=RIGHT))
+    np.testing.assert_array_equal(found[[0, 2, 3, 4]], expected[[0, 2, 3, 4]])
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "float16", "mixed_float16"])
+def test_half_precision(dtype):
+    plain, skipping = (Encoder(2, 3, 17, skip_padding=skip, dtype=dtype) for skip in (False, True))
+    x = normal(B, T, D)
+    expected = plain(x, mask=RIGHT)
+    skipping.build(x.shape)
+    skipping.set_weights(plain.get_weights())
+    found = skipping(x, mask=RIGHT)
+    assert found.dtype == expected.dtype
+    expected = to_numpy(ops.cast(expected, "float32")) * RIGHT[..., None]
+    assert_close(ops.cast(found, "float32"), expected, atol=5e-2)
+
+
+def test_dropout_drops_in_training_alone():
+    encoder = Encoder(2, 3, 17, dropout=0.5, skip_padding=True)
+    x = normal(B, T, D)
+    first, second, still, again = (to_numpy(encoder(x, mask=RIGHT, training=on)) for on in (True, True, False, False))
+    assert np.abs(first - second)[RIGHT].min() < 1 < np.abs(first - second).max()
+    assert_close(still, again, atol=0)
+    assert (first[~RIGHT] == 0).all()
+
+
+def test_skip_padding_is_a_boolean():
+    with pytest.raises(ValueError, match="`skip_padding` must be one of .*True, False.* Received: skip_padding='yes'"):
+        Encoder(1, 3, 17, skip_padding="yes")
