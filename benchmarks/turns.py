@@ -51,7 +51,7 @@ def report(
 ) -> dict[str, float]:
     """Prints `amount` a second in every run, and how many times as fast `ours` is by round; returns these medians.
 
-    So are `variants`, further runs of ours.
+    `variants` are names of further runs of ours: printed is how many times as fast each is, too.
 
     One run has `amount` of `unit`. The medians are those of the rounds' ratios, not ratios of medians. `limit` is how
     much a second there would be if a run were nothing but the machine's matrix products, or its reading of memory.

@@ -35,6 +35,15 @@ def _plain(value: Any) -> float:
     return value if isinstance(value, (int, float)) else float(value)
 
 
+def unregularized(name: str, layer: Any) -> None:
+    """Raises if a layer within `layer` has an activity regularizer, whose loss `name` would count falsely."""
+    regularized = [one.name for one in layer._flatten_layers() if one.activity_regularizer is not None]
+    if regularized:
+        raise ValueError(
+            f"`{name}` does not go with `activity_regularizer`. Received: {name}=True, layers {regularized}"
+        )
+
+
 def one_of(name: str, value: Any, allowed: Collection) -> Any:
     """Returns `value` if it is one of `allowed`."""
     if value not in list(allowed):  # a list compares, where a dict would hash

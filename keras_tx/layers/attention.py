@@ -73,8 +73,8 @@ class MultiHeadAttention(Composite):
             then the number of slots. Or the `Memory` of `new_memory`: used in place of `value` and `key`, which may be
             None.
         start: integer or scalar tensor, the slot of the first query.
-        unpadding: the `Unpadding` of a query (1, R, D) that is the real tokens of a batch, and its own value; the masks
-            are those of its rows.
+        unpadding: the `Unpadding` that `Encoder(skip_padding=True)` makes, of a query (1, R, D) that is the real tokens
+            of a batch, and its own value, without a cache; the masks are those of its rows.
 
     Returns:
         (B, T, D), and if asked for the scores (B, N, T, S) in float32, as they were before dropout, and with a `cache`
@@ -258,6 +258,8 @@ class MultiHeadAttention(Composite):
                 "`start` must be given with a `cache` that grows, and not without. Received: "
                 f"start={start}, cache of type {type(cache).__name__}"
             )
+        if unpadding is not None and cache is not None:
+            raise ValueError(f"`unpadding` does not go with a `cache`. Received: cache of type {type(cache).__name__}")
         gate = self._gate_dense(query) if self.use_gate else None
         key, value = (ops.swapaxes(x, 1, 2) for x in cache) if is_memory else self._keys_and_values(value, key)
         query = self.query_dense(query)

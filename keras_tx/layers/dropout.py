@@ -11,6 +11,7 @@ tf = Lazy("tensorflow")
 
 _FEW_DROPPED = 1 / 32  # with fewer, 8 random bits would not do: thresholds next to each other differ too much
 _MIXERS = -1640531527, -2048144777, -1028477379  # 2^32 / golden ratio and other odd numbers: their multiples lie evenly
+_HIGHEST_RATE = 1 - 2**-16
 _NEXT_USE = 1_000_003
 _GIVEN: contextvars.ContextVar = contextvars.ContextVar("given_seeds", default=None)
 
@@ -45,7 +46,8 @@ class Dropout(keras.layers.Dropout):
 
     Keras' own makes a float32 for each number, which costs more time on CPUs, and far more under XLA. 8 bits drop
     the share 25/256 or 26/256 for a rate of 0.1: which of the two changes with the call and the index on the last axis,
-    so that each number is dropped with the probability `rate`. Rates below 1/32 and above 31/32 take 16 bits.
+    so that each number is dropped with the probability `rate`. Rates below 1/32 and above 31/32 take 16 bits, and
+    none is above 1 - 2^-16.
     """
 
     def call(self, inputs, training=False):
@@ -56,8 +58,9 @@ class Dropout(keras.layers.Dropout):
             return keras.random.dropout(inputs, self.rate, noise_shape=self.noise_shape, seed=seed)
         sizes = enumerate(self.noise_shape or inputs.shape)
         shape = [tf.shape(inputs)[axis] if size is None else size for axis, size in sizes]
-        kept = tf.cast(keep(shape, self.rate, self.next_seed()), inputs.dtype)
-        return inputs * (kept * tf.cast(1 / (1 - self.rate), inputs.dtype))
+        rate = min(self.rate, _HIGHEST_RATE)
+        kept = tf.cast(keep(shape, rate, self.next_seed()), inputs.dtype)
+        return inputs * (kept * tf.cast(1 / (1 - rate), inputs.dtype))
 
     def next_seed(self):
         """The seed of a call, (2,)."""
@@ -70,16 +73,26 @@ class Dropout(keras.layers.Dropout):
 
 
 def keep(shape, rate, seed):
-    """Booleans of this shape, each False with the probability `rate`, from a seed (2,); on TensorFlow."""
+    """Booleans of this shape, each False with the probability `rate`, from a seed (2,); on TensorFlow.
+
+    Rates above 1 - 2^-16 are taken as that.
+    """
     seed = tf.cast(seed, "int32")
     is_fine = _FEW_DROPPED <= rate <= 1 - _FEW_DROPPED
     levels, dtype = (2**8, "uint8") if is_fine else (2**16, "uint16")
     whole, part = divmod(rate * levels, 1)
-    # A sequence of Weyl, not random numbers: XLA would make those anew for every element that they are compared with.
-    mixed = tf.range(shape[-1], dtype="int32") * _MIXERS[0] + (seed[0] * _MIXERS[1] + seed[1] * _MIXERS[2])
-    more = tf.cast(mixed < min(round(part * 2**32), 2**32 - 1) - 2**31, "int32")
-    dropped = tf.minimum(int(whole) + more, levels - 1)  # the type ends there: no rate is above
+    more = _more(shape[-1] if shape else 1, part, seed)
+    dropped = tf.minimum(int(whole) + (more if shape else more[0]), levels - 1)  # where the type ends
     return _random_bits(shape, seed, dtype) >= tf.cast(dropped, dtype)
+
+
+def _more(size, part, seed):
+    """1 for the share `part` of `size` indices and of the calls for each index, else 0.
+
+    A sequence of Weyl, not random numbers: XLA would make those anew for every element that they are compared with.
+    """
+    mixed = tf.range(size, dtype="int32") * _MIXERS[0] + (seed[0] * _MIXERS[1] + seed[1] * _MIXERS[2])
+    return tf.cast(mixed < min(round(part * 2**32), 2**32 - 1) - 2**31, "int32")
 
 
 def _random_bits(shape, seed, dtype):

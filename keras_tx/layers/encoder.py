@@ -7,8 +7,9 @@ import keras
 from keras import ops
 
 from keras_tx import checks
+from keras_tx.layers import masks
 from keras_tx.layers.block import Block, Stack
-from keras_tx.layers.blockwise import LONG
+from keras_tx.layers.routes import takes_blocks
 from keras_tx.layers.unpadding import Unpadding, is_possible
 
 
@@ -114,8 +115,10 @@ class Encoder(Stack):
         position_bias: None, "alibi", "relative" or a layer, whose bias on the products all layers share:
             `AlibiBias`, or `RelativePositionBias` with its learned table.
         remat: keep only the inputs of each layer for the gradient, and compute the rest again (gradient checkpointing).
-        skip_padding: compute nothing for padding tokens, whose outputs are then 0; on TensorFlow without XLA, which
-            Keras then does not use for the model. Elsewhere only the outputs are set to 0.
+        skip_padding: leave padding out of norms, projections and feed-forwards, and attention's rows end where the
+            longest of them does, unless a bias, scores or anything else is asked of pairs or positions. Outputs are 0
+            at what `mask` or a 0 in `document_ids` says is padding. On TensorFlow, where Keras then does not use XLA;
+            on other backends, and in `generate`, only the outputs are set to 0. Can be set later, too.
 
     Call arguments:
         inputs, mask, attention_mask, attention_bias, training, positions, document_ids: as for
@@ -128,17 +131,24 @@ class Encoder(Stack):
         (B, L + 1, T, D).
 
     Raises:
-        ValueError: for a `num_layers` that is not positive or not the number of `attention_options`, and as
-            `EncoderLayer`.
+        ValueError: for a `num_layers` that is not positive or not the number of `attention_options`; for an activity
+            regularizer with `remat` or `skip_padding`; and as `EncoderLayer`.
     """
 
     block = EncoderLayer
 
     def __init__(self, num_layers, num_heads, intermediate_dim, *, skip_padding=False, **kwargs):
         super().__init__(num_layers, num_heads, intermediate_dim, **kwargs)
-        self.skip_padding = checks.one_of("skip_padding", skip_padding, (True, False))
-        if skip_padding and keras.backend.backend() == "tensorflow":
-            self.supports_jit = False
+        self.skip_padding = skip_padding
+
+    @property
+    def skip_padding(self):
+        return self._skip_padding
+
+    @skip_padding.setter
+    def skip_padding(self, value):
+        self._skip_padding = checks.one_of("skip_padding", value, (True, False))
+        self.supports_jit = not (value and keras.backend.backend() == "tensorflow")
 
     def call(
         self,
@@ -154,10 +164,13 @@ class Encoder(Stack):
         return_hidden_states=False,
     ):
         attention_bias = self._bias(inputs, attention_bias)
+        if self.skip_padding:
+            checks.unregularized("skip_padding", self)
+            mask = masks.join(mask, None if document_ids is None else ops.not_equal(document_ids, 0))
         of_rows = attention_mask, attention_bias, positions, document_ids, return_attention_scores or None
-        unpadding = self._unpadding(inputs, mask, can_cut=all(x is None for x in of_rows))
+        unpadding = self._unpadding(inputs, mask, training, can_cut=all(x is None for x in of_rows))
         outputs = inputs if unpadding is None else unpadding.remove(inputs)
-        scores, hidden = [], [inputs]
+        scores, hidden = [], []
         for layer in self.layers:
             outputs = self._run(
                 layer,
@@ -174,21 +187,23 @@ class Encoder(Stack):
             if return_attention_scores:
                 outputs, layer_scores = outputs
                 scores.append(layer_scores)
-            if return_hidden_states:
-                hidden.append(self._padded(outputs, mask, unpadding))
+            hidden.append(outputs)
         if self.final_norm is not None:
             outputs = self.final_norm(outputs)
         outputs = self._padded(outputs, mask, unpadding)
         beside = [ops.stack(scores, axis=1)] if return_attention_scores else []
         if return_hidden_states:
-            beside.append(ops.stack([*hidden[:-1], outputs], axis=1))
+            before_last = [self._padded(one, mask, unpadding) for one in hidden[:-1]]
+            beside.append(ops.stack([inputs, *before_last, outputs], axis=1))
         return (outputs, *beside) if beside else outputs
 
-    def _unpadding(self, inputs, mask, can_cut):
+    def _unpadding(self, inputs, mask, training, can_cut):
         if not self.skip_padding or mask is None or not is_possible():
             return None
-        length = inputs.shape[1]  # long rows are left whole: attention goes by blocks where it knows their length
-        return Unpadding(ops.cast(mask, "bool"), cut=can_cut and (length is None or length**2 < LONG))
+        length = inputs.shape[1]
+        # By blocks attention skips padding itself, where it knows the length.
+        in_blocks = any(takes_blocks(layer.self_attention, length, length, training) for layer in self.layers)
+        return Unpadding(mask, inputs.shape[:2], cut=can_cut and not in_blocks)
 
     def _padded(self, outputs, mask, unpadding):
         if unpadding is not None:

@@ -5,6 +5,7 @@ Chen et al. 2016, arXiv:1604.06174.
 
 import keras
 
+from keras_tx import checks
 from keras_tx.layers.dropout import Dropout, given_seeds
 
 
@@ -17,9 +18,7 @@ def rematerialized(layer, inputs, *, memory=None, attention_bias=None, **options
     Raises:
         ValueError: for a layer with an activity regularizer, whose loss would count twice.
     """
-    regularized = [one.name for one in layer._flatten_layers() if one.activity_regularizer is not None]
-    if regularized:
-        raise ValueError(f"`remat` does not go with `activity_regularizer`. Received: remat=True, layers {regularized}")
+    checks.unregularized("remat", layer)
     dropouts = [one for one in layer._flatten_layers() if isinstance(one, Dropout) and one.rate]
     seeds = [one.seed_generator.next() for one in dropouts]
     named = {"memory": memory, "attention_bias": attention_bias}

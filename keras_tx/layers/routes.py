@@ -1,6 +1,6 @@
 """Which way attention is computed: as a whole, block by block, or by a fused kernel. (B, T, N, H) -> (B, T, N, V).
 
-B batch, T queries, S keys, N query heads, H head, V value head. All ways give the same numbers.
+B batch, T queries, S keys, N query heads, H head, V value head. All ways give the same numbers, but drop other scores.
 """
 
 from keras import ops
@@ -26,7 +26,7 @@ def attend_by_shape(layer, heads, visible, *, bias, in_blocks, return_attention_
     Raises:
         ValueError: where scores are asked of a fused kernel.
     """
-    if in_blocks and _takes_blocks(layer, heads, training):
+    if in_blocks and takes_blocks(layer, heads[0].shape[1], heads[1].shape[1], training):
         return _in_blocks(layer, heads, visible, bias, training), None
     mask = visible.whole(*[ops.shape(x)[1] for x in heads[:2]])
     if layer.flash_attention and return_attention_scores:
@@ -41,13 +41,13 @@ def attend_by_shape(layer, heads, visible, *, bias, in_blocks, return_attention_
     return attend(*heads, mask=mask, bias=bias, scale=layer.scale, dropout=dropout, hard=hard)
 
 
-def _takes_blocks(layer, heads, training):
+def takes_blocks(layer, num_queries, num_keys, training):
+    """Whether the `layer` attends block by block, for these lengths, None where they are not known."""
     if layer.flash_attention or (layer.hard_attention and not training):
         return False
     if layer.blockwise is not None:
         return layer.blockwise
-    lengths = heads[0].shape[1], heads[1].shape[1]
-    return None not in lengths and lengths[0] * lengths[1] >= LONG
+    return None not in (num_queries, num_keys) and num_queries * num_keys >= LONG
 
 
 def _in_blocks(layer, heads, visible, bias, training):

@@ -35,6 +35,7 @@ def from_pretrained(
     task: str | None = None,
     dtype: Any = None,
     output_hidden_states: bool = False,
+    skip_padding: bool = False,
     num_labels: int | None = None,
     labels: Sequence[str] | None = None,
 ) -> PretrainedModel:
@@ -56,6 +57,7 @@ def from_pretrained(
             saved as. A head that the checkpoint lacks is new if the task was asked for; a warning names what is new.
         dtype: dtype policy, such as "mixed_bfloat16"; None: Keras' own, in which half precision becomes float32.
         output_hidden_states: whether the outputs have `hidden_states`.
+        skip_padding: of the `Encoder`, whose outputs at padding tokens are then 0.
         num_labels: the number of classes; where the checkpoint has another one, they are new.
         labels: their names, which the config then has; without them they are as in the checkpoint, or LABEL_0, ...
 
@@ -94,6 +96,7 @@ def from_pretrained(
             values,
             task,
             output_hidden_states=output_hidden_states,
+            skip_padding=skip_padding,
             tied=tied,
             absent=absent,
             generation_config=_read_json(generation) if generation.is_file() else None,

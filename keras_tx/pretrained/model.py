@@ -5,6 +5,7 @@ import copy
 import keras
 
 from keras_tx import generation
+from keras_tx.layers import Encoder
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids, check_integers
 from keras_tx.pretrained import arrays
@@ -38,6 +39,7 @@ class PretrainedModel(keras.Model):
         output_hidden_states: whether `hidden_states` is among the outputs: a tuple, the embeddings and the output of
             each layer, (B, T, D).
         tied: whether logits are products with the token table; None: as the config says.
+        skip_padding: of the `Encoder`, whose outputs at padding tokens are then 0.
         absent: optional parts that are left out, as "pooler".
         generation_config: the dict of generation_config.json: what `generate` does where it is not told.
         stored_dtypes: {name of a tensor: dtype} for `save_pretrained`, and the dtype of all others under "*".
@@ -45,7 +47,7 @@ class PretrainedModel(keras.Model):
 
     Raises:
         ValueError: for a model type or task that is not known, or a config that lacks a key or has a value that is not
-            supported; the message names it.
+            supported; for a `skip_padding` without an `Encoder`; the message names it.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class PretrainedModel(keras.Model):
         task=None,
         *,
         output_hidden_states=False,
+        skip_padding=False,
         tied=None,
         absent=(),
         generation_config=None,
@@ -70,6 +73,14 @@ class PretrainedModel(keras.Model):
         outputs = family.outputs(inputs, output_hidden_states)
         read.check()
         super().__init__(inputs=inputs, outputs=outputs, **kwargs)
+        encoders = [layer for layer in self.layers if isinstance(layer, Encoder)]
+        if skip_padding and not encoders:
+            raise ValueError(
+                "`skip_padding` needs a model with an encoder over tokens. Received: "
+                f"skip_padding={skip_padding!r}, model_type={config['model_type']!r}"
+            )
+        for encoder in encoders:
+            encoder.skip_padding = skip_padding
         # Kept from Keras, which would track them: the layers of the family are those of the model.
         object.__setattr__(self, "family", family)
         object.__setattr__(self, "generation_config", copy.deepcopy(dict(generation_config or {})))
@@ -223,6 +234,7 @@ class PretrainedModel(keras.Model):
             "config": self.config,
             "task": self.task,
             "output_hidden_states": self._output_hidden_states,
+            "skip_padding": any(layer.skip_padding for layer in self.layers if isinstance(layer, Encoder)),
             "tied": self.tied,
             "absent": list(self.family.config.absent),
             "generation_config": copy.deepcopy(self.generation_config),

@@ -3,8 +3,9 @@
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
-from keras_tx.layers.dropout import Dropout, keep
+from keras_tx.layers.dropout import Dropout, _more, keep
 from tests.tools import to_numpy
 
 ONES = np.ones((101, 53, 7), "float32")
@@ -48,11 +49,30 @@ def test_graphs_drop_as_eager_calls_do_whatever_the_length():
 
 
 @pytest.mark.tensorflow
+@pytest.mark.parametrize("part", [0.0, 0.01, 0.25, 0.6, 0.99])
+def test_thresholds_share_themselves_out_evenly_over_indices_and_calls(part):
+    """From 8 bits 0.1 is 25/256 or 26/256, the latter for 0.6 of all numbers."""
+    generator = keras.random.SeedGenerator(5)
+    calls, size = 1009, 211
+    more = np.stack([_more(size, part, ops.cast(generator.next(), "int32")).numpy() for _ in range(calls)])
+    assert np.abs(more.mean(axis=0) - part).max() < 0.01  # random ones would be off by up to 0.05
+    assert np.abs(more.mean(axis=1) - part).max() < 0.03
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("rate", [0.1, 1 / 3, 0.9])
+def test_the_share_that_is_dropped_is_not_rounded_to_8_bits(rate):
+    dropped = 1 - keep([8191, 1021], rate, [3, 5]).numpy()
+    error = 5 * np.sqrt(rate * (1 - rate) / dropped.size)
+    assert abs(dropped.mean() - rate) < error < min(rate * 256 % 1, 1 - rate * 256 % 1) / 256
+
+
+@pytest.mark.tensorflow
 @pytest.mark.parametrize("rate", [0.01, 0.1, 1 / 3, 0.5, 0.95, 0.999])
 def test_each_number_is_dropped_as_often_as_any_other(rate):
-    """From 8 bits 0.1 is 25/256 or 26/256: which of the two must be the same for no index and in no call."""
     calls, rows, columns = 211, 47, 13
-    kept = np.stack([keep([rows, columns], rate, [5, 17 * call]).numpy() for call in range(calls)])
+    seeds = keras.random.SeedGenerator(5)
+    kept = np.stack([keep([rows, columns], rate, seeds.next()).numpy() for _ in range(calls)])
     for axes, size in (((0, 1), columns), ((1, 2), calls), ((0, 2), rows)):
         dropped = 1 - kept.mean(axes)
         assert dropped.shape == (size,)
@@ -61,3 +81,19 @@ def test_each_number_is_dropped_as_often_as_any_other(rate):
     for one, other in neighbours:
         both = (1 - one) * (1 - other)
         assert abs(both.mean() - rate**2) < 5 * np.sqrt(rate**2 * (1 - rate**2) / both.size)
+
+
+def test_rates_next_to_one_keep_the_mean():
+    """2^-16 of the numbers at least stay on TensorFlow, scaled by what that makes."""
+    outputs = to_numpy(Dropout(1 - 1e-7, seed=3)(np.ones((64, 65536), "float32"), training=True))
+    if keras.backend.backend() == "tensorflow":
+        assert set(np.unique(outputs)) == {0, 2**16}
+        assert 0.5 < outputs.mean() < 1.5
+    assert np.isfinite(outputs).all()
+
+
+def test_a_single_number_is_dropped_or_not():
+    layer = Dropout(0.4, seed=3)
+    outputs = [to_numpy(layer(ops.ones(()), training=True)) for _ in range(97)]
+    assert {one.shape for one in outputs} == {()}
+    np.testing.assert_allclose(np.unique(outputs), [0, 1 / 0.6], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""`Encoder(skip_padding=True)`: the same at real tokens, zeros at padding, and nothing computed for it."""
+"""`Encoder(skip_padding=True)`: the same at real tokens, zeros at padding, and less computed."""
 
 import keras
 import numpy as np
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_tx.layers import Encoder, FeedForward, routes
+from keras_tx.layers import Encoder, FeedForward, MultiHeadAttention, routes
 from tests.tools import assert_close, gradients, normal, randomize, to_numpy
 
 B, T, D = 5, 13, 12
@@ -76,25 +76,70 @@ def test_any_padding(batch, length, seed, options):
     check_same(OPTIONS[options], mask)
 
 
-def test_weights_learn_the_same():
-    plain, skipping = pair()
-    models = []
-    for encoder in (plain, skipping):
-        ids = keras.Input((T,), dtype="int32")
-        keras.utils.set_random_seed(3)
-        embedded = keras.layers.Embedding(17, D, mask_zero=True, embeddings_initializer="normal")(ids)
-        model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(encoder(embedded))))
-        model.compile(keras.optimizers.SGD(0.01), "mse")
-        ids = np.random.default_rng(1).integers(1, 17, (B, T)) * RIGHT
-        model.fit(ids[:-1], np.arange(B - 1)[:, None] / B, epochs=3, batch_size=3, shuffle=False, verbose=0)
-        models.append(model)
-    for got, expected in zip(models[1].get_weights(), models[0].get_weights(), strict=True):
-        assert_close(got, expected, atol=2e-6)
+def model_of(encoder, dtype=None):
+    ids = keras.Input((T,), dtype="int32")
+    keras.utils.set_random_seed(3)
+    embedded = keras.layers.Embedding(17, D, mask_zero=True, embeddings_initializer="normal", dtype=dtype)(ids)
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(encoder(embedded))))
+    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
+    return model
+
+
+IDS = np.random.default_rng(1).integers(1, 17, (B, T)) * RIGHT
+
+
+def learned(encoder, dtype=None):
+    """The weights after some steps; the last row, all padding, has no mean."""
+    model = model_of(encoder, dtype)
+    model.fit(IDS[:-1], np.arange(B - 1)[:, None] / B, epochs=3, batch_size=3, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_weights_learn_the_same(options):
+    plain, skipping = pair(**options)
+    before = skipping.get_weights()
+    for got, expected in zip(learned(skipping), learned(plain), strict=True):
+        assert_close(got, expected, atol=5e-6)
+    assert max(np.abs(new - old).max() for new, old in zip(skipping.get_weights(), before, strict=True)) > 1e-3
+
+
+def test_with_dropout_computing_again_changes_nothing(monkeypatch):
+    def found():
+        keras.utils.set_random_seed(11)
+        encoder = Encoder(2, 3, 17, dropout=0.3, skip_padding=True, remat=True)
+        encoder.build((None, None, D))
+        return learned(encoder)
+
+    got = found()
+    monkeypatch.setattr(keras, "remat", lambda function: function)  # the same seeds, and nothing computed again
+    for one, expected in zip(got, found(), strict=True):
+        assert_close(one, expected, atol=2e-6)
+
+
+def test_half_precision_learns_nearly_the_same():
+    plain, skipping = pair(dtype="mixed_bfloat16")
+    for got, expected in zip(learned(skipping, "mixed_bfloat16"), learned(plain, "mixed_bfloat16"), strict=True):
+        assert_close(got, expected, atol=2e-2)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
+def test_int8_goes_on():
+    plain, skipping = (model_of(encoder) for encoder in pair())
+    skipping.set_weights(plain.get_weights())
+    before = to_numpy(skipping(IDS[:-1]))
+    for model in (plain, skipping):
+        model.quantize("int8")
+    found = to_numpy(skipping(IDS[:-1]))
+    assert_close(found, plain(IDS[:-1]), atol=1e-3)
+    assert 1e-5 < np.abs(found - before).max() < 0.2
 
 
 def test_scores_and_hidden_states_are_those_of_the_rows():
     plain, skipping = pair(normalize_first=True)
     x = normal(B, T, D)
+    assert [one.shape for one in skipping(x, mask=RIGHT, return_hidden_states=True)] == [(B, T, D), (B, 3, T, D)]
     asked = {"mask": RIGHT, "return_attention_scores": True, "return_hidden_states": True}
     expected, found = (layer(x, **asked) for layer in (plain, skipping))
     assert_close(found[1], expected[1])
@@ -110,9 +155,18 @@ def test_without_a_mask_nothing_is_padding():
     assert_close(skipping(x), plain(x), atol=0)
 
 
+def test_document_zero_is_padding():
+    plain, skipping = pair()
+    x, documents = normal(B, T, D), np.where(HOLES, 1 + np.arange(T) // 5, 0)
+    expected, found = (layer(x, document_ids=documents) for layer in (plain, skipping))
+    assert_close(found, to_numpy(expected) * HOLES[..., None], atol=2e-6)
+    both = skipping(x, mask=RIGHT, document_ids=documents)
+    assert (to_numpy(both)[~(RIGHT & HOLES)] == 0).all()
+
+
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("asks", [False, True])
-def test_nothing_is_computed_for_padding(monkeypatch, asks):
+def test_little_is_computed_for_padding(monkeypatch, asks):
     """Each feed-forward sees the real tokens alone, and attention no longer rows than the longest."""
     seen, attended = [], []
     whole, attend = FeedForward.call, routes.attend
@@ -129,13 +183,39 @@ def test_nothing_is_computed_for_padding(monkeypatch, asks):
 
 
 @pytest.mark.tensorflow
-def test_long_rows_keep_their_known_length_and_go_by_blocks(monkeypatch):
-    from keras_tx.layers import encoder
+@pytest.mark.parametrize("options", [{"hard_attention": True}, {"blockwise": False}])
+def test_long_rows_that_do_not_go_by_blocks_are_cut(monkeypatch, options):
+    seen, attend = [], routes.attend
+    monkeypatch.setattr(routes, "LONG", T * T)
+    monkeypatch.setattr(
+        routes, "attend", lambda *heads, **kwargs: seen.append(heads[0].shape) or attend(*heads, **kwargs)
+    )
+    _, skipping = pair(attention_options=options)
+    skipping(normal(B, T, D), mask=RIGHT)
+    assert seen == [(B, max(LENGTHS), 3, 4)] * 2
+
+
+@pytest.mark.tensorflow
+def test_long_rows_go_by_blocks_also_where_the_mask_does_not_know_its_length(monkeypatch):
+    import tensorflow as tf
 
     seen = []
+    monkeypatch.setattr(routes, "LONG", T * T)
+    monkeypatch.setattr(
+        routes, "attend_blockwise", lambda query, *rest, **kwargs: seen.append(query.shape) or query * 0
+    )
+    _, skipping = pair()
+    signature = [tf.TensorSpec((B, T, D)), tf.TensorSpec((None, None), "bool")]
+    graph = tf.function(lambda x, mask: skipping(x, mask=mask), signature)
+    assert graph(normal(B, T, D), RIGHT).shape == graph.get_concrete_function().outputs[0].shape == (B, T, D)
+    assert seen == [(B, T, 3, 4)] * 2
+
+
+@pytest.mark.tensorflow
+def test_long_rows_keep_their_known_length_and_go_by_blocks(monkeypatch):
+    seen = []
     blockwise = routes.attend_blockwise
-    for module in (encoder, routes):
-        monkeypatch.setattr(module, "LONG", T * T)
+    monkeypatch.setattr(routes, "LONG", T * T)
     monkeypatch.setattr(
         routes, "attend_blockwise", lambda *heads, **kwargs: seen.append(heads[0].shape) or blockwise(*heads, **kwargs)
     )
@@ -160,12 +240,31 @@ def test_graphs_of_unknown_sizes_give_the_same(jit_compile):
 
 
 @pytest.mark.tensorflow
+def test_under_xla_gradients_are_the_same():
+    import tensorflow as tf
+
+    _, skipping = pair()
+
+    def slopes(x):
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(skipping(x, mask=RIGHT) * normal(B, T, D, seed=1))
+        return tape.gradient(total, [one.value for one in skipping.trainable_weights])
+
+    x = tf.constant(normal(B, T, D))
+    for got, expected in zip(tf.function(slopes, jit_compile=True)(x), slopes(x), strict=True):
+        assert_close(got, expected, atol=2e-5)
+
+
+@pytest.mark.tensorflow
 def test_keras_does_not_compile_it_by_xla():
     inputs = keras.Input((T, D))
     model = keras.Model(inputs, Encoder(1, 3, 17, skip_padding=True)(inputs))
     with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
         model.compile("sgd", "mse", jit_compile=True)
     assert not model.jit_compile
+    model.layers[-1].skip_padding = False
+    model.compile("sgd", "mse", jit_compile=True)
+    assert model.jit_compile
 
 
 @pytest.mark.tensorflow
@@ -192,15 +291,32 @@ def test_half_precision(dtype):
     assert_close(ops.cast(found, "float32"), expected, atol=5e-2)
 
 
-def test_dropout_drops_in_training_alone():
-    encoder = Encoder(2, 3, 17, dropout=0.5, skip_padding=True)
+@pytest.mark.parametrize("of", ["dropout", "attention_dropout", "activation_dropout"])
+def test_each_dropout_drops_in_training_alone(of):
+    encoder = Encoder(1, 3, 17, **{"dropout": 0.0, of: 0.5}, skip_padding=True)
     x = normal(B, T, D)
     first, second, still, again = (to_numpy(encoder(x, mask=RIGHT, training=on)) for on in (True, True, False, False))
-    assert np.abs(first - second)[RIGHT].min() < 1 < np.abs(first - second).max()
+    longer = RIGHT.sum(1) > 1  # a token alone has one score, that stays or goes
+    changed = np.abs(first - second).max(-1) > 1e-3
+    assert changed[RIGHT & longer[:, None]].mean() > 0.9 and not changed[~RIGHT].any()
     assert_close(still, again, atol=0)
     assert (first[~RIGHT] == 0).all()
+
+
+def test_what_does_not_go_with_it_is_refused():
+    encoder = Encoder(1, 3, 17, attention_options={"activity_regularizer": "l2"}, skip_padding=True)
+    with pytest.raises(ValueError, match="`skip_padding` does not go with `activity_regularizer`. .*'query'"):
+        encoder(normal(B, T, D), mask=RIGHT)
+    layer = MultiHeadAttention(3, 4)
+    x = normal(B, T, D)
+    with pytest.raises(ValueError, match="`unpadding` does not go with a `cache`. Received: cache of type KeyValue"):
+        layer(x, x, cache=layer.new_cache(B, T), start=0, unpadding=object())
 
 
 def test_skip_padding_is_a_boolean():
     with pytest.raises(ValueError, match="`skip_padding` must be one of .*True, False.* Received: skip_padding='yes'"):
         Encoder(1, 3, 17, skip_padding="yes")
+    encoder = Encoder(1, 3, 17, skip_padding=True)
+    with pytest.raises(ValueError, match="Received: skip_padding=None"):
+        encoder.skip_padding = None
+    assert encoder.skip_padding

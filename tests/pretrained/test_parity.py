@@ -33,6 +33,29 @@ def test_hidden_states_and_logits_equal_transformers(name):
     assert compared & {"hidden_states", "decoder_hidden_states"}
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name in READING or "t5" in name or name == "bart"])
+def test_an_encoder_that_skips_padding_equals_transformers_too(name, tmp_path):
+    model = pretrained.from_pretrained(TINY / name, output_hidden_states=True, skip_padding=True)
+    inputs = inputs_of(name, model)
+    assert 0 in inputs["attention_mask"]
+    outputs = model(inputs)
+    assert_equals_reference(outputs, name)
+    states = outputs["encoder_hidden_states" if "encoder_hidden_states" in outputs else "hidden_states"]
+    assert all((to_numpy(one)[inputs["attention_mask"] == 0] == 0).all() for one in states[1:])
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    assert again.get_config()["skip_padding"] is True
+    if keras.backend.backend() == "tensorflow":
+        assert not all(layer.supports_jit for layer in again.layers)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vit"])
+def test_only_an_encoder_over_tokens_skips_padding(name):
+    family = json.loads((TINY / name / "config.json").read_text())["model_type"]
+    with pytest.raises(ValueError, match=f"`skip_padding` needs .* Received: skip_padding=True, model_type='{family}'"):
+        pretrained.from_pretrained(TINY / name, skip_padding=True)
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "vit"])
 def test_the_base_model_equals_transformers(name):
     model = pretrained.from_pretrained(TINY / name, task="base")
