@@ -56,6 +56,9 @@ def of_keras(stack: Callable, length: int, batches: tf.data.Dataset) -> Run:
     model.compile(keras.optimizers.Adam(1e-4), "mean_squared_error", jit_compile=False)
     count = tf.data.experimental.assert_cardinality(sum(1 for _ in batches))
     with_targets = batches.map(lambda ids: (ids, tf.cast(ids % 7, "float32"))).apply(count).cache().prefetch(2)
+    options = tf.data.Options()
+    options.autotune.enabled = False  # its thread sleeps up to as long as a run takes, and the run waits for it
+    with_targets = with_targets.with_options(options)
     return lambda: model.fit(with_targets, shuffle=False, verbose=0)
 
 
