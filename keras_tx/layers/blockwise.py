@@ -15,7 +15,7 @@ from keras import ops
 
 from keras_tx.layers import masks
 from keras_tx.layers.attend import MASKED, softmax
-from keras_tx.layers.dropout import keep
+from keras_tx.layers.dropout import HIGHEST_RATE, keep
 from keras_tx.layers.loops import add, at, product, put, repeat
 from keras_tx.optional import Lazy
 
@@ -250,8 +250,8 @@ class _Blocks:
     def _kept(self, i, j):
         """What dropout multiplies the scores of a block by, (X, P, R) float32."""
         shape = (self.batch * self.key_heads, self.groups * self.size, self.at_once * self.size)
-        kept = _kept(shape, self.dropout, self.seed, i * self.num_key_blocks + j)
-        return ops.cast(kept, "float32") / (1 - self.dropout)
+        rate = min(self.dropout, HIGHEST_RATE)
+        return ops.cast(_kept(shape, rate, self.seed, i * self.num_key_blocks + j), "float32") / (1 - rate)
 
     # Forward, backward
 

@@ -11,7 +11,7 @@ tf = Lazy("tensorflow")
 
 _FEW_DROPPED = 1 / 32  # with fewer, 8 random bits would not do: thresholds next to each other differ too much
 _MIXERS = -1640531527, -2048144777, -1028477379  # 2^32 / golden ratio and other odd numbers: their multiples lie evenly
-_HIGHEST_RATE = 1 - 2**-16
+HIGHEST_RATE = 1 - 2**-16
 _NEXT_USE = 1_000_003
 _GIVEN: contextvars.ContextVar = contextvars.ContextVar("given_seeds", default=None)
 
@@ -58,7 +58,7 @@ class Dropout(keras.layers.Dropout):
             return keras.random.dropout(inputs, self.rate, noise_shape=self.noise_shape, seed=seed)
         sizes = enumerate(self.noise_shape or inputs.shape)
         shape = [tf.shape(inputs)[axis] if size is None else size for axis, size in sizes]
-        rate = min(self.rate, _HIGHEST_RATE)
+        rate = min(self.rate, HIGHEST_RATE)
         kept = tf.cast(keep(shape, rate, self.next_seed()), inputs.dtype)
         return inputs * (kept * tf.cast(1 / (1 - rate), inputs.dtype))
 

@@ -292,3 +292,12 @@ def test_the_layer_drops_scores_in_training_alone():
     first, second, still = (to_numpy(layer(x, x, training=training)) for training in (True, True, False))
     assert np.abs(first - second).max() > 1e-2
     assert_close(still, layer(x, x), atol=0)
+
+
+def test_rates_next_to_one_keep_the_scale_of_what_stays():
+    seed = ops.convert_to_tensor(np.array([3, 5], "uint32" if keras.backend.backend() == "jax" else "int32"))
+    same = np.zeros((1, 512, 1, 3), "float32")
+    output = to_numpy(attend_blockwise(same, same, same + 1, Visible(), dropout=1 - 1e-7, seed=seed))
+    stayed = output[0, :, 0, 0] * 512 / 2**16  # of each query's scores of 1 / 512
+    np.testing.assert_allclose(stayed, np.round(stayed), atol=1e-5)
+    assert 0 < stayed.sum() < 20
