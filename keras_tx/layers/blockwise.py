@@ -251,7 +251,7 @@ class _Blocks:
         """What dropout multiplies the scores of a block by, (X, P, R) float32."""
         shape = (self.batch * self.key_heads, self.groups * self.size, self.at_once * self.size)
         rate = min(self.dropout, HIGHEST_RATE)
-        return ops.cast(_kept(shape, rate, self.seed, i * self.num_key_blocks + j), "float32") / (1 - rate)
+        return ops.cast(_stays(shape, rate, self.seed, i * self.num_key_blocks + j), "float32") / (1 - rate)
 
     # Forward, backward
 
@@ -388,7 +388,7 @@ def _filled(x, axis, count):
     return ops.concatenate([x, ops.zeros(shape, dtype=x.dtype)], axis=axis)
 
 
-def _kept(shape, rate, seed, index):
+def _stays(shape, rate, seed, index):
     """Booleans, each False with the probability `rate`, the same for the same seed (2,) and index."""
     backend = keras.backend.backend()
     if backend == "tensorflow":

@@ -187,7 +187,8 @@ class Encoder(Stack):
             if return_attention_scores:
                 outputs, layer_scores = outputs
                 scores.append(layer_scores)
-            hidden.append(outputs)
+            if return_hidden_states:
+                hidden.append(outputs)
         if self.final_norm is not None:
             outputs = self.final_norm(outputs)
         outputs = self._padded(outputs, mask, unpadding)

@@ -67,7 +67,7 @@ def from_pretrained(
     Raises:
         ValueError: for a model type or task that is not known; a config that lacks a key or has a value that is not
             supported; a tensor that has no place, one that is missing, or a shape that is not as the config says;
-            damaged files; pickled weights. The message has the name.
+            damaged files; pickled weights; `skip_padding` without an `Encoder`. The message has the name.
     """
     directory = _directory(path)
     values = _read_json(directory / CONFIG)
