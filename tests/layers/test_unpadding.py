@@ -60,10 +60,11 @@ def test_real_tokens_and_gradients_are_the_same_and_padding_is_zero(options, mas
     check_same(options, mask, training="remat" in options)
 
 
+@pytest.mark.parametrize("mask", [RIGHT, HOLES], ids=["right", "holes"])
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_what_is_said_of_the_rows_still_holds(name):
+def test_what_is_said_of_the_rows_still_holds(name, mask):
     options = OPTIONS["rotary"] if name == "positions" else {}
-    check_same(options, HOLES, **{name: ARGUMENTS[name]})
+    check_same(options, mask, **{name: ARGUMENTS[name]})
 
 
 @settings(max_examples=25, deadline=None)
