@@ -41,7 +41,7 @@ def attend(query, key, value, *, mask=None, bias=None, scale=None, dropout=None,
     logits = ops.einsum("XQH,XSH->XQS", query, ops.cast(key, "float32"))
     logits = ops.reshape(logits, (batch, heads, queries, keys))
     if bias is not None:
-        mask = _open(mask, bias)
+        mask = opened(mask, bias)
         logits = ops.where(mask, logits + ops.cast(bias, "float32"), MASKED)
     elif mask is not None:
         # The same numbers as `where`, as float32 has nothing between; but a sum has nothing to do in the gradient.
@@ -52,8 +52,8 @@ def attend(query, key, value, *, mask=None, bias=None, scale=None, dropout=None,
     output = ops.einsum("XQS,XSV->XQV", weights, value)
     output = ops.swapaxes(ops.reshape(output, (batch, heads, queries, value.shape[2])), 1, 2)
     if mask is not None:
-        scores = ops.where(_sees(mask), scores, 0.0)
-        output = ops.where(ops.swapaxes(_sees(mask), 1, 2), output, 0.0)
+        scores = ops.where(sees(mask), scores, 0.0)
+        output = ops.where(ops.swapaxes(sees(mask), 1, 2), output, 0.0)
     return output, scores
 
 
@@ -76,7 +76,7 @@ def attend_stored(query, cache, visible, *, bias=None, scale=None):
     query = ops.reshape(query, (-1, key_heads, group, size))
     logits = _product(query, ops.cast(key, "float32"), adj_y=True)  # (B, K, G, S)
     if bias is not None:
-        mask = _open(mask, bias)
+        mask = opened(mask, bias)
         logits = logits + ops.cast(_by_group(bias, key_heads, group), "float32")
     if mask is not None:
         mask = _by_group(mask, key_heads, group)
@@ -100,18 +100,6 @@ def _by_group(x, key_heads, group):
     return ops.reshape(x, (-1, key_heads, group, ops.shape(x)[3]))
 
 
-def attend_fused(query, key, value, *, mask=None, bias=None, scale=None):
-    """`attend` by the fused kernel that Keras offers on the JAX and PyTorch backends; returns the output alone."""
-    if bias is not None:  # the kernels take a mask or a bias
-        mask = _open(mask, bias)
-        bias = ops.where(mask, ops.cast(bias, "float32"), MASKED)
-    kernel_mask = mask if bias is None else None
-    output = ops.dot_product_attention(
-        query, key, value, bias=bias, mask=kernel_mask, scale=scale, flash_attention=True
-    )
-    return output if mask is None else ops.where(ops.swapaxes(_sees(mask), 1, 2), output, 0.0)
-
-
 def _by_key_head(x, key_heads):
     """(B, T, N, H) -> (X, Q, H), X = B * K and Q = G * T. XLA copies no key for a product with a single batch axis."""
     batch, length = ops.shape(x)[:2]
@@ -119,13 +107,13 @@ def _by_key_head(x, key_heads):
     return ops.reshape(ops.swapaxes(x, 1, 2), (batch * key_heads, heads // key_heads * length, size))
 
 
-def _open(mask, bias):
+def opened(mask, bias):
     """`mask`, and not hidden by a bias of minus infinity, or what stands for it in additive masks."""
     seen = bias > MASKED
     return seen if mask is None else ops.logical_and(mask, seen)
 
 
-def _sees(mask):
+def sees(mask):
     """(B, N, T, 1), N or B or T may be 1: whether a query may look at anything."""
     mask = ops.any(mask, axis=-1, keepdims=True)
     return ops.reshape(mask, (1,) * (4 - len(mask.shape)) + tuple(ops.shape(mask)))

@@ -40,7 +40,9 @@ class MultiHeadAttention(Composite):
         output_shape: int or tuple, the feature axes of the output; as the query if None.
         attention_axes: the axes to attend over, batch counted; all but batch and features if None.
         sliding_window: a query looks only at keys less than this many positions away, on both sides.
-        flash_attention: True takes Keras' fused kernel (JAX and PyTorch; no dropout, no scores).
+        flash_attention: True takes Keras' fused kernel (JAX and PyTorch; no dropout, no scores), or raises. None takes
+            one where it computes the same, faster: on PyTorch, and on JAX with an NVIDIA GPU in half precision, where
+            nothing is dropped, no scores are asked for and no bias is rounded. False never does.
         kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer, activity_regularizer,
             kernel_constraint, bias_constraint: for each projection.
         use_gate: multiply the heads' outputs by the sigmoid of a projection of the query.

@@ -5,8 +5,9 @@ B batch, T queries, S keys, N query heads, H head, V value head. All ways give t
 
 from keras import ops
 
-from keras_tx.layers.attend import attend, attend_fused
+from keras_tx.layers.attend import attend
 from keras_tx.layers.blockwise import LONG, attend_blockwise
+from keras_tx.layers.fused import attend_fused, takes_fused
 
 
 def attend_by_shape(layer, heads, visible, *, bias, in_blocks, return_attention_scores, training):
@@ -26,18 +27,25 @@ def attend_by_shape(layer, heads, visible, *, bias, in_blocks, return_attention_
     Raises:
         ValueError: where scores are asked of a fused kernel.
     """
-    if in_blocks and takes_blocks(layer, heads[0].shape[1], heads[1].shape[1], training):
-        return _in_blocks(layer, heads, visible, bias, training), None
-    mask = visible.whole(*[ops.shape(x)[1] for x in heads[:2]])
     if layer.flash_attention and return_attention_scores:
         raise ValueError(
             "Returning attention scores is not supported when flash attention is enabled. Please disable flash "
             f"attention to access attention scores. Received: flash_attention={layer.flash_attention}"
         )
-    if layer.flash_attention:
-        return attend_fused(*heads, mask=mask, bias=bias, scale=layer.scale), None
-    dropout = (lambda x: layer._dropout_layer(x, training=training)) if layer.dropout else None
+    query, key, value = heads
     hard = layer.hard_attention and not training
+    in_blocks = in_blocks and takes_blocks(layer, query.shape[1], key.shape[1], training)
+    fused = layer.flash_attention
+    if fused is None and not (return_attention_scores or hard or (layer.dropout and training)):
+        asked = in_blocks and layer.blockwise
+        fused = not asked and takes_fused(query, key, value, visible, bias=bias, training=training, long=in_blocks)
+    if fused:
+        options = {"bias": bias, "scale": layer.scale, "flash_attention": layer.flash_attention}
+        return attend_fused(query, key, value, visible, **options), None
+    if in_blocks:
+        return _in_blocks(layer, heads, visible, bias, training), None
+    mask = visible.whole(ops.shape(query)[1], ops.shape(key)[1])
+    dropout = (lambda x: layer._dropout_layer(x, training=training)) if layer.dropout else None
     return attend(*heads, mask=mask, bias=bias, scale=layer.scale, dropout=dropout, hard=hard)
 
 

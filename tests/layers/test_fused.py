@@ -1,0 +1,232 @@
+"""Attention by fused kernels against attention as a whole, gradients too; and where it is chosen."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import ops
+
+from keras_tx.layers import MultiHeadAttention, fused
+from keras_tx.layers.attend import attend
+from keras_tx.layers.fused import attend_fused
+from keras_tx.layers.masks import Visible
+from tests.tools import assert_close, gradients, normal, randomize, to_numpy
+
+BACKEND = keras.backend.backend()
+pytestmark = pytest.mark.skipif(BACKEND == "tensorflow", reason="there are no fused kernels on TensorFlow")
+on_torch = pytest.mark.skipif(BACKEND != "torch", reason="about PyTorch")
+on_jax = pytest.mark.skipif(BACKEND != "jax", reason="about JAX")
+B, T, N, H, D = 2, 14, 3, 8, 5
+
+
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 29), st.integers(1, 31)),
+    st.sampled_from([(1, 1), (3, 1), (3, 3), (6, 2)]),
+    st.integers(0, 2**16),
+)
+def test_kernels_give_what_the_whole_gives_with_every_mask_bias_and_size(shape, head_counts, seed):
+    rng = np.random.default_rng(seed)
+    (batch, queries, keys), (heads, key_heads) = shape, head_counts
+    maybe = lambda value: value if rng.random() < 0.5 else None
+    documents = maybe(np.sort(rng.integers(-1, 4, (batch, queries)), axis=1).astype("int32"))
+    keys = queries if documents is not None else keys
+    sides = [size if rng.random() < 0.5 else 1 for size in (batch, heads)]
+    visible = Visible(
+        queries=maybe(ops.convert_to_tensor(rng.random((batch, queries)) < 0.8)),
+        keys=tuple(rng.random((batch, keys)) < 0.7 for _ in range(rng.integers(0, 3))),
+        documents=documents,
+        causal=rng.random() < 0.5,
+        window=maybe(int(rng.integers(1, 12))),
+        mask=maybe(rng.random((*sides, queries, maybe(keys) or 1)) < 0.9),
+        start=int(rng.integers(0, 5)),
+    )
+    tensors = [normal(batch, queries, heads, 5, seed=seed), normal(batch, keys, key_heads, 5, seed=seed + 1)]
+    tensors.append(normal(batch, keys, key_heads, 5, seed=seed + 2))
+    if rng.random() < 0.5:
+        tensors.append(normal(*sides, maybe(queries) or 1, maybe(keys) or 1, seed=seed + 3))
+
+    def by_a_kernel(query, key, value, bias=None):
+        return attend_fused(query, key, value, visible, bias=bias)
+
+    def as_a_whole(query, key, value, bias=None):
+        return attend(query, key, value, mask=visible.whole(queries, keys), bias=bias)[0]
+
+    output, *slopes = gradients(by_a_kernel, tensors)
+    expected, *expected_slopes = gradients(as_a_whole, tensors)
+    assert_close(output, expected, atol=2e-6)
+    for slope, expected_slope in zip(slopes, expected_slopes, strict=True):
+        assert_close(slope, expected_slope, atol=1e-5)
+
+
+def test_a_bias_too_low_for_half_precision_hides_and_gives_no_nan():
+    query, key, value = (ops.cast(normal(B, T, N, H, seed=i), "float16") for i in range(3))
+    bias = np.zeros((1, 1, T, T), "float32")
+    bias[..., 5:], bias[:, :, 2] = -np.inf, -1e9
+    bias[:, :, 3] = -np.inf
+    output = attend_fused(query, key, value, Visible(), bias=bias)
+    expected, _ = attend(query, key, value, bias=bias)
+    assert_close(ops.cast(output, "float32")[:, 4:], ops.cast(expected, "float32")[:, 4:], atol=2e-3)
+    assert np.isfinite(to_numpy(output)).all() and not to_numpy(output)[:, 3].any()
+
+
+class Calls:
+    """How often Keras' attention was called, and with what."""
+
+    def __init__(self, monkeypatch):
+        self.options = []
+        real = ops.dot_product_attention
+
+        def counted(*args, **kwargs):
+            self.options.append(kwargs)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(fused.ops, "dot_product_attention", counted)
+
+    def of(self, layer, *args, length=T, **kwargs):
+        """The options of the call that `layer` makes for (B, length, D), None if it makes none."""
+        self.options.clear()
+        x = normal(B, length, D)
+        layer(x, x, *args, **kwargs)
+        assert len(self.options) < 2
+        return self.options[0] if self.options else None
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    return Calls(monkeypatch)
+
+
+@on_torch
+def test_torch_takes_a_kernel_by_itself_where_it_computes_the_same(calls):
+    layer = MultiHeadAttention(N, H, dropout=0.3)
+    real = np.arange(T)[None] < np.array([[T], [7]])
+    assert calls.of(layer)["mask"] is None
+    assert calls.of(layer, use_causal_mask=True)["is_causal"]
+    assert calls.of(layer, query_mask=real)["mask"] is None
+    assert calls.of(layer, value_mask=real)["mask"].shape == (B, 1, 1, T)
+    masked = calls.of(layer, value_mask=real, use_causal_mask=True)
+    assert masked["mask"].shape == (B, 1, T, T) and not masked["is_causal"]
+    assert calls.of(layer, attention_bias=normal(1, 1, T, T))["bias"] is not None
+    assert calls.of(layer, training=True) is None
+    assert calls.of(layer, return_attention_scores=True) is None
+    assert calls.of(MultiHeadAttention(N, H, dropout=0.3, hard_attention=True)) is None
+    assert calls.of(MultiHeadAttention(N, H, flash_attention=False)) is None
+    assert calls.of(MultiHeadAttention(N, H), training=True) is not None
+
+
+@on_torch
+def test_torch_takes_no_kernel_that_rounds_a_bias_or_whose_gradient_is_slow(calls):
+    layer = MultiHeadAttention(N, H, dtype="bfloat16")
+    assert calls.of(layer, attention_bias=normal(1, 1, T, T)) is None
+    assert calls.of(layer) is not None and calls.of(layer, training=True) is None
+    assert calls.of(layer, training=True, length=193) is not None
+
+
+@on_torch
+def test_keras_own_switch_turns_kernels_off(calls):
+    layer = MultiHeadAttention(N, H)
+    keras.config.disable_flash_attention()
+    try:
+        assert calls.of(layer) is None
+        keras.config.enable_flash_attention()
+        assert calls.of(layer) is not None
+    finally:
+        keras.src.backend.common.global_state.set_global_attribute("flash_attention", None)
+
+
+@on_torch
+def test_long_sequences_take_a_kernel_only_without_a_mask_of_all_pairs(calls, monkeypatch):
+    from keras_tx.layers import routes
+
+    monkeypatch.setattr(routes, "LONG", T * T)
+    real = np.arange(T)[None] < np.array([[T], [7]])
+    layer = MultiHeadAttention(N, H)
+    assert calls.of(layer, use_causal_mask=True)["is_causal"]
+    assert calls.of(layer, value_mask=real) is not None
+    assert calls.of(layer, value_mask=real, use_causal_mask=True) is None
+    assert calls.of(layer, document_ids=np.ones((B, T), "int32")) is None
+    assert calls.of(MultiHeadAttention(N, H, sliding_window=3)) is None
+    assert calls.of(MultiHeadAttention(N, H, blockwise=True)) is None
+    assert calls.of(MultiHeadAttention(N, H, blockwise=False), document_ids=np.ones((B, T), "int32")) is not None
+
+
+@pytest.mark.parametrize("options", [{}, {"use_causal_mask": True}, {"value_mask": True}, {"document_ids": True}])
+def test_a_layer_gives_the_same_with_and_without_kernels(options):
+    real = np.arange(T)[None] < np.array([[T], [7]])
+    given_options = {**options}
+    if "value_mask" in options:
+        given_options["value_mask"] = given_options["query_mask"] = real
+    if "document_ids" in options:
+        given_options["document_ids"] = np.cumsum(np.arange(T) % 5 == 0)[None].repeat(B, 0).astype("int32")
+    layer = MultiHeadAttention(4, H, num_key_value_heads=2, rotary=True)
+    plain = MultiHeadAttention(4, H, num_key_value_heads=2, rotary=True, flash_attention=False)
+    x = normal(B, T, D)
+    for each in (layer, plain):
+        each.build(x.shape, x.shape)
+    randomize(layer)
+    plain.set_weights(layer.get_weights())
+    assert_close(layer(x, x, **given_options), plain(x, x, **given_options), atol=3e-6)
+
+
+@on_jax
+def test_jax_takes_no_kernel_on_a_cpu(calls):
+    assert calls.of(MultiHeadAttention(N, H, dtype="bfloat16")) is None
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """JAX as it is where the default device is a GPU, as far as programs are made and not run."""
+    from unittest import mock
+
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    monkeypatch.setattr(fused, "jax", mock.Mock(config=mock.Mock(jax_default_device="gpu")))
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91100)
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda wanted: wanted == "8.0")
+    monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda capability: False)
+
+
+def kernels_for_cuda(layer, length, training, remat=False, **options):
+    """The names of cuDNN's attention in the program for CUDA that computes `layer`, or its gradient."""
+    import jax
+
+    if not layer.built:
+        layer.build((B, length, D), (B, length, D))
+    frozen = [v.value for v in layer.non_trainable_variables]
+
+    def total(trained, x):
+        call = lambda x: layer.stateless_call(trained, frozen, x, x, training=training, **options)[0]
+        return (jax.checkpoint(call) if remat else call)(x).astype("float32").sum()
+
+    arguments = [v.value for v in layer.trainable_variables], jax.numpy.zeros((B, length, D), "bfloat16")
+    traced = jax.jit(jax.grad(total) if training else total).trace(*arguments)
+    return set(re.findall(r"__cudnn\$fmha(\w+)", traced.lower(lowering_platforms=("cuda",)).as_text()))
+
+
+@on_jax
+@pytest.mark.parametrize("remat", [False, True])
+def test_programs_for_cuda_have_the_kernels_forward_and_backward(gpu, remat):
+    layer = MultiHeadAttention(N, H, dtype="bfloat16")
+    assert kernels_for_cuda(layer, T, False) == {"Softmax"}
+    forward_and_backward = {"Softmax", "SoftmaxBackward"}
+    assert kernels_for_cuda(layer, T, True, remat) == forward_and_backward
+    assert kernels_for_cuda(layer, T, True, remat, use_causal_mask=True) == forward_and_backward
+    real = np.arange(T)[None] < np.array([[T], [7]])
+    with_bias = {"ScaleBiasSoftmax", "ScaleBiasSoftmaxBackward"}
+    assert kernels_for_cuda(layer, T, True, remat, value_mask=real, query_mask=real) == with_bias
+    assert kernels_for_cuda(layer, T, True, remat, value_mask=real, use_causal_mask=True) == with_bias
+
+
+@on_jax
+@pytest.mark.parametrize("remat", [False, True])
+def test_programs_for_cuda_have_no_kernel_where_cudnn_refuses_or_rounds(gpu, remat):
+    layer = MultiHeadAttention(N, H, dtype="bfloat16")
+    assert not kernels_for_cuda(layer, T + 1, True, remat)
+    assert not kernels_for_cuda(layer, T, True, remat, attention_bias=normal(1, 1, T, T))
+    assert not kernels_for_cuda(MultiHeadAttention(N, H), T, True, remat)
+    assert not kernels_for_cuda(MultiHeadAttention(N, H + 1, dtype="bfloat16"), T, True, remat)
+    assert not kernels_for_cuda(MultiHeadAttention(N, H, value_dim=16, dtype="bfloat16"), T, True, remat)
+    assert not kernels_for_cuda(MultiHeadAttention(N, H, dropout=0.3, dtype="bfloat16"), T, True, remat)
