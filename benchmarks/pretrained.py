@@ -2,10 +2,14 @@
 
 python -m benchmarks pretrained
 python -m benchmarks pretrained --batch-size 16 --length 128 --rounds 7
+python -m benchmarks pretrained --padding 0.5
 
-All have random float32 weights, a dropout of 0.1 and Adam; TensorFlow without XLA, PyTorch eager, all cores.
+All have random float32 weights, a dropout of 0.1 and Adam; TensorFlow without XLA, PyTorch eager, all cores. With
+`--padding` texts of even lengths are padded to the length of the batch, all sides get the same batches, and ours leaves
+padding out in a further run; counted are the tokens that are no padding.
 """
 
+import functools
 import os
 from collections.abc import Callable
 
@@ -20,6 +24,7 @@ from keras_tx import pretrained
 
 VOCABULARY, HIDDEN, HEADS, INTERMEDIATE, POSITIONS, RATE = 30522, 768, 12, 3072, 512, 2e-5
 STEPS = 3  # in one run
+SKIPPING = f"{turns.OURS}, skip_padding"
 PARTS = ("forward", "fine-tuning")
 Sides = tuple[Callable[[], object], Callable[[], object]]  # forward and training, `STEPS` batches each
 
@@ -64,8 +69,10 @@ def of_keras(model: keras.Model, inputs: dict[str, np.ndarray], labels: np.ndarr
     return forward, train
 
 
-def ours(num_layers: int, inputs: dict[str, np.ndarray], labels: np.ndarray) -> tuple[int, Sides]:
-    model = pretrained.PretrainedModel(config(num_layers))
+def ours(
+    num_layers: int, inputs: dict[str, np.ndarray], labels: np.ndarray, skip_padding: bool = False
+) -> tuple[int, Sides]:
+    model = pretrained.PretrainedModel(config(num_layers), skip_padding=skip_padding)
     symbolic = {name: keras.Input((None,), dtype="int32", name=name) for name in inputs}
     classifier = keras.Model(symbolic, model(symbolic)["logits"])
     return classifier.count_params(), of_keras(classifier, inputs, labels)
@@ -116,25 +123,31 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--padding", type=float, default=0.0, help="share of the tokens that is padding, at most 0.5")
     arguments = parser.parse_args()
+    if not 0 <= arguments.padding <= 0.5:
+        parser.error(f"--padding must be from 0 to 0.5. Received: {arguments.padding}")
     random, shape = np.random.default_rng(7), (arguments.batch_size, arguments.length)
-    inputs = {"input_ids": random.integers(1000, VOCABULARY, shape, dtype="int32")}
-    inputs |= {"attention_mask": np.ones(shape, "int32"), "token_type_ids": np.zeros(shape, "int32")}
+    lengths = np.linspace(1 - 2 * arguments.padding, 1, arguments.batch_size) * arguments.length
+    real = np.arange(arguments.length) < random.permutation(np.maximum(1, np.round(lengths)))[:, None]
+    inputs = {"input_ids": random.integers(1000, VOCABULARY, shape, dtype="int32") * real}
+    inputs |= {"attention_mask": real.astype("int32"), "token_type_ids": np.zeros(shape, "int32")}
     labels = random.integers(0, 2, arguments.batch_size, dtype="int32")
     sides = {}
-    for name, make in (
-        (turns.OURS, ours),
-        ("transformers, PyTorch", transformers),
-        ("KerasHub, TensorFlow", keras_hub),
-    ):
+    makers = {turns.OURS: ours, "transformers, PyTorch": transformers, "KerasHub, TensorFlow": keras_hub}
+    if arguments.padding:
+        makers[SKIPPING] = functools.partial(ours, skip_padding=True)
+    for name, make in makers.items():
         parameters, sides[name] = make(arguments.layers, inputs, labels)
         print(f"{name:24} {parameters:,} parameters")
-    tokens = STEPS * arguments.batch_size * arguments.length
+    tokens = STEPS * int(real.sum())
     for part in arguments.parts:
         runs = {name: side[PARTS.index(part)] for name, side in sides.items()}
         turns.in_turns(runs, 1)  # compiles
         times = turns.in_turns(runs, arguments.rounds)
-        turns.report(f"{part}, {shape[0]} x {shape[1]}", times, tokens, "tokens", file=arguments.json)
+        case = f"{part}, {shape[0]} x {shape[1]}, {1 - real.mean():.0%} padding"
+        variants = [SKIPPING] if arguments.padding else []
+        turns.report(case, times, tokens, "real tokens", file=arguments.json, variants=variants)
 
 
 if __name__ == "__main__":
