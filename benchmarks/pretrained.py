@@ -5,8 +5,8 @@ python -m benchmarks pretrained --batch-size 16 --length 128 --rounds 7
 python -m benchmarks pretrained --padding 0.5
 
 All have random float32 weights, a dropout of 0.1 and Adam; TensorFlow without XLA, PyTorch eager, all cores. With
-`--padding` texts of even lengths are padded to the length of the batch, all sides get the same batches, and ours leaves
-padding out in a further run; counted are the tokens that are no padding.
+`--padding` texts of evenly spread lengths are padded to the length of the batch, all sides get the same batches, and
+ours leaves padding out in a further run; counted are the tokens that are no padding.
 """
 
 import functools

@@ -41,8 +41,8 @@ class MultiHeadAttention(Composite):
         attention_axes: the axes to attend over, batch counted; all but batch and features if None.
         sliding_window: a query looks only at keys less than this many positions away, on both sides.
         flash_attention: True takes Keras' fused kernel (JAX and PyTorch; no dropout, no scores), or raises. None takes
-            one where it computes the same, faster: on PyTorch, and on JAX with an NVIDIA GPU in half precision, where
-            nothing is dropped, no scores are asked for and no bias is rounded. False never does.
+            one where it computes the same and takes no longer, on PyTorch, and on JAX in half precision in programs
+            for NVIDIA GPUs; its gradient has no gradient on every device. False never does.
         kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer, activity_regularizer,
             kernel_constraint, bias_constraint: for each projection.
         use_gate: multiply the heads' outputs by the sigmoid of a projection of the query.
@@ -55,7 +55,8 @@ class MultiHeadAttention(Composite):
         use_output_bias: whether the output projection has a bias; as `use_bias` if None.
         qk_norm_epsilon: of `qk_norm`.
         blockwise: whether attention goes block by block, in memory that grows with T + S; None: where T * S is
-            4096 * 4096 or more, known when the graph is made. With a cache and where scores are asked for it does not.
+            4096 * 4096 or more, known when the graph is made, and no fused kernel is taken, whose memory grows so too.
+            With a cache and where scores are asked for it does not.
 
     Call arguments:
         query: (B, T, D), or more axes in place of T.

@@ -11,12 +11,13 @@ import keras
 from keras import ops
 
 from keras_tx.layers import masks
-from keras_tx.layers.attend import MASKED, opened, sees
+from keras_tx.layers.attend import MASKED, attend, opened, sees
 from keras_tx.optional import Lazy
 
 jax = Lazy("jax")
 
 _SLOW_GRADIENT = 192 * 192  # T * S below which, in bfloat16 on a CPU, the kernel's gradient takes longer than ours
+_FEW_QUERIES = 64  # that copies of the keys for each query head cost more than the kernel brings
 _LARGEST_HEAD = 128  # of cuDNN before Hopper GPUs
 
 
@@ -57,17 +58,31 @@ def attend_fused(query, key, value, visible, *, bias=None, scale=None, flash_att
     return output
 
 
+def attend_on_cuda(query, key, value, visible, *, scale=None):
+    """`attend_fused` in programs for CUDA, `attend` in those for other platforms. On JAX, which knows only then."""
+    mask = visible.whole(query.shape[1], key.shape[1])
+    return jax.lax.platform_dependent(
+        query,
+        key,
+        value,
+        cuda=lambda query, key, value: attend_fused(query, key, value, visible, scale=scale),
+        default=lambda query, key, value: attend(query, key, value, mask=mask, scale=scale)[0],
+    )
+
+
 def takes_fused(query, key, value, visible, *, bias, training, long):
-    """Whether there is a kernel for these tensors that computes what `attend` does, and is faster.
+    """Whether a kernel computes what `attend` does for these tensors, and, as far as was measured, no slower.
 
     Args:
         query, key, value, visible, bias: as of `attend_fused`.
         training: whether a gradient is to be expected.
-        long: whether masks of T * S numbers are too large.
+        long: whether T * S is so large that nothing of that size may be made.
     """
     backend = keras.backend.backend()
     if backend == "tensorflow" or keras.config.is_flash_attention_enabled() is False:
         return False
+    if query.shape[3] != value.shape[3]:
+        return False  # PyTorch has kernels for this on some devices only, cuDNN none
     kind = _kind(visible) if bias is None else "pairs"
     if backend == "torch":
         return not (long and kind == "pairs") and _takes_torch(query, key, bias, training)
@@ -75,7 +90,7 @@ def takes_fused(query, key, value, visible, *, bias, training, long):
 
 
 def _kind(visible):
-    """What a kernel is to be told of keys: None, which are real, "causal" alone, or a mask of all pairs."""
+    """What a kernel is to be told of keys: None, nothing; "causal", that alone; "keys", the real ones; "pairs", all."""
     if visible.documents is not None or visible.window or visible.mask is not None:
         return "pairs"
     if not visible.causal:
@@ -85,22 +100,31 @@ def _kind(visible):
 
 
 def _takes_torch(query, key, bias, training):
-    on_cpu, dtype = query.device.type == "cpu", _dtype_of(query)
+    (_, queries, heads, _), keys, key_heads = query.shape, key.shape[1], key.shape[2]
+    if key_heads != heads and (key_heads == 1 or queries < _FEW_QUERIES):
+        return False  # there is no kernel for one key head; Keras copies several for each query head
+    device, dtype = query.device.type, _dtype_of(query)
     if bias is not None and dtype != "float32":
         return False  # it would be rounded
-    slow = on_cpu and training and dtype == "bfloat16" and query.shape[1] * key.shape[1] < _SLOW_GRADIENT
-    return not slow and (on_cpu or query.device.type == "cuda")
+    if dtype == "float64" or not (device == "cpu" or (device == "cuda" and query.shape[3] % 8 == 0)):
+        return False  # not on every device there is one
+    return not (device == "cpu" and training and dtype == "bfloat16" and queries * keys < _SLOW_GRADIENT)
 
 
 def _takes_jax(query, key, value):
-    device = jax.config.jax_default_device or jax.devices()[0]
-    if getattr(device, "platform", device) not in ("gpu", "cuda"):
-        return False
+    if not _has_cuda() or isinstance(keras.distribution.distribution(), keras.distribution.ModelParallel):
+        return False  # cuDNN's operation wants queries, keys and values divided alike
     size, dtypes = query.shape[3], {_dtype_of(x) for x in (query, key, value)}
     # The gradient is refused for odd lengths; with rematerialization, where Keras can no longer take another way.
     is_even = query.shape[1] % 2 == 0 and key.shape[1] % 2 == 0
-    fits = size == value.shape[3] and size % 8 == 0 and size <= _LARGEST_HEAD and is_even
-    return fits and dtypes in ({"float16"}, {"bfloat16"})
+    return size % 8 == 0 and size <= _LARGEST_HEAD and is_even and dtypes in ({"float16"}, {"bfloat16"})
+
+
+def _has_cuda():
+    """Whether there is an NVIDIA GPU that cuDNN has attention for, Ampere or later."""
+    device = jax.devices()[0]
+    capability = str(getattr(device, "compute_capability", "")).partition(".")[0]
+    return device.platform in ("gpu", "cuda") and capability.isdecimal() and int(capability) >= 8
 
 
 def _dtype_of(x):

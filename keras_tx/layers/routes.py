@@ -3,11 +3,12 @@
 B batch, T queries, S keys, N query heads, H head, V value head. All ways give the same numbers, but drop other scores.
 """
 
+import keras
 from keras import ops
 
 from keras_tx.layers.attend import attend
 from keras_tx.layers.blockwise import LONG, attend_blockwise
-from keras_tx.layers.fused import attend_fused, takes_fused
+from keras_tx.layers.fused import attend_fused, attend_on_cuda, takes_fused
 
 
 def attend_by_shape(layer, heads, visible, *, bias, in_blocks, return_attention_scores, training):
@@ -39,6 +40,8 @@ def attend_by_shape(layer, heads, visible, *, bias, in_blocks, return_attention_
     if fused is None and not (return_attention_scores or hard or (layer.dropout and training)):
         asked = in_blocks and layer.blockwise
         fused = not asked and takes_fused(query, key, value, visible, bias=bias, training=training, long=in_blocks)
+    if fused and layer.flash_attention is None and keras.backend.backend() == "jax":
+        return attend_on_cuda(query, key, value, visible, scale=layer.scale), None
     if fused:
         options = {"bias": bias, "scale": layer.scale, "flash_attention": layer.flash_attention}
         return attend_fused(query, key, value, visible, **options), None
