@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from keras_tx.layers import masks
-from keras_tx.layers.attend import MASKED, attend, opened, sees
+from keras_tx.layers.attend import MASKED, opened, sees
 from keras_tx.optional import Lazy
 
 jax = Lazy("jax")
@@ -58,16 +58,17 @@ def attend_fused(query, key, value, visible, *, bias=None, scale=None, flash_att
     return output
 
 
-def attend_on_cuda(query, key, value, visible, *, scale=None):
-    """`attend_fused` in programs for CUDA, `attend` in those for other platforms. On JAX, which knows only then."""
-    mask = visible.whole(query.shape[1], key.shape[1])
-    return jax.lax.platform_dependent(
-        query,
-        key,
-        value,
-        cuda=lambda query, key, value: attend_fused(query, key, value, visible, scale=scale),
-        default=lambda query, key, value: attend(query, key, value, mask=mask, scale=scale)[0],
-    )
+def attend_on_cuda(query, key, value, visible, otherwise, *, scale=None):
+    """`attend_fused` in programs for CUDA, `otherwise` in those for other platforms. On JAX, which knows only then.
+
+    Args:
+        otherwise: a function of query, key and value.
+    """
+
+    def on_cuda(query, key, value):
+        return attend_fused(query, key, value, visible, scale=scale)
+
+    return jax.lax.platform_dependent(query, key, value, cuda=on_cuda, default=otherwise)
 
 
 def takes_fused(query, key, value, visible, *, bias, training, long):

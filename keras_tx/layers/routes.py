@@ -40,16 +40,16 @@ def attend_by_shape(layer, heads, visible, *, bias, in_blocks, return_attention_
     if fused is None and not (return_attention_scores or hard or (layer.dropout and training)):
         asked = in_blocks and layer.blockwise
         fused = not asked and takes_fused(query, key, value, visible, bias=bias, training=training, long=in_blocks)
-    if fused and layer.flash_attention is None and keras.backend.backend() == "jax":
-        return attend_on_cuda(query, key, value, visible, scale=layer.scale), None
-    if fused:
-        options = {"bias": bias, "scale": layer.scale, "flash_attention": layer.flash_attention}
-        return attend_fused(query, key, value, visible, **options), None
-    if in_blocks:
-        return _in_blocks(layer, heads, visible, bias, training), None
-    mask = visible.whole(ops.shape(query)[1], ops.shape(key)[1])
-    dropout = (lambda x: layer._dropout_layer(x, training=training)) if layer.dropout else None
-    return attend(*heads, mask=mask, bias=bias, scale=layer.scale, dropout=dropout, hard=hard)
+    if not fused:
+        return _unfused(layer, heads, visible, bias, in_blocks, training)
+    if layer.flash_attention is None and keras.backend.backend() == "jax":
+
+        def otherwise(*heads):
+            return _unfused(layer, heads, visible, bias, in_blocks, training)[0]
+
+        return attend_on_cuda(query, key, value, visible, otherwise, scale=layer.scale), None
+    options = {"bias": bias, "scale": layer.scale, "flash_attention": layer.flash_attention}
+    return attend_fused(query, key, value, visible, **options), None
 
 
 def takes_blocks(layer, num_queries, num_keys, training):
@@ -61,8 +61,13 @@ def takes_blocks(layer, num_queries, num_keys, training):
     return None not in (num_queries, num_keys) and num_queries * num_keys >= LONG
 
 
-def _in_blocks(layer, heads, visible, bias, training):
-    dropout = layer.dropout if training else 0.0
-    seed = layer._dropout_layer.next_seed() if dropout else None
+def _unfused(layer, heads, visible, bias, in_blocks, training):
     query, key, value = heads
-    return attend_blockwise(query, key, value, visible, bias=bias, scale=layer.scale, dropout=dropout, seed=seed)
+    if in_blocks:
+        rate = layer.dropout if training else 0.0
+        seed = layer._dropout_layer.next_seed() if rate else None
+        return attend_blockwise(query, key, value, visible, bias=bias, scale=layer.scale, dropout=rate, seed=seed), None
+    mask = visible.whole(ops.shape(query)[1], ops.shape(key)[1])
+    dropout = (lambda x: layer._dropout_layer(x, training=training)) if layer.dropout else None
+    hard = layer.hard_attention and not training
+    return attend(query, key, value, mask=mask, bias=bias, scale=layer.scale, dropout=dropout, hard=hard)

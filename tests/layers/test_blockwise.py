@@ -4,42 +4,21 @@ import keras
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from keras import ops
 
 from keras_tx.layers import MultiHeadAttention, blockwise, routes
 from keras_tx.layers.attend import attend
 from keras_tx.layers.blockwise import attend_blockwise
 from keras_tx.layers.masks import Visible, same_document
+from tests.layers.cases import ARGUMENTS, random_attention
 from tests.tools import assert_close, gradients, normal, randomize, to_numpy
 
 
-@given(
-    st.tuples(st.integers(1, 3), st.integers(1, 29), st.integers(1, 31)),
-    st.sampled_from([(1, 1), (3, 1), (3, 3), (6, 2)]),
-    st.integers(0, 2**16),
-)
+@given(*ARGUMENTS)
 def test_blocks_give_what_the_whole_gives_with_every_mask_bias_and_size(shape, head_counts, seed):
-    rng = np.random.default_rng(seed)
-    (batch, queries, keys), (heads, key_heads) = shape, head_counts
-    maybe = lambda value: value if rng.random() < 0.5 else None
-    documents = maybe(np.sort(rng.integers(-1, 4, (batch, queries)), axis=1).astype("int32"))
-    keys = queries if documents is not None else keys
-    sides = [size if rng.random() < 0.5 else 1 for size in (batch, heads)]
-    visible = Visible(
-        queries=maybe(rng.random((batch, queries)) < 0.8),
-        keys=tuple(rng.random((batch, keys)) < 0.7 for _ in range(rng.integers(0, 3))),
-        documents=documents,
-        causal=rng.random() < 0.5,
-        window=maybe(int(rng.integers(1, 12))),
-        mask=maybe(rng.random((*sides, queries, maybe(keys) or 1)) < 0.9),
-        start=int(rng.integers(0, 5)),
-    )
-    tensors = [normal(batch, queries, heads, 5, seed=seed), normal(batch, keys, key_heads, 5, seed=seed + 1)]
-    tensors.append(normal(batch, keys, key_heads, 7, seed=seed + 2))
-    if rng.random() < 0.5:
-        tensors.append(normal(*sides, maybe(queries) or 1, maybe(keys) or 1, seed=seed + 3))
-    size = int(rng.integers(2, 17))
+    visible, tensors = random_attention(shape, head_counts, seed, value_size=7)
+    queries, keys = (x.shape[1] for x in tensors[:2])
+    size = 2 + seed % 15
 
     def by_blocks(query, key, value, bias=None):
         return attend_blockwise(query, key, value, visible, bias=bias, block_size=size)

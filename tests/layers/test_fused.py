@@ -7,13 +7,13 @@ import keras
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from keras import ops
 
-from keras_tx.layers import MultiHeadAttention, fused
+from keras_tx.layers import MultiHeadAttention, fused, routes
 from keras_tx.layers.attend import attend
 from keras_tx.layers.fused import attend_fused, takes_fused
 from keras_tx.layers.masks import Visible
+from tests.layers.cases import ARGUMENTS, random_attention
 from tests.tools import assert_close, gradients, normal, randomize, to_numpy
 
 BACKEND = keras.backend.backend()
@@ -24,31 +24,10 @@ B, T, N, H, D = 2, 14, 3, 8, 5
 
 
 @settings(max_examples=200 if BACKEND == "torch" else 8)  # not run on TensorFlow, where the many else are
-@given(
-    st.tuples(st.integers(1, 3), st.integers(1, 29), st.integers(1, 31)),
-    st.sampled_from([(1, 1), (3, 1), (3, 3), (6, 2)]),
-    st.integers(0, 2**16),
-)
+@given(*ARGUMENTS)
 def test_kernels_give_what_the_whole_gives_with_every_mask_bias_and_size(shape, head_counts, seed):
-    rng = np.random.default_rng(seed)
-    (batch, queries, keys), (heads, key_heads) = shape, head_counts
-    maybe = lambda value: value if rng.random() < 0.5 else None
-    documents = maybe(np.sort(rng.integers(-1, 4, (batch, queries)), axis=1).astype("int32"))
-    keys = queries if documents is not None else keys
-    sides = [size if rng.random() < 0.5 else 1 for size in (batch, heads)]
-    visible = Visible(
-        queries=maybe(ops.convert_to_tensor(rng.random((batch, queries)) < 0.8)),
-        keys=tuple(rng.random((batch, keys)) < 0.7 for _ in range(maybe(int(rng.integers(1, 3))) or 0)),
-        documents=documents,
-        causal=rng.random() < 0.5,
-        window=maybe(int(rng.integers(1, 12))),
-        mask=maybe(rng.random((*sides, queries, maybe(keys) or 1)) < 0.9),
-        start=int(rng.integers(0, 5)),
-    )
-    tensors = [normal(batch, queries, heads, 5, seed=seed), normal(batch, keys, key_heads, 5, seed=seed + 1)]
-    tensors.append(normal(batch, keys, key_heads, 5, seed=seed + 2))
-    if rng.random() < 0.5:
-        tensors.append(normal(*sides, maybe(queries) or 1, maybe(keys) or 1, seed=seed + 3))
+    visible, tensors = random_attention(shape, head_counts, seed, value_size=5)
+    queries, keys = (x.shape[1] for x in tensors[:2])
 
     def by_a_kernel(query, key, value, bias=None):
         return attend_fused(query, key, value, visible, bias=bias)
@@ -167,8 +146,6 @@ def test_keras_own_switch_turns_kernels_off(calls):
 
 @on_torch
 def test_long_sequences_take_a_kernel_only_without_a_mask_of_all_pairs(calls, monkeypatch):
-    from keras_tx.layers import routes
-
     monkeypatch.setattr(routes, "LONG", T * T)
     real = np.arange(T)[None] < np.array([[T], [7]])
     layer = MultiHeadAttention(N, H)
@@ -250,7 +227,9 @@ def test_programs_for_cuda_have_the_kernels_forward_and_backward(gpu, remat):
 
 
 @on_jax
-def test_where_there_is_a_gpu_programs_for_cpus_have_attention_as_a_whole(gpu):
+@pytest.mark.parametrize("long", [T * T, T * T + 1])
+def test_where_there_is_a_gpu_programs_for_cpus_do_as_without(gpu, monkeypatch, long):
+    monkeypatch.setattr(routes, "LONG", long)
     layer, plain = MultiHeadAttention(N, H, dtype="bfloat16"), MultiHeadAttention(N, H, dtype="bfloat16")
     plain.flash_attention = False
     x = normal(B, T, D)
