@@ -17,7 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 
-from benchmarks import turns
+from benchmarks import alternating
 from keras_tx import pretrained
 from keras_tx.generation import Beam
 
@@ -86,7 +86,7 @@ def transformers(sources: np.ndarray, arguments: argparse.Namespace):
 
 
 def main() -> None:
-    parser = turns.parser(__doc__, rounds=3)
+    parser = alternating.parser(__doc__, rounds=3)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--beams", type=int, default=4)
     parser.add_argument("--source-tokens", type=int, default=32)
@@ -97,14 +97,14 @@ def main() -> None:
     shape = (arguments.batch_size, arguments.source_tokens)
     sources = np.random.default_rng(7).integers(3, VOCABULARY, shape, dtype="int32")
     runs = {}
-    for name, make in ((turns.OURS, ours), ("KerasHub, XLA", keras_hub), ("transformers, PyTorch", transformers)):
+    for name, make in ((alternating.OURS, ours), ("KerasHub, XLA", keras_hub), ("transformers, PyTorch", transformers)):
         parameters, runs[name] = make(sources, arguments)
         written = np.shape(runs[name]())  # also the warm-up
         assert written[0] == arguments.batch_size and written[1] - arguments.new_tokens in (0, 1), written
         print(f"{name:24} {parameters:,} parameters, {written[0]} x {written[1]} tokens")
     case = f"beam {arguments.beams}, batch {arguments.batch_size}, {arguments.new_tokens} tokens"
-    times = turns.in_turns(runs, arguments.rounds)
-    turns.report(case, times, arguments.batch_size * arguments.new_tokens, "tokens", file=arguments.json)
+    times = alternating.in_turns(runs, arguments.rounds)
+    alternating.report(case, times, arguments.batch_size * arguments.new_tokens, "tokens", file=arguments.json)
 
 
 if __name__ == "__main__":

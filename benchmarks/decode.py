@@ -24,7 +24,7 @@ import keras
 import numpy as np
 
 import keras_tx
-from benchmarks import turns
+from benchmarks import alternating
 
 VOCABULARY, HIDDEN, HEADS, INTERMEDIATE, POSITIONS = 50257, 768, 12, 3072, 1024
 READ = 2**29  # bytes
@@ -111,7 +111,7 @@ def first_calls(arguments: argparse.Namespace) -> None:
         (f"third call, {SHORTER_PROMPT} tokens: nothing is new", SHORTER_PROMPT),
     ):
         prompts = random_prompts(arguments.batch_size, length)
-        took = turns.seconds(lambda prompts=prompts: model.generate(prompts, max_new_tokens=arguments.new_tokens))
+        took = alternating.seconds(lambda prompts=prompts: model.generate(prompts, max_new_tokens=arguments.new_tokens))
         print(f"{name:42} {took:6.2f} s")
 
 
@@ -141,15 +141,15 @@ def side_by_side(arguments: argparse.Namespace) -> None:
 
     case = f"greedy, batch {arguments.batch_size}, {new_tokens} tokens after {PROMPT}"
     runs["memory"] = read_memory()
-    times = turns.in_turns(runs, arguments.rounds)
+    times = alternating.in_turns(runs, arguments.rounds)
     speed = READ / np.median(times.pop("memory"))  # bytes a second
     limit = arguments.batch_size * speed / (4 * ours.count_params())
-    turns.report(case, times, arguments.batch_size * new_tokens, "tokens", file=arguments.json, limit=limit)
+    alternating.report(case, times, arguments.batch_size * new_tokens, "tokens", file=arguments.json, limit=limit)
     print(f"  the limit, each weight read once a step: {speed / 1e9:.1f} GB/s")
 
 
 def main() -> None:
-    parser = turns.parser(__doc__)
+    parser = alternating.parser(__doc__)
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--layers", type=int, default=12)

@@ -23,11 +23,11 @@ import keras
 import numpy as np
 
 import keras_tx
-from benchmarks import turns
+from benchmarks import alternating
 
 VOCABULARY, LAYERS, WIDTH, HEADS, INTERMEDIATE, DROPOUT = 1009, 6, 512, 8, 2048, 0.1
 STEPS = 4  # in one run
-SKIPPING = f"{turns.OURS}, skip_padding"
+SKIPPING = f"{alternating.OURS}, skip_padding"
 Sides = tuple[Callable[[], object], Callable[[], object]]  # training and inference, `STEPS` batches each
 
 
@@ -189,7 +189,7 @@ def sizes(shape: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = turns.parser(__doc__)
+    parser = alternating.parser(__doc__)
     parser.add_argument("--shapes", nargs="+", default=["16x128", "4x512", "1x2048"])
     parser.add_argument("--policy", default="float32", help="dtype policy")
     parser.add_argument("--xla", action="store_true", help="KerasHub compiled by XLA, too")
@@ -201,7 +201,7 @@ def main() -> None:
         return serve(keras_hub(*batch(*sizes(arguments.shapes[0])), jit=True))
     backend = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}[keras.backend.backend()]
     makers: dict[str, Callable[..., Sides]] = {
-        turns.OURS: ours,
+        alternating.OURS: ours,
         SKIPPING: lambda *data: ours(*data, skip_padding=True),
         f"KerasHub, {backend}": keras_hub,
         "PyTorch, nn.Transformer": pytorch,
@@ -216,13 +216,13 @@ def main() -> None:
         sides = {name: make(*batch(size, length)) for name, make in makers.items()}
         for part, (case, passes) in enumerate((("training", 3), ("inference", 1))):
             runs = {name: side[part] for name, side in sides.items()} | {"matrix products": product}
-            turns.in_turns(runs, 2)  # compiles
-            times = turns.in_turns(runs, arguments.rounds)
+            alternating.in_turns(runs, 2)  # compiles
+            times = alternating.in_turns(runs, arguments.rounds)
             products = 2 * 4096 * 4096 * 1024 / np.median(times.pop("matrix products"))  # operations a second
             limit = products * size * length / (passes * operations(size, length))
             case = f"{case}, {shape}, {arguments.policy}"
             amount = STEPS * size * length
-            turns.report(case, times, amount, "tokens", file=arguments.json, limit=limit, variants=[SKIPPING])
+            alternating.report(case, times, amount, "tokens", file=arguments.json, limit=limit, variants=[SKIPPING])
             print(f"  the limit, plain matrix products: {products / 1e9:.0f} GFLOP/s")
 
 

@@ -16,13 +16,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import turns
+from benchmarks import alternating
 from keras_tx import models
 from keras_tx.training import PaddedCrossentropy
 
 STEPS, AT_ONCE, VOCABULARY = 32, 16, 65
 OPTIONS = {
-    turns.OURS: {},
+    alternating.OURS: {},
     "jit_compile=True": {"jit_compile": True},
     f"steps_per_execution={AT_ONCE}": {"steps_per_execution": AT_ONCE},
 }
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace, options: dict):
 
 
 def main() -> None:
-    parser = turns.parser(__doc__)
+    parser = alternating.parser(__doc__)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--batch", type=int, default=12)
     parser.add_argument("--length", type=int, default=64)
@@ -49,7 +49,7 @@ def main() -> None:
         function()
     case = f"fit, width {arguments.width}, {arguments.batch} x {arguments.length}"
     amount = STEPS * arguments.batch * arguments.length
-    turns.report(case, turns.in_turns(runs, arguments.rounds), amount, "tokens", file=arguments.json)
+    alternating.report(case, alternating.in_turns(runs, arguments.rounds), amount, "tokens", file=arguments.json)
 
 
 if __name__ == "__main__":

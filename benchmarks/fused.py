@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 import keras_tx
-from benchmarks import turns
+from benchmarks import alternating
 from benchmarks.encoder import HEADS, WIDTH, sizes
 
 STEPS = 4  # in one run
@@ -42,7 +42,7 @@ def sides(layer: keras.layers.Layer, size: int, length: int) -> tuple[Callable[[
 
 
 def main() -> None:
-    parser = turns.parser(__doc__)
+    parser = alternating.parser(__doc__)
     parser.add_argument("--shapes", nargs="+", default=["16x128", "4x512", "1x2048"])
     parser.add_argument("--policy", default="float32", help="dtype policy")
     arguments = parser.parse_args()
@@ -50,17 +50,17 @@ def main() -> None:
     for shape in arguments.shapes:
         size, length = sizes(shape)
         layers = {
-            turns.OURS: keras_tx.layers.MultiHeadAttention(HEADS, WIDTH // HEADS),
+            alternating.OURS: keras_tx.layers.MultiHeadAttention(HEADS, WIDTH // HEADS),
             "without kernels": keras_tx.layers.MultiHeadAttention(HEADS, WIDTH // HEADS, flash_attention=False),
             "keras.layers": keras.layers.MultiHeadAttention(HEADS, WIDTH // HEADS),
         }
         made = {name: sides(layer, size, length) for name, layer in layers.items()}
         for part, case in enumerate(("training", "inference")):
             runs = {name: side[part] for name, side in made.items()}
-            turns.in_turns(runs, 2)  # compiles
-            times = turns.in_turns(runs, arguments.rounds)
+            alternating.in_turns(runs, 2)  # compiles
+            times = alternating.in_turns(runs, arguments.rounds)
             case = f"{case}, {shape}, {arguments.policy}, {keras.backend.backend()}"
-            turns.report(case, times, STEPS * size * length, "tokens", file=arguments.json)
+            alternating.report(case, times, STEPS * size * length, "tokens", file=arguments.json)
 
 
 if __name__ == "__main__":

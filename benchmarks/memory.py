@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks import turns
+from benchmarks import alternating
 
 WIDTH, HEADS, INTERMEDIATE, LAYERS = 256, 4, 1024, 2
 TOKENS, VOCABULARY, HIDDEN, WINDOW = 8192, 50000, 256, 256
@@ -83,14 +83,14 @@ def resident() -> float:
 def child(kind: str, side: str, length: int, rounds: int) -> None:
     step = attention_step(side, length) if kind == "attention" else vocabulary_step(side)
     before = resident()
-    turns.seconds(step)  # compiles
-    times = [turns.seconds(step) for _ in range(rounds)]
+    alternating.seconds(step)  # compiles
+    times = [alternating.seconds(step) for _ in range(rounds)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(json.dumps({"GiB": peak - before, "seconds": statistics.median(times)}))
 
 
 def main() -> None:
-    parser = turns.parser(__doc__, rounds=3)
+    parser = alternating.parser(__doc__, rounds=3)
     parser.add_argument("--only", choices=["attention", "vocabulary"])
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 8192, 16384])
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
@@ -115,11 +115,11 @@ def main() -> None:
         if done.returncode:
             error = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1][:100]
             print(f"{name:52} fails: {error}")
-            turns.write(arguments.json, {"case": f"{kind}, {length:,} tokens", "run": side, "error": error})
+            alternating.write(arguments.json, {"case": f"{kind}, {length:,} tokens", "run": side, "error": error})
             continue
         row = json.loads(done.stdout.splitlines()[-1])
         print(f"{name:52} {row['GiB']:6.2f} GiB {row['seconds']:8.2f} s", flush=True)
-        turns.write(arguments.json, {"case": f"{kind}, {length:,} tokens", "run": side, **row})
+        alternating.write(arguments.json, {"case": f"{kind}, {length:,} tokens", "run": side, **row})
 
 
 if __name__ == "__main__":

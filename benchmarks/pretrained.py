@@ -19,12 +19,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 
-from benchmarks import turns
+from benchmarks import alternating
 from keras_tx import pretrained
 
 VOCABULARY, HIDDEN, HEADS, INTERMEDIATE, POSITIONS, RATE = 30522, 768, 12, 3072, 512, 2e-5
 STEPS = 3  # in one run
-SKIPPING = f"{turns.OURS}, skip_padding"
+SKIPPING = f"{alternating.OURS}, skip_padding"
 PARTS = ("forward", "fine-tuning")
 Sides = tuple[Callable[[], object], Callable[[], object]]  # forward and training, `STEPS` batches each
 
@@ -118,7 +118,7 @@ def transformers(num_layers: int, inputs: dict[str, np.ndarray], labels: np.ndar
 
 
 def main() -> None:
-    parser = turns.parser(__doc__)
+    parser = alternating.parser(__doc__)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
@@ -134,7 +134,7 @@ def main() -> None:
     inputs |= {"attention_mask": real.astype("int32"), "token_type_ids": np.zeros(shape, "int32")}
     labels = random.integers(0, 2, arguments.batch_size, dtype="int32")
     sides = {}
-    makers = {turns.OURS: ours, "transformers, PyTorch": transformers, "KerasHub, TensorFlow": keras_hub}
+    makers = {alternating.OURS: ours, "transformers, PyTorch": transformers, "KerasHub, TensorFlow": keras_hub}
     if arguments.padding:
         makers[SKIPPING] = functools.partial(ours, skip_padding=True)
     for name, make in makers.items():
@@ -143,11 +143,11 @@ def main() -> None:
     tokens = STEPS * int(real.sum())
     for part in arguments.parts:
         runs = {name: side[PARTS.index(part)] for name, side in sides.items()}
-        turns.in_turns(runs, 1)  # compiles
-        times = turns.in_turns(runs, arguments.rounds)
+        alternating.in_turns(runs, 1)  # compiles
+        times = alternating.in_turns(runs, arguments.rounds)
         case = f"{part}, {shape[0]} x {shape[1]}, {1 - real.mean():.0%} padding"
         variants = [SKIPPING] if arguments.padding else []
-        turns.report(case, times, tokens, "real tokens", file=arguments.json, variants=variants)
+        alternating.report(case, times, tokens, "real tokens", file=arguments.json, variants=variants)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import encoder, turns
+from benchmarks import alternating, encoder
 from keras_tx import data
 from keras_tx.text import BertTokenizer
 
@@ -99,7 +99,7 @@ def pytorch(rows: list[np.ndarray], length: int, budget: int) -> Run:
 
 
 SIDES = {
-    turns.OURS: ours,
+    alternating.OURS: ours,
     encoder.SKIPPING: functools.partial(ours, skip_padding=True),
     "KerasHub, fixed length": keras_hub,
     "PyTorch, sorted by length": pytorch,
@@ -111,13 +111,13 @@ def compare(name: str, texts: Texts, length: int, arguments: argparse.Namespace)
     real = sum(map(len, rows))
     case = f"{name}, {len(rows)} texts of {real / len(rows):.1f} tokens on average, at most {length}"
     runs = {side: make(rows, length, arguments.tokens) for side, make in SIDES.items()}
-    turns.in_turns(runs, 1)  # compiles
-    times = turns.in_turns(runs, arguments.rounds)
-    turns.report(case, times, real, "real tokens", file=arguments.json, variants=[encoder.SKIPPING])
+    alternating.in_turns(runs, 1)  # compiles
+    times = alternating.in_turns(runs, arguments.rounds)
+    alternating.report(case, times, real, "real tokens", file=arguments.json, variants=[encoder.SKIPPING])
 
 
 def main() -> None:
-    parser = turns.parser(__doc__, rounds=3)
+    parser = alternating.parser(__doc__, rounds=3)
     parser.add_argument("--multi30k", type=Path, help="folder of parallel files; left out if not given")
     parser.add_argument("--imdb", type=Path, help="folder in which TFDS has prepared imdb_reviews; left out as above")
     parser.add_argument("--count", type=int, default=1000, help="of the first captions; of reviews an eighth")

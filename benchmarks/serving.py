@@ -21,7 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import servables, turns
+from benchmarks import alternating, servables
 from benchmarks.clean_server import CleanServer
 from keras_tx import models, pretrained, serving
 
@@ -74,9 +74,9 @@ def predict(arguments: argparse.Namespace, folder: Path) -> None:
                     expected = tf.nn.softmax(answers)
             served = np.concatenate([signature(text=one)["probabilities"] for one in tensors])
             print(f"largest difference of a probability: {np.abs(served - expected).max():.1e}")
-            times = turns.in_turns(runs, arguments.rounds)
+            times = alternating.in_turns(runs, arguments.rounds)
             amount = len(batches) * batch_size
-            turns.report(f"batch {batch_size}", times, amount, "texts", ours=CLEAN, file=arguments.json)
+            alternating.report(f"batch {batch_size}", times, amount, "texts", ours=CLEAN, file=arguments.json)
 
 
 def pipeline(arguments: argparse.Namespace, folder: Path) -> None:
@@ -133,7 +133,7 @@ def pipeline(arguments: argparse.Namespace, folder: Path) -> None:
         for _ in range(arguments.rounds):
             taken: dict[str, list[float]] = {name: [] for name in medians}
             for index, text in enumerate(texts):
-                taken["transformers pipeline"].append(turns.seconds(lambda text=text: pipe(text)))
+                taken["transformers pipeline"].append(alternating.seconds(lambda text=text: pipe(text)))
                 for name, server in servers.items():
                     taken[name] += server.run(index)
             for name, one in taken.items():
@@ -142,10 +142,10 @@ def pipeline(arguments: argparse.Namespace, folder: Path) -> None:
         for server in servers.values():
             server.__exit__()
     for name, one in medians.items():
-        print(f"  {name:32} p50 {turns.spread([1000 * seconds for seconds in one], '.2f')} ms")
+        print(f"  {name:32} p50 {alternating.spread([1000 * seconds for seconds in one], '.2f')} ms")
     for name in exports:
         times = {one: medians[one] for one in (name, "transformers pipeline")}
-        turns.report("p50 with batch 1, as requests/s", times, 1, "requests", ours=name, file=arguments.json)
+        alternating.report("p50 with batch 1, as requests/s", times, 1, "requests", ours=name, file=arguments.json)
 
 
 def decoding(arguments: argparse.Namespace, folder: Path) -> None:
@@ -165,17 +165,17 @@ def decoding(arguments: argparse.Namespace, folder: Path) -> None:
                 served = server.answer("serving_default", text=batch)["text"]
                 same = sum(ours == live for ours, live in zip(served, write(), strict=True))
                 runs = {CLEAN: lambda: server.run("batch"), "generate under XLA": write}
-                times = turns.in_turns(runs, arguments.rounds)
+                times = alternating.in_turns(runs, arguments.rounds)
                 amount = batch_size * servables.NEW_TOKENS
                 case = f"{name}, batch {batch_size}, {same} of {batch_size} texts equal"
-                turns.report(case, times, amount, "tokens", ours=CLEAN, file=arguments.json)
+                alternating.report(case, times, amount, "tokens", ours=CLEAN, file=arguments.json)
 
 
 PARTS = {"predict": predict, "pipeline": pipeline, "decoding": decoding}
 
 
 def main() -> None:
-    parser = turns.parser(__doc__)
+    parser = alternating.parser(__doc__)
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--batch-sizes", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--texts", type=int, default=64, help="that are classified in a round")

@@ -10,17 +10,17 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import turns
+from benchmarks import alternating
 
 Row = Mapping[str, object]
 
 
 def of_speed(row: Row) -> list[str]:
     limit = f"{statistics.median(row['rates']) / row['limit']:.2f}" if row["limit"] else ""
-    ratio = "" if row["run"] == row["ours"] else turns.spread(row["ratios"], ".2f")
+    ratio = "" if row["run"] == row["ours"] else alternating.spread(row["ratios"], ".2f")
     for variant, ratios in row.get("of_variants", {}).items():
-        ratio += f"; {variant.removeprefix(row['ours'] + ', ')} {turns.spread(ratios, '.2f')}"
-    rate = f"{turns.spread(row['rates'], ',.0f')} {row['unit']}"
+        ratio += f"; {variant.removeprefix(row['ours'] + ', ')} {alternating.spread(ratios, '.2f')}"
+    rate = f"{alternating.spread(row['rates'], ',.0f')} {row['unit']}"
     return [row["case"], row["run"], rate, limit, ratio, f"`{row['command']}`"]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from transformers import BertTokenizer as HuggingFace
 
-from benchmarks import turns
+from benchmarks import alternating
 from keras_tx.text import BertTokenizer
 
 SENTENCES = 16384  # made, where there is no --data
@@ -47,7 +47,7 @@ def all_of(function, batches) -> None:
 
 
 def main() -> None:
-    parser = turns.parser(__doc__)
+    parser = alternating.parser(__doc__)
     parser.add_argument("--data", type=Path, nargs="*", default=[], help="text files, a sentence a line, .gz or not")
     parser.add_argument("--vocabulary", type=Path, help="vocab.txt; without it one of up to 8,000 tokens is trained")
     parser.add_argument("--batch-size", type=int, default=1024)
@@ -69,11 +69,11 @@ def main() -> None:
         expected = theirs(batch, padding=True, truncation=True, max_length=512, return_tensors="np")["input_ids"]
         assert np.array_equal(graph(tensor)["token_ids"], expected)
 
-    names = {turns.OURS: (graph, tensors), "transformers": (lambda batch: theirs(batch), batches)}
+    names = {alternating.OURS: (graph, tensors), "transformers": (lambda batch: theirs(batch), batches)}
     print(f"vocabulary {ours.vocabulary_size:,}, {os.cpu_count()} cores; all ids equal")
     runs = {name: functools.partial(all_of, function, inputs) for name, (function, inputs) in names.items()}
     case = f"{len(texts):,} sentences, batches of {arguments.batch_size}"
-    turns.report(case, turns.in_turns(runs, arguments.rounds), len(texts), "sentences", file=arguments.json)
+    alternating.report(case, alternating.in_turns(runs, arguments.rounds), len(texts), "sentences", file=arguments.json)
 
 
 if __name__ == "__main__":

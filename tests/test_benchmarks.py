@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import table, turns
+from benchmarks import alternating, table
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_runs_go_in_turns_and_each_second_round_backwards():
     order = []
     runs = {name: lambda name=name: order.append(name) for name in "abc"}
-    times = turns.in_turns(runs, 3)
+    times = alternating.in_turns(runs, 3)
     assert "".join(order) == "cbaabccba"
     assert {name: len(taken) for name, taken in times.items()} == {"a": 3, "b": 3, "c": 3}
 
@@ -24,23 +24,23 @@ def test_runs_go_in_turns_and_each_second_round_backwards():
 def test_a_report_has_rates_and_the_ratios_of_rounds(tmp_path, capsys):
     times = {"keras_tx": [1.0, 2.0, 5.0], "a peer": [3.0, 2.0, 10.0]}  # medians 2 and 3; ratios 3, 1, 2
     file = tmp_path / "lines.jsonl"
-    assert turns.report("a case", times, 10, "tokens", file=file) == {"keras_tx": 1.0, "a peer": 2.0}
+    assert alternating.report("a case", times, 10, "tokens", file=file) == {"keras_tx": 1.0, "a peer": 2.0}
     printed = capsys.readouterr().out
     assert "5.0 (2.0 to 10.0) tokens/s" in printed and "keras_tx is 2.00 (1.00 to 3.00) times as fast" in printed
     ours, peer = (json.loads(line) for line in file.read_text().splitlines())
     assert (ours["run"], ours["unit"], ours["rates"], ours["ratios"]) == ("keras_tx", "tokens/s", [10, 5, 2], [1] * 3)
     np.testing.assert_allclose(peer["rates"] + peer["ratios"], [10 / 3, 5, 1, 3, 1, 2])
-    assert peer["limit"] is None and peer["command"] == turns.command()
+    assert peer["limit"] is None and peer["command"] == alternating.command()
 
 
 def test_a_table_has_each_run_with_its_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "benchmarks", "some", "--json", "a.jsonl", "--rounds", "3"])
     file = tmp_path / "a.jsonl"
     times = {"keras_tx": [1.0, 2.0, 5.0], "a peer": [3.0, 2.0, 10.0]}
-    turns.report("a case", times, 10, "tokens", file=file, limit=20.0)
+    alternating.report("a case", times, 10, "tokens", file=file, limit=20.0)
     assert "0.25 of the limit" in capsys.readouterr().out
-    turns.write(file, {"case": "attention", "run": "a peer", "GiB": 1.234, "seconds": 5.678})
-    turns.write(file, {"case": "attention", "run": "another", "error": "no memory"})
+    alternating.write(file, {"case": "attention", "run": "a peer", "GiB": 1.234, "seconds": 5.678})
+    alternating.write(file, {"case": "attention", "run": "another", "error": "no memory"})
     printed = table.tables([json.loads(line) for line in file.read_text().splitlines()])
     command = "`python -m benchmarks some --rounds 3`"
     assert f"| a case | keras_tx | 5 (2 to 10) tokens/s | 0.25 |  | {command} |" in printed
@@ -52,7 +52,7 @@ def test_a_table_has_each_run_with_its_command(tmp_path, capsys, monkeypatch):
 def test_a_second_run_of_ours_has_ratios_of_its_own(tmp_path, capsys):
     file = tmp_path / "a.jsonl"
     times = {"keras_tx": [2.0, 2.0], "keras_tx, fast": [1.0, 2.0], "a peer": [4.0, 4.0]}
-    turns.report("a case", times, 8, "tokens", file=file, variants=["keras_tx, fast"])
+    alternating.report("a case", times, 8, "tokens", file=file, variants=["keras_tx, fast"])
     assert "keras_tx is 2.00 (2.00 to 2.00) times as fast, keras_tx, fast 3.00" in capsys.readouterr().out
     own, fast, peer = table.tables([json.loads(line) for line in file.read_text().splitlines()]).splitlines()[2:]
     assert "| keras_tx | 4 (4 to 4) tokens/s |  |  |" in own

@@ -17,7 +17,15 @@ from keras_tx.optional import Lazy
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "keras_tx").rglob("*.py"))
 # A file imports only from folders to the left of its own; those in one place import nothing of each other.
-ORDER = [["checks", "optional", "version"], ["text"], ["data"], ["layers"], ["generation", "training"], ["models"]]
+ORDER = [
+    ["types", "version"],
+    ["checks", "optional"],
+    ["text"],
+    ["data"],
+    ["layers"],
+    ["generation", "training"],
+    ["models"],
+]
 ORDER += [["pretrained"], ["serving"], ["plots"]]
 RANK = {folder: rank for rank, folders in enumerate(ORDER) for folder in folders}
 PUBLIC = ["data", "generation", "layers", "models", "pretrained", "serving", "text", "training", "plots"]

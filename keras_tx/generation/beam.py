@@ -12,8 +12,8 @@ import numpy as np
 from keras import ops
 
 from keras_tx import checks
-from keras_tx.generation import rows
-from keras_tx.generation.rows import Strategy
+from keras_tx.generation import strategy
+from keras_tx.generation.strategy import Strategy
 
 NOWHERE = -1e9  # the score of beams that must lose, finite as in transformers; half of it no real beam can have
 
@@ -76,7 +76,7 @@ class Beam(Strategy):
                 "`num_beams` must not be above the size of the vocabulary. Received: "
                 f"num_beams={self.num_beams}, vocabulary_size={vocabulary_size}"
             )
-        state = rows.begin(ids, real, width=self.width, num_new=num_new, limit=limit, padding_id=padding_id)
+        state = strategy.begin(ids, real, width=self.width, num_new=num_new, limit=limit, padding_id=padding_id)
         nowhere = ops.full_like(self._split(state["ids"][:, 0]), NOWHERE, dtype="float32")  # (B, W)
         return {
             **state,
@@ -84,7 +84,7 @@ class Beam(Strategy):
             "scores": ops.where(ops.arange(self.width) == 0, 0.0, nowhere),
             "ended": ops.zeros_like(nowhere, dtype="bool"),
             "ended_scores": nowhere,
-            "ended_ids": self._split(rows.fill(state["padding"], state["ids"], num_new)),
+            "ended_ids": self._split(strategy.fill(state["padding"], state["ids"], num_new)),
         }
 
     def advance(self, logits, state, constraints, stop_tokens):
@@ -96,7 +96,7 @@ class Beam(Strategy):
         count = min(max(2, 1 + len(set(stop_tokens))) * width, width * scores.shape[-1])
         scores, tokens, origin = _candidates(scores, width, count)  # (B, C), the best first
         at_limit = state["step"] + 1 >= state["limit"]
-        ends = ops.logical_or(rows.is_one_of(tokens, stop_tokens), at_limit)
+        ends = ops.logical_or(strategy.is_one_of(tokens, stop_tokens), at_limit)
         new = self._results(state, scores, tokens, origin, ends)
         new["scores"], places = ops.top_k(scores + ops.where(ends, NOWHERE, 0.0), width)  # of those that go on
 
@@ -115,7 +115,7 @@ class Beam(Strategy):
         state = {
             **state,
             **new,
-            **rows.write(state, ops.take(state["ids"], origin, axis=0), tokens, live_rows),
+            **strategy.write(state, ops.take(state["ids"], origin, axis=0), tokens, live_rows),
             "broken": ops.logical_or(state["broken"], ops.any(lost)),
             "done": ops.logical_or(state["done"], done),
         }
@@ -175,4 +175,4 @@ def _candidates(scores, width, count):
     scores, places = ops.top_k(ops.reshape(scores, (-1, width * kept)), count)
     tokens = ops.take_along_axis(ops.reshape(tokens, (-1, width * kept)), places, axis=1)
     first = ops.arange(ops.shape(scores)[0], dtype="int32")[:, None] * width
-    return scores, rows.integer(tokens), first + rows.integer(places) // kept
+    return scores, strategy.integer(tokens), first + strategy.integer(places) // kept

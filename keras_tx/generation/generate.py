@@ -10,10 +10,10 @@ from keras import ops
 
 from keras_tx import checks
 from keras_tx.generation.beam import Beam
-from keras_tx.generation.loop import Loop, bucket
+from keras_tx.generation.config import GenerationConfig
+from keras_tx.generation.decode_loop import CompiledDecodeLoop, bucket
+from keras_tx.generation.incremental_model import IncrementalModel
 from keras_tx.generation.prompts import Pieces, as_rows, as_strings, is_text, padded, until_stop
-from keras_tx.generation.steps import Steps
-from keras_tx.generation.task import Task
 
 
 def generate(
@@ -81,7 +81,7 @@ def generate(
             not positive or beyond a table of learned positions, contradictory options, or logits that are NaN.
         TypeError: for a model that is not functional.
     """
-    job = _Job(
+    job = GenerationRequest(
         model,
         inputs,
         strategy,
@@ -125,22 +125,22 @@ def stream(model, inputs, strategy=None, **options):
     given.apply_defaults()
     if given.arguments.pop("return_scores"):
         raise ValueError("`return_scores` is not for `stream`: a score is known at the end. Received: True")
-    job = _Job(**given.arguments)
+    job = GenerationRequest(**given.arguments)
     if isinstance(job.strategy, Beam):
         raise ValueError(f"`strategy` must have no beams to be streamed. Received: strategy={strategy}")
     return job.stream()
 
 
-class _Job:
+class GenerationRequest:
     """One call of `generate`: the prompts as arrays, and the compiled loop for them."""
 
     def __init__(
         self, model, inputs, strategy, *, tokenizer, source_tokenizer, max_new_tokens, target, jit_compile, **rules
     ):
         checks.positive_int("max_new_tokens", max_new_tokens)
-        model = model._writing_model() if hasattr(model, "_writing_model") else model
+        model = model._generation_model() if hasattr(model, "_generation_model") else model
         self.steps, loops = _compiled_before(model, target)
-        task = Task(self.steps, strategy, tokenizer, max_new_tokens=max_new_tokens, **rules)
+        task = GenerationConfig(self.steps, strategy, tokenizer, max_new_tokens=max_new_tokens, **rules)
         self.task, self.max_new_tokens = task, task.max_new_tokens
         self.stop_tokens, self.padding_id = task.stop_tokens, task.padding_id
         self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
@@ -150,7 +150,7 @@ class _Job:
         num_new = bucket(max_new_tokens)
         key = (task.strategy, task.constraints, task.stop_tokens, task.padding_id, num_new, jit_compile)
         if key not in loops:
-            loops[key] = Loop(task.search(num_new), model, jit_compile)
+            loops[key] = CompiledDecodeLoop(task.search(num_new), model, jit_compile)
         self.loop, self.strategy = loops[key], task.strategy
 
     def _read(self, inputs):
@@ -292,12 +292,12 @@ def _listed(rows):
 
 
 def _compiled_before(model, target):
-    """The `Steps` of a model and its compiled loops, kept with the model as long as it has the same variables."""
+    """The `IncrementalModel` and the compiled loops of a model, kept with it while it has the same variables."""
     variables = model.variables
     kept = vars(model).get("_keras_tx_loops")
     if kept is None or list(map(id, kept[0])) != list(map(id, variables)):
         kept = (variables, {})
         object.__setattr__(model, "_keras_tx_loops", kept)  # not tracked: it is no part of the model
     if target not in kept[1]:
-        kept[1][target] = (Steps(model, target), {})
+        kept[1][target] = (IncrementalModel(model, target), {})
     return kept[1][target]

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from keras_tx.generation import rows
-from keras_tx.generation.rows import Strategy
+from keras_tx.generation import strategy
+from keras_tx.generation.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -14,4 +14,4 @@ class Greedy(Strategy):
     """
 
     def choose(self, scores, state):
-        return rows.likeliest(scores)
+        return strategy.likeliest(scores)

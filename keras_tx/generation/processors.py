@@ -13,7 +13,7 @@ import numpy as np
 from keras import ops
 
 from keras_tx import checks
-from keras_tx.generation import rows
+from keras_tx.generation import strategy
 
 _FORBIDDEN = -float("inf")
 _NO_TOKEN = -1  # unlike any id
@@ -65,7 +65,7 @@ class Constraints:
         for forbidden in self._forbidden(state, stop_tokens, size):
             scores = ops.where(forbidden, _FORBIDDEN, scores)
         if self.forced_tokens:
-            forced = rows.integer(_NO_TOKEN)
+            forced = strategy.integer(_NO_TOKEN)
             for index, token in self.forced_tokens:
                 now = state["step"] == (state["limit"] - 1 if index == -1 else index)
                 forced = ops.where(now, token, forced)

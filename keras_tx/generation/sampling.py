@@ -14,8 +14,8 @@ import numpy as np
 from keras import ops
 
 from keras_tx import checks
-from keras_tx.generation import rows
-from keras_tx.generation.rows import Strategy
+from keras_tx.generation import strategy
+from keras_tx.generation.strategy import Strategy
 
 _COLDEST = 1e-30  # a temperature that float32 still divides by
 _FAINTEST = -104.0  # exp of less is zero in float32
@@ -83,7 +83,7 @@ def draw(logits, noise):
     reached = ops.cumsum(sums, axis=-1)
     target = ops.cast(noise, "float32") * reached[:, -1]
     block = _first_beyond(sums, reached, target)
-    target = target - rows.pick(reached, block) + rows.pick(sums, block)
+    target = target - strategy.pick(reached, block) + strategy.pick(sums, block)
     inside = ops.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]  # (R, size)
     return block * size + _first_beyond(inside, ops.cumsum(inside, axis=-1), target)
 
@@ -98,7 +98,7 @@ def draw_of_few(logits, noise):
 def _first_beyond(weights, reached, target):
     """The first index with a weight whose running sum is beyond `target`; where rounding left none, the heaviest."""
     beyond = ops.logical_and(reached > target[:, None], weights > 0)
-    return rows.integer(rows.likeliest(ops.where(beyond, float("inf"), weights)))
+    return strategy.integer(strategy.likeliest(ops.where(beyond, float("inf"), weights)))
 
 
 def _where(kept, logits):
@@ -182,4 +182,4 @@ class Sample(Strategy):
         if self.min_p:
             scores = min_p(scores, self.min_p)
         places = draw(scores, ops.take(state["noise"], state["step"], axis=0))
-        return places if tokens is None else rows.pick(rows.integer(tokens), places)
+        return places if tokens is None else strategy.pick(strategy.integer(tokens), places)

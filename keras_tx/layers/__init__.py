@@ -4,7 +4,7 @@ B batch, T queries or tokens, S keys, N query heads, K key heads, G = N/K, H hea
 (feed-forward), V vocabulary, L layers.
 """
 
-from keras_tx.layers.attention import MultiHeadAttention
+from keras_tx.layers.attention.layer import MultiHeadAttention
 from keras_tx.layers.decoder import Decoder, DecoderLayer
 from keras_tx.layers.embeddings import TokenEmbedding
 from keras_tx.layers.encoder import Encoder, EncoderLayer

@@ -8,11 +8,11 @@ import keras
 from keras import ops
 
 from keras_tx.layers import cache as caches
-from keras_tx.layers.block import Block, Stack
+from keras_tx.layers.transformer import TransformerLayer, TransformerStack
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class DecoderLayer(Block):
+class DecoderLayer(TransformerLayer):
     """Causal self-attention, attention over the memory if there is one, then feed-forward.
 
     Args:
@@ -141,7 +141,7 @@ class DecoderLayer(Block):
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class Decoder(Stack):
+class Decoder(TransformerStack):
     """A stack of decoder layers; a pre-norm stack ends with a norm. The width D comes from the input.
 
     Args:

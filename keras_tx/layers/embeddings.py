@@ -11,11 +11,11 @@ import keras
 from keras import initializers, ops
 
 from keras_tx import checks
+from keras_tx.layers.attention.axes import check_shape
 from keras_tx.layers.configs import Composite, serialized
 from keras_tx.layers.dropout import Dropout
-from keras_tx.layers.folding import check_shape
 from keras_tx.layers.ids import check_ids, check_integers, inside, look_up
-from keras_tx.layers.initial import fresh
+from keras_tx.layers.initializers import fresh
 from keras_tx.layers.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 from keras_tx.layers.projection import Projection, TiedEmbedding
 from keras_tx.layers.residual import NORMALIZATIONS, make_norm

@@ -8,13 +8,13 @@ from keras import ops
 
 from keras_tx import checks
 from keras_tx.layers import masks
-from keras_tx.layers.block import Block, Stack
-from keras_tx.layers.routes import takes_blocks
+from keras_tx.layers.attention.dispatch import is_blockwise
+from keras_tx.layers.transformer import TransformerLayer, TransformerStack
 from keras_tx.layers.unpadding import Unpadding, is_possible
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class EncoderLayer(Block):
+class EncoderLayer(TransformerLayer):
     """Self-attention, then feed-forward, each with a residual connection and a norm.
 
     Args:
@@ -103,7 +103,7 @@ class EncoderLayer(Block):
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class Encoder(Stack):
+class Encoder(TransformerStack):
     """A stack of encoder layers; a pre-norm stack ends with a norm. The width D comes from the input.
 
     Args:
@@ -203,7 +203,7 @@ class Encoder(Stack):
             return None
         length = inputs.shape[1]
         # By blocks attention skips padding itself, where it knows the length.
-        in_blocks = any(takes_blocks(layer.self_attention, length, length, training) for layer in self.layers)
+        in_blocks = any(is_blockwise(layer.self_attention, length, length, training) for layer in self.layers)
         return Unpadding(mask, inputs.shape[:2], cut=can_cut and not in_blocks)
 
     def _padded(self, outputs, mask, unpadding):

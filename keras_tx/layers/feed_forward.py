@@ -11,7 +11,7 @@ from keras_tx import checks
 from keras_tx.layers import activations
 from keras_tx.layers.configs import Composite
 from keras_tx.layers.dropout import Dropout
-from keras_tx.layers.initial import fresh
+from keras_tx.layers.initializers import fresh
 from keras_tx.layers.projection import Projection
 
 

@@ -32,7 +32,7 @@ def repeat(start, stop, body, state):
 
 
 def at(x, index):
-    """Block `index` of (I, ...). XLA is wrong about `x[index]` where `index` is a tensor inside a loop."""
+    """TransformerLayer `index` of (I, ...). XLA is wrong about `x[index]` where `index` is a tensor inside a loop."""
     return ops.take(x, index, axis=0)
 
 

@@ -10,7 +10,7 @@ import keras
 from keras import ops
 from keras.src.backend import get_keras_mask, set_keras_mask  # the public API has no way to the mask of a tensor
 
-from keras_tx.layers import folding
+from keras_tx.layers.attention import axes as folding
 from keras_tx.layers.configs import Composite
 from keras_tx.layers.ids import values_of
 

@@ -9,7 +9,7 @@ from keras import initializers, ops
 from keras_tx import checks
 from keras_tx.layers.configs import Composite
 from keras_tx.layers.dropout import Dropout
-from keras_tx.layers.initial import fresh
+from keras_tx.layers.initializers import fresh
 from keras_tx.layers.positions import LearnedPositionalEncoding
 from keras_tx.layers.projection import HeadProjection
 

@@ -7,12 +7,12 @@ import keras
 
 from keras_tx import checks
 from keras_tx.layers import Decoder, TokenEmbedding
+from keras_tx.models.language_model import LanguageModel, language_embedding, logits_of, make_head, table_of
 from keras_tx.models.token_model import options
-from keras_tx.models.writer import Writer, language_embedding, logits_of, make_head, table_of
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class CausalLM(Writer):
+class CausalLM(LanguageModel):
     """A functional `keras.Model` of token embedding, decoder and logits.
 
     Its input is `token_ids` (B, T), padded on either side with the padding id. With `packed`, `document_ids` and
@@ -98,7 +98,7 @@ class CausalLM(Writer):
         self.id_inputs = {"token_ids": embedding}
         self.configured = {"embedding_options": embedding, "decoder_options": decoder}
 
-    def _writing_model(self):
+    def _generation_model(self):
         if not self.packed:
             return self
         if "_unpacked" not in vars(self):

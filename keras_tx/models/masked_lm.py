@@ -11,8 +11,8 @@ from keras_tx.layers import Encoder, TokenEmbedding
 from keras_tx.layers.projection import Projection
 from keras_tx.layers.residual import make_norm
 from keras_tx.models.chunked import VocabularyModel
+from keras_tx.models.language_model import language_embedding
 from keras_tx.models.token_model import options
-from keras_tx.models.writer import language_embedding
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")

@@ -7,12 +7,12 @@ import keras
 
 from keras_tx import checks
 from keras_tx.layers import Decoder, Encoder, TokenEmbedding
+from keras_tx.models.language_model import LanguageModel, language_embedding, logits_of, make_head, table_of
 from keras_tx.models.token_model import options
-from keras_tx.models.writer import Writer, language_embedding, logits_of, make_head, table_of
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class Seq2Seq(Writer):
+class Seq2Seq(LanguageModel):
     """A functional `keras.Model` of embeddings, encoder, decoder and logits: a translator, a summarizer.
 
     Its inputs are `source_ids` (B, S) and `target_ids` (B, T), padded with the padding id; the target begins with a

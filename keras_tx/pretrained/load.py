@@ -17,9 +17,9 @@ from keras_tx.optional import Lazy
 from keras_tx.pretrained import headers
 from keras_tx.pretrained.config import Config, check_layers
 from keras_tx.pretrained.files import PICKLES, open_tensors, pickled
-from keras_tx.pretrained.filling import Filling
 from keras_tx.pretrained.model import PretrainedModel
 from keras_tx.pretrained.registry import family_of
+from keras_tx.pretrained.variable_loader import VariableLoader
 
 huggingface_hub = Lazy("huggingface_hub", "hub")
 
@@ -90,7 +90,7 @@ def from_pretrained(
     absent = [part for part, key in kind.parts.items() if kind.prefix + key not in names]
     check_layers(values, len(tensors))
     generation = directory / GENERATION
-    filling = Filling(tensors, names)
+    filling = VariableLoader(tensors, names)
     with keras.StatelessScope():  # in which variables are made, but have no values before its end
         model = PretrainedModel(
             values,

@@ -8,7 +8,7 @@ from keras_tx import generation
 from keras_tx.layers import Encoder
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids, check_integers
-from keras_tx.pretrained import arrays
+from keras_tx.pretrained import array_prompts
 from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.registry import family_of
 
@@ -155,26 +155,28 @@ class PretrainedModel(keras.Model):
         Raises:
             ValueError: for a model that does not write, and as `keras_tx.generation.generate`.
         """
-        model = self._writing_model()
+        model = self._generation_model()
         strategy, options = self._as_configured(inputs, strategy, options)
         names = [x.name for x in model.inputs]
         given = dict(inputs) if isinstance(inputs, dict) else {names[0]: inputs}
         masks = {name: given.pop(mask, None) for name, mask in _MASKS.items()}
         if not given.keys() <= set(names):
             raise ValueError(f"`inputs` must have {names}, and may have their masks. Received: {[*inputs]}")
-        is_array = all(map(arrays.is_array, given.values())) and all(len(value.shape) == 2 for value in given.values())
+        is_array = all(map(array_prompts.is_array, given.values())) and all(
+            len(value.shape) == 2 for value in given.values()
+        )
         if not is_array and all(mask is None for mask in masks.values()):
             return generation.generate(model, given, strategy, **options)
 
         padding_id = self._padding_id()
         rows = {
-            name: arrays.rows_of(value, masks[name], getattr(self.family, _IDS[name]).padding_id)
+            name: array_prompts.rows_of(value, masks[name], getattr(self.family, _IDS[name]).padding_id)
             for name, value in given.items()
         }
         answers = generation.generate(model, rows, strategy, **options)
         answers, scores = answers if options.get("return_scores") else (answers, None)
         prompts = (given[names[0]], rows[names[0]]) if len(names) == 1 else None
-        laid_out = arrays.laid_out(answers, prompts, padding_id)
+        laid_out = array_prompts.laid_out(answers, prompts, padding_id)
         return (laid_out, scores) if options.get("return_scores") else laid_out
 
     def stream(self, inputs, strategy=None, **options):
@@ -186,7 +188,7 @@ class PretrainedModel(keras.Model):
         Raises:
             ValueError: for a model that does not write, a strategy with beams, and as `keras_tx.generation.stream`.
         """
-        model = self._writing_model()
+        model = self._generation_model()
         strategy, options = self._as_configured(inputs, strategy, options)
         return generation.stream(model, inputs, strategy, **options)
 
@@ -195,7 +197,7 @@ class PretrainedModel(keras.Model):
         most = self.family.max_length(self.generation_config)
         if most is not None and "max_new_tokens" not in options:
             prompt = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
-            longest = arrays.longest(prompt, options.get("tokenizer"))
+            longest = array_prompts.longest(prompt, options.get("tokenizer"))
             if longest >= most:
                 raise ValueError(
                     "`max_new_tokens` must be given for prompts as long as `max_length` of the generation config. "
@@ -216,7 +218,7 @@ class PretrainedModel(keras.Model):
                     return values[name][0] if isinstance(values[name], list) else values[name]
         return 0
 
-    def _writing_model(self):
+    def _generation_model(self):
         """The functional model over ids alone that `generate` runs, of the same layers."""
         if self._writing is None:
             object.__setattr__(self, "_writing", self.family.writing())

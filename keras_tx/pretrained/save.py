@@ -12,7 +12,7 @@ from keras_tx.pretrained import table
 from keras_tx.pretrained.files import write_tensors
 from keras_tx.pretrained.load import CONFIG, GENERATION
 from keras_tx.pretrained.model import PretrainedModel
-from keras_tx.text.fits import check_fits
+from keras_tx.text.compatibility import check_fits
 
 DTYPES = ("float32", "float16", "bfloat16")
 TOKENIZER_FILES = (

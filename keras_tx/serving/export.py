@@ -9,10 +9,10 @@ import keras
 from keras_tx import checks
 from keras_tx.optional import Lazy
 from keras_tx.serving import parity
-from keras_tx.serving.backends import export_elsewhere
 from keras_tx.serving.card import write_batching, write_card
-from keras_tx.serving.graph import check_servable, resources_of
-from keras_tx.serving.kinds import kind_of
+from keras_tx.serving.exporters import exporter_for
+from keras_tx.serving.other_backends import export_elsewhere
+from keras_tx.serving.servable_graph import check_servable, resources_of
 from keras_tx.serving.versions import write_version
 from keras_tx.serving.warmup import check_warmup, write_warmup
 
@@ -50,7 +50,7 @@ def export(
     - `embed`: `text` (B,) -> `embedding` (B, D): the output `pooler_output`, or the mean of `last_hidden_state`; of a
       classifier what its last layer gets, the pooled vectors; of a `MaskedLM`, or a model with a single output
       (B, T, D), the mean over the real tokens.
-    - Of models that write: see `keras_tx.serving.writing`.
+    - Of models that write: see `keras_tx.serving.generator_signatures`.
 
     Args:
         model: a `TextClassifier`, `MaskedLM`, `CausalLM`, `Seq2Seq` or `PretrainedModel`; or any functional
@@ -85,7 +85,9 @@ def export(
         "max_batch": checks.positive_int("max_batch", max_batch),
     }
     _check_path(Path(path))
-    kind_of(model, arguments["tokenizers"], generation, labels)  # what cannot be is said here, whatever the backend
+    exporter_for(
+        model, arguments["tokenizers"], generation, labels
+    )  # what cannot be is said here, whatever the backend
     if keras.backend.backend() != "tensorflow":
         return export_elsewhere(model, path, **arguments)
     return export_here(model, path, **arguments, backend="tensorflow")
@@ -94,7 +96,7 @@ def export(
 def export_here(model, path, *, tokenizers, generation, labels, warmup, max_batch, backend):
     """What `export` does on TensorFlow; `backend` is the one that the model comes from."""
     tokenizers = {"tokenizer": None, "source_tokenizer": None} | tokenizers
-    kind = kind_of(model, tokenizers, generation, labels)
+    kind = exporter_for(model, tokenizers, generation, labels)
     signatures = kind.signatures()
     check_servable(signatures)
 

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from keras_tx.optional import Lazy
-from keras_tx.serving.reader import one_line
+from keras_tx.serving.text_encoder import one_line
 from keras_tx.serving.warmup import serialized
 
 tf = Lazy("tensorflow")
@@ -34,7 +34,7 @@ GIVEN = 16  # texts of the user's that are compared at most
 LARGEST = 20_000  # numbers of an example; scores and vectors of long texts have millions
 
 
-def reading_examples(signatures, reader, tokenizer, texts=()):
+def encoder_examples(signatures, reader, tokenizer, texts=()):
     """{name: examples} of the signatures of `classifying`, answered by Keras layer by layer, each text alone.
 
     The texts are those above and the first of `texts`.
@@ -79,7 +79,7 @@ def ids_example(function, reader, row):
     return [] if found is None else [found]
 
 
-def writing_example(name, function, inputs, drawn, half):
+def generator_example(name, function, inputs, drawn, half):
     """What a signature of a model that writes answers in the live graph, as a list of one example.
 
     The request alone where the answer is drawn, is too large, or may differ by a token in half precision.

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from keras_tx.optional import Lazy
-from keras_tx.serving.inputs import FEATURE
-from keras_tx.serving.reader import one_line
+from keras_tx.serving.request_inputs import FEATURE
+from keras_tx.serving.text_encoder import one_line
 
 tf = Lazy("tensorflow")
 

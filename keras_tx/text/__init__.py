@@ -2,7 +2,7 @@
 
 from keras_tx.text.bert import BertTokenizer
 from keras_tx.text.byte_pair import BytePairTokenizer
-from keras_tx.text.fits import check_fits
+from keras_tx.text.compatibility import check_fits
 from keras_tx.text.load import load_tokenizer
 from keras_tx.text.marian import MarianTokenizer
 from keras_tx.text.sentence_piece import SentencePieceTokenizer

@@ -14,9 +14,9 @@ import numpy as np
 from keras_tx import checks
 from keras_tx.optional import Lazy
 from keras_tx.text.files import by_directory, folder_of
-from keras_tx.text.inputs import as_ids, at_least, boolean, strings, within
-from keras_tx.text.lists import as_lists, as_texts, in_a_graph
+from keras_tx.text.python_inputs import as_lists, as_texts, in_a_graph
 from keras_tx.text.template import Template
+from keras_tx.text.tensor_inputs import as_ids, at_least, boolean, strings, within
 
 tf = Lazy("tensorflow")
 

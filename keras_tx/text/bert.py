@@ -14,13 +14,13 @@ import keras
 
 from keras_tx import checks
 from keras_tx.optional import Lazy
+from keras_tx.text.bert_inputs import pack
 from keras_tx.text.decode import build_pieces, join
 from keras_tx.text.files import by_directory
 from keras_tx.text.huggingface import read_directory, write_directory
-from keras_tx.text.inputs import as_ids, at_least, boolean, seed_of, strings, within
 from keras_tx.text.max_match import MaxMatchDropout
 from keras_tx.text.normalize import STAND_INS, normalize, split_words
-from keras_tx.text.pack import pack
+from keras_tx.text.tensor_inputs import as_ids, at_least, boolean, seed_of, strings, within
 from keras_tx.text.vocabulary import SPECIAL_TOKENS, check_vocabulary, read_vocabulary, train_vocabulary
 from keras_tx.text.wordpiece import build_wordpiece, short_words
 

@@ -10,13 +10,13 @@ from typing import Any
 import keras
 
 from keras_tx.text.byte_pair_graph import BytePairGraph, unsupported_parts
-from keras_tx.text.defined import DefinedTokenizer, arguments
-from keras_tx.text.definition import from_json, from_merges
 from keras_tx.text.files import read_settings
+from keras_tx.text.json_tokenizer import JsonTokenizer, arguments
+from keras_tx.text.tokenizer_json import from_json, from_merges
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class BytePairTokenizer(DefinedTokenizer):
+class BytePairTokenizer(JsonTokenizer):
     """Texts to ids and back with a byte-level byte-pair vocabulary.
 
     ```python

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx.optional import Lazy
-from keras_tx.text.definition import QWEN
-from keras_tx.text.graph import (
+from keras_tx.text.graph_ops import (
     LAST,
     SPACES,
     STAND_IN,
@@ -23,6 +22,7 @@ from keras_tx.text.graph import (
     split_at,
     unsupported,
 )
+from keras_tx.text.tokenizer_json import QWEN
 
 tf = Lazy("tensorflow")
 tf_text = Lazy("tensorflow_text", extra="text")

@@ -16,8 +16,8 @@ import keras
 from keras_tx.optional import Lazy
 from keras_tx.text.base import Tokenizer
 from keras_tx.text.files import in_order, read_settings, read_vocabulary_json
-from keras_tx.text.piece_graph import MarianGraph
-from keras_tx.text.spm import SPACE, read_model
+from keras_tx.text.sentencepiece_graph import MarianGraph
+from keras_tx.text.sentencepiece_model import SPACE, read_model
 from keras_tx.text.template import Template
 
 sentencepiece = Lazy("sentencepiece", extra="text")

@@ -4,7 +4,7 @@ MaxMatch-Dropout, Hiraoka 2022, arXiv:2209.04126. N words, U different rests of 
 """
 
 from keras_tx.optional import Lazy
-from keras_tx.text.graph import StringIndex
+from keras_tx.text.graph_ops import StringIndex
 from keras_tx.text.vocabulary import PREFIX
 
 tf = Lazy("tensorflow")

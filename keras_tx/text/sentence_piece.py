@@ -10,15 +10,15 @@ from typing import Any
 import keras
 
 from keras_tx.text.byte_pair import is_byte_level
-from keras_tx.text.defined import DefinedTokenizer, arguments
-from keras_tx.text.definition import from_json, from_pieces
 from keras_tx.text.files import read_settings
-from keras_tx.text.piece_graph import PieceGraph
-from keras_tx.text.spm import check_normalizer, unsupported_parts
+from keras_tx.text.json_tokenizer import JsonTokenizer, arguments
+from keras_tx.text.sentencepiece_graph import PieceGraph
+from keras_tx.text.sentencepiece_model import check_normalizer, unsupported_parts
+from keras_tx.text.tokenizer_json import from_json, from_pieces
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class SentencePieceTokenizer(DefinedTokenizer):
+class SentencePieceTokenizer(JsonTokenizer):
     """Texts to ids and back with a SentencePiece vocabulary: Unigram, or byte pairs over characters (Llama 2).
 
     ```python

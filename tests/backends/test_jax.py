@@ -11,8 +11,8 @@ def test_contracts_and_a_model_hold_on_jax():
     run_tests(
         "jax",
         "layers/test_contracts.py",
-        "layers/test_attend.py",
-        "layers/test_fused.py",
+        "layers/test_dense_attention.py",
+        "layers/test_fused_attention.py",
         "models/test_text_classifier.py",
     )
 

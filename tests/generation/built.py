@@ -94,7 +94,7 @@ MODELS = {
     "causal_lm": language_model,
     "untied": lambda: language_model(tie_embeddings=False, embedding_options={"normalization": "layer_norm"}),
     "learned": lambda: language_model(embedding_options={"position_encoding": "learned", "max_length": LENGTH}),
-    "packed": lambda: language_model(packed=True)._writing_model(),
+    "packed": lambda: language_model(packed=True)._generation_model(),
     "seq2seq": translator,
     "shared": lambda: Seq2Seq(V, **SIZES, num_decoder_layers=2),
 }

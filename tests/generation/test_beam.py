@@ -316,7 +316,7 @@ def test_beams_that_cannot_work_are_refused(make, message):
 
 
 def test_a_strategy_without_a_choice_says_so():
-    from keras_tx.generation.rows import Strategy
+    from keras_tx.generation.strategy import Strategy
 
     with pytest.raises(NotImplementedError, match="Strategy must define `choose`"):
         drive(Strategy(), markov(5), [[1, 2]], new=2, size=5)

@@ -8,7 +8,7 @@ import pytest
 
 import keras_tx
 from keras_tx.generation import Beam, Greedy, Sample, generate, stream
-from keras_tx.generation.steps import Steps
+from keras_tx.generation.incremental_model import IncrementalModel
 from tests.generation import built
 from tests.generation.built import LENGTH, SOURCE_V, V, logits_of, naive
 from tests.tools import assert_close, randomize
@@ -120,13 +120,13 @@ def test_xla_writes_what_the_graph_without_it_writes(translator):
 
 @pytest.mark.tensorflow
 def test_a_second_call_compiles_nothing_for_prompts_in_the_same_bucket(lm, monkeypatch):
-    calls, step = [], Steps.step
+    calls, step = [], IncrementalModel.step
 
     def counted(self, *args, **kwargs):
         calls.append(1)
         return step(self, *args, **kwargs)
 
-    monkeypatch.setattr(Steps, "step", counted)
+    monkeypatch.setattr(IncrementalModel, "step", counted)
     generate(lm, PROMPTS, Sample(0.9, seed=1), **FAST)
     traced = len(calls)
     generate(lm, [[3] * 16, [4], [5, 6]], Sample(0.9, seed=2), **{**FAST, "max_new_tokens": 3})
@@ -135,7 +135,7 @@ def test_a_second_call_compiles_nothing_for_prompts_in_the_same_bucket(lm, monke
 
 def test_a_packed_model_keeps_what_was_compiled():
     model = built.language_model(packed=True)
-    assert model._writing_model() is model._writing_model()
+    assert model._generation_model() is model._generation_model()
 
 
 def test_weights_that_training_changed_are_used():

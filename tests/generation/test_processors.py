@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_tx.generation.processors import Constraints
-from keras_tx.generation.rows import begin, write
+from keras_tx.generation.strategy import begin, write
 from tests.tools import normal, to_numpy
 
 SIZE, PAD = 11, 0

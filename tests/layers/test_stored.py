@@ -6,7 +6,7 @@ from keras import ops
 
 from keras_tx.layers import cache as caches
 from keras_tx.layers import masks, xla
-from keras_tx.layers.attend import attend, attend_stored
+from keras_tx.layers.attention.dense import attend, attend_stored
 from tests.tools import assert_close, normal
 
 B, S, H, VALUE = 3, 7, 5, 11

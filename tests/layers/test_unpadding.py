@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_tx.layers import Encoder, FeedForward, MultiHeadAttention, routes
+from keras_tx.layers import Encoder, FeedForward, MultiHeadAttention
+from keras_tx.layers.attention import dispatch as routes
 from tests.tools import assert_close, gradients, normal, randomize, to_numpy
 
 B, T, D = 5, 13, 12

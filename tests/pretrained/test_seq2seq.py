@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from keras_tx.generation import Beam, Greedy
-from keras_tx.pretrained import PretrainedModel, from_pretrained, save_pretrained, writing
+from keras_tx.pretrained import PretrainedModel, from_pretrained, generation_config, save_pretrained
 from keras_tx.pretrained.families.seq2seq import AtLast, TargetIds
 from keras_tx.pretrained.families.t5 import Scale
 from keras_tx.pretrained.files import open_tensors, write_tensors
@@ -48,7 +48,7 @@ SETTINGS = {
 def test_beams_with_the_settings_of_known_checkpoints_are_those_of_transformers(name, setting):
     model, arrays = loaded(name), reference(name)
     beam, said = SETTINGS[setting]
-    options = {**writing.options({**model.generation_config, **said}), "jit_compile": name == "bart"}
+    options = {**generation_config.options({**model.generation_config, **said}), "jit_compile": name == "bart"}
     strategy = Beam(4, num_return_sequences=4, **beam)
     written, scores = model.generate(arrays["input_ids"], strategy, return_scores=True, **options)
     stop = model.config["eos_token_id"]
@@ -352,7 +352,7 @@ def test_the_generation_config_becomes_keywords():
         "num_beams": 4,
         "encoder_no_repeat_ngram_size": 0,
     }
-    assert writing.options(values) == {
+    assert generation_config.options(values) == {
         "start_token": 2,
         "stop_tokens": (2, 3),
         "forced_tokens": {0: 0, -1: 2},
@@ -364,12 +364,12 @@ def test_the_generation_config_becomes_keywords():
     }
     few = {"bos_token_id": 0, "eos_token_id": 2, "max_new_tokens": 9, "min_new_tokens": 3, "min_length": 2}
     expected = {"start_token": 0, "stop_tokens": (2,), "max_new_tokens": 9, "min_new_tokens": 3}
-    assert writing.options(few) == expected
-    assert writing.options({}) == {"max_new_tokens": 20, "min_new_tokens": 0}
+    assert generation_config.options(few) == expected
+    assert generation_config.options({}) == {"max_new_tokens": 20, "min_new_tokens": 0}
 
 
 @pytest.mark.parametrize(("name", "value"), [("num_beam_groups", 2), ("sequence_bias", []), ("guidance_scale", 1.5)])
 def test_settings_that_are_not_done_are_refused(name, value):
     message = f"`{name}` of the generation config must be None, .* Received: {name}={value!r}".replace("[]", r"\[\]")
     with pytest.raises(ValueError, match=message):
-        writing.options({name: value})
+        generation_config.options({name: value})

@@ -10,7 +10,7 @@ import pytest
 
 import keras_tx.pretrained.load as loading
 from keras_tx import pretrained
-from keras_tx.pretrained import PretrainedModel, filling, registry, writing
+from keras_tx.pretrained import PretrainedModel, generation_config, registry, variable_loader
 from keras_tx.pretrained.config import CHANGING, Config
 from keras_tx.pretrained.files import open_tensors, write_tensors
 from tests.pretrained.tiny import NAMES, TINY, VARIANTS, assert_equals_reference, copied, inputs_of, loaded, needs_tiny
@@ -505,8 +505,8 @@ def test_older_configs_say_how_a_model_writes(tmp_path):
     strategy = pretrained.from_pretrained(folder).family.strategy({})
     assert (strategy.num_beams, strategy.length_penalty) == (3, 0.5)
     old = {"force_bos_token_to_be_generated": True, "bos_token_id": 5}
-    assert writing.options(old)["forced_tokens"] == {0: 5}
-    assert writing.options({**old, "forced_bos_token_id": 7})["forced_tokens"] == {0: 7}
+    assert generation_config.options(old)["forced_tokens"] == {0: 5}
+    assert generation_config.options({**old, "forced_bos_token_id": 7})["forced_tokens"] == {0: 7}
 
 
 def test_space_before_a_config_is_allowed(tmp_path):
@@ -622,7 +622,7 @@ def test_an_error_while_reading_comes_out_and_leaves_keras_as_it_was(tmp_path, m
 
 
 def test_large_tensors_are_taken_as_they_are(monkeypatch):
-    monkeypatch.setattr(filling, "LARGE", 1)
+    monkeypatch.setattr(variable_loader, "LARGE", 1)
     model = pretrained.from_pretrained(TINY / "bert_cls")
     inputs = inputs_of("bert_cls", model)
     expected = to_numpy(loaded("bert_cls")(inputs)["logits"])
@@ -636,6 +636,6 @@ def test_large_tensors_are_taken_as_they_are(monkeypatch):
 
 def test_values_are_assigned_where_keras_does_not_ask_for_them(monkeypatch):
     """Should another version of Keras not read `_initializer`."""
-    monkeypatch.setattr(filling, "functools", SimpleNamespace(partial=lambda *args: keras.initializers.Zeros()))
+    monkeypatch.setattr(variable_loader, "functools", SimpleNamespace(partial=lambda *args: keras.initializers.Zeros()))
     model = pretrained.from_pretrained(TINY / "bert", output_hidden_states=True)
     assert assert_equals_reference(model(inputs_of("bert", model)), "bert")

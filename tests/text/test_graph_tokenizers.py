@@ -21,8 +21,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from keras_tx import text
 from keras_tx.data import mask_tokens
 from keras_tx.text.byte_pair_graph import Merges
-from keras_tx.text.graph import StringIndex
-from keras_tx.text.spm import read_model
+from keras_tx.text.graph_ops import StringIndex
+from keras_tx.text.sentencepiece_model import read_model
 from tests.text.made import LLAMA3, TRICKY
 
 KINDS = ["gpt2_prefix", "roberta", "llama3", "qwen2", "t5", "camembert", "llama2", "marian"]

@@ -11,7 +11,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2 as pb2
 
 from keras_tx import text
-from keras_tx.text.spm import read_model
+from keras_tx.text.sentencepiece_model import read_model
 
 NAMES = {"gpt2": "BytePairTokenizer", "roberta": "BytePairTokenizer", "t5": "SentencePieceTokenizer"}
 NAMES |= {"llama2": "SentencePieceTokenizer", "xlmr": "SentencePieceTokenizer", "marian": "MarianTokenizer"}

@@ -11,7 +11,7 @@ from keras_tx.pretrained import table
 from keras_tx.pretrained.families.seq2seq import AtLast, Seq2SeqFamily, TargetIds
 from keras_tx.pretrained.family import Positions, attention_sizes
 from keras_tx.pretrained.heads import ClassHead, OutputBias
-from keras_tx.pretrained.leading import LeadingRow
+from keras_tx.pretrained.leading_axes import LeadingAxesRow
 
 _DENSE = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
 _ENCODER = {
@@ -160,7 +160,7 @@ class Bart(Seq2SeqFamily):
     def _head_rows(self):
         yield from super()._head_rows()
         if self.output_bias is not None:
-            yield LeadingRow("final_logits_bias", self.output_bias.bias)
+            yield LeadingAxesRow("final_logits_bias", self.output_bias.bias)
 
 
 FAMILIES = (Bart,)

@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_tx.layers import Decoder, TokenEmbedding
 from keras_tx.layers.projection import Projection
-from keras_tx.pretrained import table, writing
+from keras_tx.pretrained import generation_config, table
 from keras_tx.pretrained.family import Family, PaddingMask, Positions, split
 from keras_tx.pretrained.heads import ClassHead, answer_spans
 
@@ -122,13 +122,13 @@ class CausalFamily(Family):
                     f"`{name}` of the generation config must be one of {off}: it depends on the prompt; change "
                     f"`model.generation_config`. Received: {name}={values[name]!r}"
                 )
-        options = writing.options({name: value for name, value in values.items() if name != "max_length"})
+        options = generation_config.options({name: value for name, value in values.items() if name != "max_length"})
         return {name: value for name, value in options.items() if name != "start_token"}
 
     def max_length(self, values):
         values = values or self.config.values
         most = values.get("max_length")
-        return None if values.get("max_new_tokens") is not None or most == writing.DEFAULT_LENGTH else most
+        return None if values.get("max_new_tokens") is not None or most == generation_config.DEFAULT_LENGTH else most
 
     def _head_rows(self):
         if self.task == "token_classification":

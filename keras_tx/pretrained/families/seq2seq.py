@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tx.pretrained import table, writing
+from keras_tx.pretrained import generation_config, table
 from keras_tx.pretrained.family import Family, PaddingMask, split
 from keras_tx.pretrained.heads import answer_spans
 
@@ -171,7 +171,9 @@ class Seq2SeqFamily(Family):
         return keras.Model([ids, target], self._logits(self._decoded(self.decoder(embedded, memory))))
 
     def generation_options(self, values):
-        return writing.options(values or self.config.values)  # older checkpoints have these values in config.json
+        return generation_config.options(
+            values or self.config.values
+        )  # older checkpoints have these values in config.json
 
     def _head_rows(self):
         if self.task == "sequence_classification":

@@ -6,12 +6,12 @@ import keras
 from keras import ops
 
 from keras_tx.layers import EncoderLayer, PatchEmbedding
-from keras_tx.layers.block import Stack
 from keras_tx.layers.projection import Projection
+from keras_tx.layers.transformer import TransformerStack
 from keras_tx.pretrained import table
 from keras_tx.pretrained.family import Family, attention_sizes, split
 from keras_tx.pretrained.heads import ClassHead
-from keras_tx.pretrained.leading import LeadingRow
+from keras_tx.pretrained.leading_axes import LeadingAxesRow
 
 _LAYER = {
     "attention.attention.query": "self_attention.query_dense",
@@ -26,7 +26,7 @@ _LAYER = {
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class ImageEncoder(Stack):
+class ImageEncoder(TransformerStack):
     """`Encoder` without masks, whose hidden states are those before the final norm, the last one too."""
 
     block = EncoderLayer
@@ -122,8 +122,8 @@ class ViT(Family):
 
     def rows(self):
         embeddings = f"{self.prefix}embeddings"
-        yield LeadingRow(f"{embeddings}.cls_token", self.embedding.class_token, axes=2)
-        yield LeadingRow(f"{embeddings}.position_embeddings", self.embedding.positions.embeddings)
+        yield LeadingAxesRow(f"{embeddings}.cls_token", self.embedding.class_token, axes=2)
+        yield LeadingAxesRow(f"{embeddings}.position_embeddings", self.embedding.positions.embeddings)
         patches = f"{embeddings}.patch_embeddings.projection"
         yield table.Row(f"{patches}.weight", self.embedding.projection.kernel, table.CONV2D)
         yield table.Row(f"{patches}.bias", self.embedding.projection.bias)

@@ -1,0 +1,22 @@
+"""Rows of tensors that have axes of size 1 before those of the variable: (1, V) for (V,)."""
+
+from dataclasses import dataclass
+
+from keras_tx.pretrained.table import Row
+
+
+@dataclass(frozen=True)
+class LeadingAxesRow(Row):
+    """A `Row` whose tensor has `axes` more axes, of size 1, in front."""
+
+    axes: int = 1
+
+    @property
+    def shape(self):
+        return (1,) * self.axes + super().shape
+
+    def read(self, tensor):
+        return super().read(tensor.reshape(super().shape))
+
+    def write(self, values):
+        return super().write(values).reshape(self.shape)

@@ -1,0 +1,110 @@
+"""Tokenizers whose definition is a tokenizer.json, run by the `tokenizers` library outside a graph."""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from keras_tx.text.base import Tokenizer
+from keras_tx.text.files import ROLES, Settings, in_order
+from keras_tx.text.template import Template
+from keras_tx.text.tokenizer_json import parse
+
+
+class JsonTokenizer(Tokenizer):
+    """Runs the content of a tokenizer.json.
+
+    Args:
+        definition: the text of a tokenizer.json, or what `json.load` makes of it.
+        others: as in the subclasses.
+    """
+
+    def __init__(self, definition: str | dict[str, Any], *, special_tokens: dict[str, str | None], **options):
+        if not isinstance(definition, (str, dict)):
+            received = type(definition).__name__
+            raise TypeError(f"`definition` must be the content of a tokenizer.json. Received: a {received}")
+        text = definition if isinstance(definition, str) else json.dumps(definition)
+        self._tokenizer = parse(text, "definition")
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.definition: str = self._tokenizer.to_str()
+        vocabulary = in_order(self._tokenizer.get_vocab(with_added_tokens=True), "definition")
+        if special_tokens["unknown_token"] is None:
+            special_tokens["unknown_token"] = _unknown(self.parts["model"])
+        single, double = self._template(False), self._template(True)
+        super().__init__(vocabulary, single, double, special_tokens=special_tokens, **options)
+
+    @cached_property
+    def parts(self) -> dict[str, Any]:
+        """The definition as a dictionary."""
+        return json.loads(self.definition)
+
+    def save(self, directory: str | Path) -> None:
+        """Writes tokenizer.json and tokenizer_config.json, which `from_pretrained` here and in transformers read."""
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tokenizer.json").write_text(self.definition, encoding="utf-8")
+        tokens = self.special_tokens
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        config |= {theirs: tokens[ours] for theirs, ours in ROLES.items() if ours in tokens}
+        if "cls_token" in tokens:
+            config |= {"bos_token": tokens["cls_token"], "cls_token": tokens["cls_token"]}
+        config |= {"model_max_length": self.max_length} if self.max_length is not None else {}
+        config["truncation_side"] = self.truncation_side
+        config["clean_up_tokenization_spaces"] = self.clean_up_tokenization_spaces
+        text = json.dumps(config, indent=2, ensure_ascii=False)
+        (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"definition": self.definition} | self._settings()
+
+    def _template(self, pair: bool) -> Template:
+        """Where the post-processor puts special tokens, seen from what it does to one text or two."""
+        try:
+            found = self._tokenizer.encode("a", "a" if pair else None)
+        except Exception as error:
+            raise ValueError(f"`definition` must encode every text. Received: {error} for 'a'") from error
+        ids, sides = found.ids, found.sequence_ids
+        if 0 not in sides or (pair and 1 not in sides):
+            raise ValueError(f"`definition` must keep the text that it encodes. Received: ids {ids} for 'a'")
+        start, end = sides.index(0), len(sides) - sides[::-1].index(0)
+        if not pair:
+            return Template(tuple(ids[:start]), (), tuple(ids[end:]))
+        second, last = sides.index(1), len(sides) - sides[::-1].index(1)
+        return Template(tuple(ids[:start]), tuple(ids[end:second]), tuple(ids[last:]))
+
+    def _special_ids(self) -> set[int]:
+        return {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def _decode(self, rows: list[list[int]], skip: bool) -> list[str]:
+        return self._tokenizer.decode_batch(rows, skip_special_tokens=skip)
+
+
+def arguments(tokenizer: Any, settings: Settings, folder: Path) -> dict[str, Any]:
+    """A tokenizer read from a directory -> the arguments of its class.
+
+    Raises:
+        ValueError: it does not number its tokens without gaps.
+    """
+    in_order(tokenizer.get_vocab(with_added_tokens=True), folder)
+    found: dict[str, Any] = {"definition": tokenizer.to_str()} | settings.options
+    if type(tokenizer.model).__name__ == "BPE":
+        found.pop("clean_up_tokenization_spaces", None)  # transformers ignores it, for the spaces are tokens' own
+    padding = tokenizer.padding or {}
+    for theirs, ours in ROLES.items():
+        if theirs in settings.tokens:
+            found.setdefault(ours, settings.tokens[theirs])
+    if padding.get("pad_token"):
+        found.setdefault("pad_token", padding["pad_token"])
+    return found
+
+
+def _unknown(model: dict[str, Any]) -> str | None:
+    """The token for what a model does not know."""
+    if model.get("unk_id") is not None:
+        return model["vocab"][model["unk_id"]][0]
+    return model.get("unk_token")

@@ -1,0 +1,265 @@
+"""Files of byte-pair and SentencePiece tokenizers -> one `tokenizers.Tokenizer`, whose JSON is the definition.
+
+A tokenizer.json is taken at its word, where transformers 5 builds some classes anew (Llama 2's with a space before the
+first text only, whatever is written). From the older files it is built as transformers 5 builds it: vocab.json with
+merges.txt, or a SentencePiece model. Sennrich et al. 2016, arXiv:1508.07909; Kudo 2018, arXiv:1804.10959.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from keras_tx.optional import Lazy
+from keras_tx.text.files import Settings, in_order, read_json, read_vocabulary_json
+from keras_tx.text.sentencepiece_model import SPACE, read_model
+
+tokenizers = Lazy("tokenizers", extra="text")
+
+QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+# The model types of config.json, and the classes, whose older files are read -> one name for each way of reading.
+BYTE_PAIR = {"gpt2": "GPT2", "GPT2": "GPT2", "qwen2": "Qwen2", "qwen3": "Qwen2", "Qwen2": "Qwen2"}
+BYTE_PAIR |= {"roberta": "Roberta", "bart": "Roberta", "Roberta": "Roberta", "Bart": "Roberta"}
+PIECES = {"t5": "T5", "mt5": "T5", "T5": "T5", "MT5": "T5", "llama": "Llama", "mistral": "Llama", "Llama": "Llama"}
+PIECES |= {"xlm-roberta": "XLMRoberta", "XLMRoberta": "XLMRoberta", "camembert": "Camembert", "Camembert": "Camembert"}
+MODEL_FILES = {"T5": "spiece.model", "Llama": "tokenizer.model"}  # the others: sentencepiece.bpe.model
+
+_ROBERTA = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>"}
+_ROBERTA |= {"pad_token": "<pad>", "mask_token": "<mask>"}
+_END = "<|endoftext|>"
+DEFAULTS = {  # the tokens that a class has in transformers where its files name none
+    "GPT2": {"unk_token": _END, "bos_token": _END, "eos_token": _END},
+    "Qwen2": {"unk_token": _END, "eos_token": _END, "pad_token": _END},
+    "Roberta": _ROBERTA,
+    "XLMRoberta": _ROBERTA,
+    "Camembert": _ROBERTA,
+    "T5": {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+    "Llama": {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
+}
+
+
+def parse(text: str, place: Any) -> Any:
+    """The content of a tokenizer.json -> `tokenizers.Tokenizer`; ValueError, naming the place, if it is malformed."""
+    return _made(lambda: tokenizers.Tokenizer.from_str(text), place)
+
+
+def from_json(folder: Path, settings: Settings) -> Any:
+    """Reads tokenizer.json and adds the tokens that only the settings name."""
+    path = folder / "tokenizer.json"
+    data, space = read_json(path), settings.config.get("add_prefix_space")
+    added, before = data.get("added_tokens"), data.get("pre_tokenizer")
+    content = path.read_text(encoding="utf-8")
+    if isinstance(space, bool) and isinstance(before, dict) and before.get("type") == "ByteLevel":
+        before["add_prefix_space"] = space  # as in transformers, tokenizer_config.json decides
+        content = json.dumps(data, ensure_ascii=False)
+    tokenizer = parse(content, path)
+    for token in added or []:
+        if (i := tokenizer.token_to_id(token["content"])) != token["id"]:  # `tokenizers` counts on, whatever is written
+            raise ValueError(
+                "`directory` must number its tokens without gaps. "
+                f"Received: {token['content']!r} with id {token['id']}, which would be {i}, in {path}"
+            )
+    _name_defaults(tokenizer, settings, (BYTE_PAIR | PIECES).get(settings.kind))
+    _add(tokenizer, settings, folder)
+    return tokenizer
+
+
+def from_merges(folder: Path, settings: Settings) -> Any:
+    """Reads vocab.json and merges.txt.
+
+    Raises:
+        ValueError: a file is malformed, or the directory does not say whose they are.
+    """
+    kind = _kind(settings, BYTE_PAIR, folder, "vocab.json and merges.txt")
+    vocabulary, config = read_vocabulary_json(folder / "vocab.json"), settings.config
+    merges = _read_merges(folder / "merges.txt")
+    affixes = {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
+    model = _made(lambda: tokenizers.models.BPE(vocabulary, merges, **affixes), folder / "merges.txt")
+    tokenizer = tokenizers.Tokenizer(model)
+    before, space = tokenizers.pre_tokenizers, bool(config.get("add_prefix_space"))
+    tokenizer.pre_tokenizer = before.ByteLevel(add_prefix_space=space)
+    if kind == "Qwen2":
+        tokenizer.normalizer = tokenizers.normalizers.NFC()
+        split = before.Split(tokenizers.Regex(QWEN), behavior="isolated")
+        tokenizer.pre_tokenizer = before.Sequence([split, before.ByteLevel(add_prefix_space=space, use_regex=False)])
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    _finish(tokenizer, settings, kind, folder)
+    return tokenizer
+
+
+def from_pieces(folder: Path, settings: Settings) -> Any:
+    """Reads a SentencePiece model: spiece.model, tokenizer.model or sentencepiece.bpe.model.
+
+    Raises:
+        ValueError: the file is malformed, or the directory does not say whose it is.
+    """
+    kind = _kind(settings, PIECES, folder, "a SentencePiece model")
+    path = folder / MODEL_FILES.get(kind, "sentencepiece.bpe.model")
+    if not path.is_file():
+        names = sorted(file.name for file in folder.iterdir())
+        raise ValueError(f"`directory` must hold {path.name} for {kind}. Received: {folder}, which contains {names}")
+    proto = read_model(path.read_bytes(), path)
+    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
+    marked = [(piece.piece, piece.type == 3) for piece in proto.pieces if piece.type in (3, 4)]  # control, user's
+    if kind == "Llama":
+        tokenizer = _llama(pieces, settings.config, path)
+    else:
+        tokenizer = _unigram(kind, pieces, proto.normalizer_spec.precompiled_charsmap, settings, path)
+        if kind == "T5":
+            marked += [(f"<extra_id_{i}>", True) for i in range(_extra_ids(settings, path))]
+    known = {token["content"] for token in settings.added}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "id": None}
+    settings.added += [{"content": name, "special": special} | flags for name, special in marked if name not in known]
+    _finish(tokenizer, settings, kind, folder)
+    return tokenizer
+
+
+def _kind(settings: Settings, known: dict[str, str], folder: Path, what: str) -> str:
+    if settings.kind not in known:
+        raise ValueError(
+            f"`directory` must say whose {what} it holds: tokenizer_class in tokenizer_config.json or model_type in "
+            f"config.json, one of {sorted(known)}. Received: {settings.kind!r} in {folder}"
+        )
+    return known[settings.kind]
+
+
+def _read_merges(path: Path) -> list[tuple[str, str]]:
+    merges = []
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except ValueError as error:
+        raise ValueError(f"`directory` must hold text in {path.name}. Received: {path}: {error}") from error
+    for number, line in enumerate(lines, 1):
+        if (number == 1 and line.startswith("#version")) or not line.rstrip("\r"):
+            continue
+        pair = line.rstrip("\r").split(" ")
+        if len(pair) != 2 or not all(pair):
+            raise ValueError(
+                f"`directory` must hold two tokens a line in {path.name}. Received: {line!r}, line {number} of {path}"
+            )
+        merges.append((pair[0], pair[1]))
+    return merges
+
+
+def _unigram(kind: str, pieces: list, charsmap: bytes, settings: Settings, path: Path) -> Any:
+    """The tokenizer of a Unigram model. XLM-RoBERTa and CamemBERT put fairseq's tokens before its pieces."""
+    if kind == "T5":
+        pieces = pieces + [(f"<extra_id_{i}>", 0.0) for i in reversed(range(_extra_ids(settings, path)))]
+        unknown, scheme = 2, "always"
+    else:
+        scheme = "always" if settings.config.get("add_prefix_space", True) else "never"
+        first = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+        if kind == "Camembert":
+            first = [
+                ("<s>NOTUSED", 0.0),
+                ("<pad>", 0.0),
+                ("</s>NOTUSED", 0.0),
+                ("<unk>", 0.0),
+                ("<unk>NOTUSED", -100.0),
+            ]
+        pieces, unknown = first + pieces[1 if kind == "Camembert" else 3 :] + [("<mask>", 0.0)], 3
+    tokenizer = tokenizers.Tokenizer(_made(lambda: tokenizers.models.Unigram(pieces, unk_id=unknown), path))
+    if charsmap:
+        tokenizer.normalizer = _made(lambda: tokenizers.normalizers.Precompiled(charsmap), path)
+    before = tokenizers.pre_tokenizers
+    metaspace = before.Metaspace(replacement=SPACE, prepend_scheme=scheme, split=True)
+    tokenizer.pre_tokenizer = before.Sequence([before.WhitespaceSplit(), metaspace])
+    tokenizer.decoder = tokenizers.decoders.Metaspace(replacement=SPACE, prepend_scheme=scheme)
+    return tokenizer
+
+
+def _extra_ids(settings: Settings, path: Path) -> int:
+    count = settings.config.get("extra_ids", 100)
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= 10_000:
+        raise ValueError(f"`directory` must have at most 10000 extra_ids. Received: extra_ids={count!r} beside {path}")
+    return count
+
+
+def _llama(pieces: list, config: dict[str, Any], path: Path) -> Any:
+    """The tokenizer of a SentencePiece BPE model with bytes for what it lacks; its merges follow from its pieces."""
+    vocabulary = {piece: i for i, (piece, _) in enumerate(pieces)}
+    in_order(vocabulary, path)
+    merges = [
+        (i, cut, len(piece) - cut, piece[:cut], piece[cut:])
+        for piece, i in vocabulary.items()
+        for cut in range(1, len(piece))
+        if piece[:cut] in vocabulary and piece[cut:] in vocabulary
+    ]
+    pairs = [(left, right) for *_, left, right in sorted(merges)]
+    options = {"fuse_unk": True, "byte_fallback": True}
+    tokenizer = tokenizers.Tokenizer(_made(lambda: tokenizers.models.BPE(vocabulary, pairs, **options), path))
+    prefix = config.get("add_prefix_space") is not False
+    scheme = ("always" if config.get("legacy") else "first") if prefix else "never"
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
+    steps = tokenizers.decoders
+    decoders = [steps.Replace(SPACE, " "), steps.ByteFallback(), steps.Fuse()]
+    tokenizer.decoder = steps.Sequence(decoders + ([steps.Strip(content=" ", left=1)] if prefix else []))
+    return tokenizer
+
+
+def _finish(tokenizer: Any, settings: Settings, kind: str, folder: Path) -> None:
+    """Adds the tokens that text never splits, and what stands before and after a text."""
+    _name_defaults(tokenizer, settings, kind)
+    _add(tokenizer, settings, folder)
+    tokens, config = settings.tokens, settings.config
+    if kind == "Roberta":
+        ends = [(tokens[role], tokenizer.token_to_id(tokens[role])) for role in ("sep_token", "cls_token")]
+        tokenizer.post_processor = tokenizers.processors.RobertaProcessing(*ends)
+        return
+    first = tokens.get("bos_token") if config.get("add_bos_token", kind == "Llama") else None
+    last = tokens.get("eos_token") if config.get("add_eos_token", kind == "T5") else None
+    single = [token for token in (first, "$A", last) if token]
+    pair = single + [token for token in (first, "$B", last) if token]
+    if kind in ("XLMRoberta", "Camembert"):
+        first, last = tokens["bos_token"], tokens["eos_token"]
+        single, pair = [first, "$A", last], [first, "$A", last, last, "$B", last]
+    special = [(token, tokenizer.token_to_id(token)) for token in {first, last} if token]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=special
+    )
+
+
+def _name_defaults(tokenizer: Any, settings: Settings, kind: str | None) -> None:
+    """Names the class's own tokens where no file did, if they are in the vocabulary."""
+    known = {token["content"] for token in settings.added}
+    for role, token in DEFAULTS.get(kind or "", {}).items():
+        if (
+            role not in settings.tokens
+            and settings.config.get(role, "") is not None
+            and tokenizer.token_to_id(token) is not None
+        ):
+            settings.tokens[role] = token
+            if token not in known:
+                known.add(token)
+                flags = {"single_word": False, "rstrip": False, "normalized": False, "special": True, "id": None}
+                lstrip = kind == "Camembert" and role == "mask_token"
+                settings.added.append({"content": token, "lstrip": lstrip} | flags)
+
+
+def _add(tokenizer: Any, settings: Settings, folder: Path) -> None:
+    have = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    for token in settings.added:
+        if token["content"] in have and token["id"] is None:
+            continue
+        flags = {name: value for name, value in token.items() if name not in ("content", "id")}
+        tokenizer.add_tokens([tokenizers.AddedToken(token["content"], **flags)])
+        i = tokenizer.token_to_id(token["content"])
+        if token["id"] not in (None, i):
+            raise ValueError(
+                f"`directory` must number its tokens alike in all files. Received: {token['content']!r} with ids "
+                f"{token['id']} and {i} in {folder}"
+            )
+
+
+def _made(make: Any, place: Any) -> Any:
+    """What `make()` returns; ValueError, naming the place, for what the `tokenizers` library refuses or panics over."""
+    try:
+        return make()
+    except ImportError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"`directory` must hold a tokenizer that can be read. Received: {place}: {error}") from error

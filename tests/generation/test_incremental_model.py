@@ -1,0 +1,188 @@
+"""`IncrementalModel`: a model taken apart gives in steps what it gives as a whole, or says why it cannot."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_tx.generation.incremental_model import IncrementalModel
+from keras_tx.layers import Decoder, DecoderLayer, Encoder, EncoderLayer, MultiHeadAttention, TokenEmbedding
+from tests.generation import built
+from tests.generation.built import LENGTH, SOURCE_V, D, F, N, V, ids_of
+from tests.tools import assert_close, normal, to_numpy
+
+ROWS = [[5, 7, 11, 3, 17, 28, 2], [9, 2, 2, 13, 1]]
+SOURCES = np.array([[4, 3, 21, 0], [8, 30 % V, 6, 1]], "int32")
+
+
+def in_steps(steps, rows, lengths, sources=()):
+    """The logits (B, V) at the end of each piece of `rows`, padded on the left."""
+    longest, spare = max(map(len, rows)), 3
+    ids = np.array([[0] * (longest - len(row)) + row for row in rows], "int32")
+    real = np.array([[False] * (longest - len(row)) + [True] * len(row) for row in rows])
+    mask = np.concatenate([real, np.ones((len(rows), spare), bool)], axis=1)
+    positions = np.maximum(real.cumsum(1) - 1, 0).astype("int32")
+    values, cache = steps.prepare(list(sources), len(rows), longest + spare)
+    start, found = 0, []
+    for length in lengths:
+        here = slice(start, start + length)
+        arrays = {"mask": mask, "real": real[:, here], "positions": positions[:, here]}
+        arrays = {name: ops.convert_to_tensor(array) for name, array in arrays.items()}
+        logits, cache = steps.step(ops.convert_to_tensor(ids[:, here]), values, cache, **arrays, start=start)
+        found.append(to_numpy(logits))
+        start += length
+    return found
+
+
+@pytest.mark.parametrize("name", built.MODELS)
+def test_a_model_in_steps_gives_what_the_whole_gives(name):
+    model = built.made(name)
+    steps = IncrementalModel(model)
+    sources = SOURCES if steps.sources else None
+    whole = built.logits_of(model, ROWS, sources)
+    pieces = [4, 1, 1, 1]
+    found = in_steps(steps, ROWS, pieces, [] if sources is None else [ops.convert_to_tensor(sources)])
+    for end, logits in zip(np.cumsum(pieces), found, strict=True):
+        for row, padding in enumerate((0, 2)):
+            assert_close(logits[row], whole[row, end - padding - 1], atol=2e-5, rtol=1e-5)
+
+
+def test_what_steps_know_of_a_model():
+    steps = IncrementalModel(built.encoder_and_decoder())
+    assert (steps.inputs, steps.sources, steps.target) == (["source", "target"], ["source"], "target")
+    assert steps.vocabulary_size == V and steps.vocabulary_sizes == {"source": SOURCE_V, "target": V}
+    assert steps.padding_ids == {"source": 0, "target": 0}
+    assert steps.max_length == LENGTH and steps.max_source_length is None
+    ids = ids_of()
+    x = keras.layers.Embedding(31, D, mask_zero=True)(ids)
+    keras_embedding = IncrementalModel(keras.Model(ids, keras.layers.Dense(V)(Decoder(1, N, F)(x))))
+    assert keras_embedding.vocabulary_sizes == {"ids": 31} and keras_embedding.padding_ids == {"ids": 0}
+
+
+def test_the_input_that_grows_may_be_named():
+    one, other = ids_of("one"), ids_of("other")
+    embed = TokenEmbedding(V, D)
+    attend = lambda x: x + MultiHeadAttention(N, 5)(x, x, use_causal_mask=True)
+    x, y = attend(embed(one)), attend(embed(other))
+    x = x + MultiHeadAttention(N, 5)(x, y)
+    model = keras.Model([one, other], keras.layers.Dense(V)(x))
+    assert IncrementalModel(model, "one").sources == ["other"]
+    with pytest.raises(
+        ValueError, match=r"`target` must be one of the inputs \['one', 'other'\]. Received: target='x'"
+    ):
+        IncrementalModel(model, "x")
+
+
+def test_in_half_precision_steps_stay_near_the_whole():
+    model = built.language_model(dtype="mixed_bfloat16", decoder_options={"position_bias": "alibi"})
+    whole = built.logits_of(model, ROWS).astype("float32")
+    found = in_steps(IncrementalModel(model), ROWS, [4, 1, 1, 1])
+    assert found[-1].dtype == "float32"
+    assert_close(found[-1][0], whole[0, 6], atol=0.03 * np.abs(whole).max())
+
+
+def decoded(change, head=True):
+    """A model of ids, vectors that `change` makes of embedded ids, and logits."""
+    ids = ids_of()
+    x = change(TokenEmbedding(V, D, position_encoding="sinusoidal")(ids), ids)
+    return keras.Model(ids, keras.layers.Dense(V)(x) if head else x)
+
+
+def own_positions(x, ids):
+    places = ops.cumsum(ops.ones_like(ids), axis=1) - 1
+    return Decoder(1, N, F)(x + keras.layers.Embedding(LENGTH, D)(places))
+
+
+def without_target():
+    one, other = ids_of("one"), ids_of("other")
+    x = TokenEmbedding(V, D)(one) + TokenEmbedding(V, D)(other)
+    return keras.Model([one, other], keras.layers.Dense(V)(Decoder(1, N, F)(x)))
+
+
+def two_outputs():
+    ids = ids_of()
+    x = Decoder(1, N, F)(TokenEmbedding(V, D)(ids))
+    return keras.Model(ids, [keras.layers.Dense(V)(x), x])
+
+
+class Subclassed(keras.Model):
+    def call(self, inputs):
+        return inputs
+
+
+NOT_CAUSAL = "may look at other tokens only in `Decoder`, `DecoderLayer` and causal .*Received: layer '.*' of type "
+REFUSED = [
+    (without_target, r"`target` must be given: .*Received: target=None for a model with the inputs \['one', 'other'\]"),
+    (two_outputs, r"one output, logits \(B, T, V\). Received: outputs of shapes .*29\), \(None, None, 12\)"),
+    (lambda: decoded(lambda x, ids: Decoder(1, N, F)(x)[:, -1]), "one output, .*Received: outputs of shapes .*29"),
+    (lambda: decoded(lambda x, ids: x), "`model` must have a causal layer over the growing ids. Received: a model "),
+    (lambda: decoded(lambda x, ids: Encoder(1, N, F)(x)), NOT_CAUSAL + "Encoder"),
+    (lambda: decoded(lambda x, ids: Decoder(1, N, F)(EncoderLayer(F, N)(x))), NOT_CAUSAL + "EncoderLayer"),
+    (
+        lambda: decoded(lambda x, ids: keras.layers.MultiHeadAttention(N, 5)(x, x, use_causal_mask=True)),
+        NOT_CAUSAL + "MultiHeadAttention",
+    ),
+    (lambda: decoded(lambda x, ids: keras.layers.LSTM(D, return_sequences=True)(x)), NOT_CAUSAL + "LSTM"),
+    (
+        lambda: decoded(lambda x, ids: MultiHeadAttention(N, 5, name="own")(x, x)),
+        "needs `use_causal_mask=True`. Received: layer 'own' without it",
+    ),
+    (
+        lambda: decoded(lambda x, ids: DecoderLayer(F, N, cross_attention=True, name="both")(x, x)),
+        "The memory of layer 'both' must not depend on `target`. Received: target=ids",
+    ),
+    (
+        lambda: decoded(lambda x, ids: Decoder(1, N, F, name="it")(x, attention_mask=ids[:, None, :] > 3)),
+        "Layer 'it' gets an `attention_mask`, which does not grow with the ids. Received: attention_mask",
+    ),
+    (lambda: decoded(own_positions), r"in layers of keras_tx. Received: .*differ from the whole by .*'cumsum"),
+    (
+        lambda: decoded(lambda x, ids: Decoder(1, N, F)(x) + ops.flip(x, axis=1)),
+        "in layers of keras_tx. Received: .*differ from the whole by .*'flip",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_a_model_that_cannot_go_in_steps_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        IncrementalModel(make())
+
+
+@pytest.mark.parametrize("options", [{"rotary": True}, {"sliding_window": 3}, {}])
+def test_cross_attention_that_depends_on_places_is_refused(options):
+    source, target = ids_of("source"), ids_of("target")
+    x, memory = (TokenEmbedding(V, D)(ids) for ids in (target, source))
+    x = Decoder(1, N, F)(x)
+    x = MultiHeadAttention(N, 4, name="cross", **options)(x, memory, use_causal_mask=not options)
+    model = keras.Model([source, target], keras.layers.Dense(V)(x))
+    with pytest.raises(ValueError, match=r"Cross-attention .* Received: layer 'cross' with use_causal_mask="):
+        IncrementalModel(model, "target")
+
+
+@pytest.mark.parametrize("make", [Subclassed, lambda: keras.Sequential([keras.layers.Dense(3)]), lambda: normal])
+def test_a_model_that_is_not_functional_is_refused(make):
+    with pytest.raises(TypeError, match="`model` must be a functional keras.Model, built. Received: model=<"):
+        IncrementalModel(make())
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", None])
+def test_a_padding_id_that_is_written_is_a_token_like_others(positions):
+    """As in transformers; a model without a padding id shows what is right."""
+    from keras_tx.models import CausalLM
+
+    written = []
+    for padding_id in (0, None):
+        keras.utils.set_random_seed(5)
+        rotary = {"attention_options": {"rotary": positions is None}}
+        model = CausalLM(
+            13,
+            hidden_dim=12,
+            num_heads=3,
+            embedding_options={"position_encoding": positions, "padding_id": padding_id},
+            decoder_options=rotary,
+        )
+        model.set_weights([3 * weight for weight in model.get_weights()])
+        options = {"forced_tokens": {1: 0}, "no_repeat_ngram_size": 1}
+        written.append(model.generate([[5, 7, 11]], max_new_tokens=8, **options, jit_compile=False))
+    assert written[0] == written[1] and written[0][0][4] == 0 and len(set(written[0][0])) == 11

@@ -1,0 +1,370 @@
+"""Models that read answer as they do live: masked language models, and users' own functional models."""
+
+import json
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.models import MaskedLM
+from keras_tx.serving import export
+from keras_tx.serving.card import FILE as CARD
+from keras_tx.serving.encoder_signatures import check_labels, classes
+from keras_tx.serving.parity import FILE as PARITY
+from keras_tx.serving.text_encoder import TextEncoder
+from keras_tx.serving.warmup import serialized
+from tests.serving.conftest import VOCABULARY
+from tests.tools import assert_close, randomize, to_numpy
+
+pytestmark = pytest.mark.tensorflow
+
+SIZE = len(VOCABULARY)
+TEXTS = ["", "the cat sat", "not [MASK] but dull, café 🎬", "[MASK] cat [MASK]!", "one two three " * 40]
+
+
+def softmax(logits):
+    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+def exported(folder, model, **options):
+    import tensorflow as tf
+
+    path = export(model, folder, **options)
+    return SimpleNamespace(model=model, path=path, signatures=tf.saved_model.load(str(path)).signatures)
+
+
+def ask(served, name, *texts):
+    import tensorflow as tf
+
+    inputs = {"inputs": [serialized(text) for text in texts]} if name == "classify" else {"text": list(texts)}
+    answer = served.signatures[name](**{key: tf.constant(value, tf.string) for key, value in inputs.items()})
+    return {key: to_numpy(value) for key, value in answer.items()}
+
+
+# A masked language model, with more rows in its table than there are tokens
+
+
+@pytest.fixture(scope="module")
+def masked(tokenizer, tmp_path_factory):
+    model = MaskedLM(SIZE + 5, num_layers=1, hidden_dim=6, num_heads=2, intermediate_dim=7)
+    folder = tmp_path_factory.mktemp("saved_models") / "masked"
+    return exported(folder, randomize(model, seed=2), tokenizer=tokenizer, warmup=TEXTS[2:3])
+
+
+def expected_words(model, tokenizer, text):
+    """By NumPy, of the text alone: tokens and probabilities of each mask, and the text with the best in its place."""
+    ids = to_numpy(tokenizer(text)["token_ids"])
+    logits = to_numpy(model(ids[None], training=False))[0].astype("float64")[:, :SIZE]
+    (places,) = np.nonzero(ids == tokenizer.mask_id)
+    probabilities = softmax(logits[places])
+    best = np.argsort(-probabilities)[:, :5]
+    filled = ids.copy()
+    filled[places] = best[:, 0]
+    words = [[VOCABULARY[i] for i in row] for row in best]
+    return words, np.take_along_axis(probabilities, best, axis=1), tokenizer.decode(filled)
+
+
+def test_masks_are_filled_with_the_likeliest_words(masked, tokenizer):
+    together = ask(masked, "serving_default", *TEXTS)
+    for row, text in enumerate(TEXTS):
+        words, probabilities, filled = expected_words(masked.model, tokenizer, text)
+        for answer, i in ((together, row), (ask(masked, "serving_default", text), 0)):
+            count = len(words)
+            assert [[word.decode() for word in one] for one in answer["words"][i, :count]] == words
+            assert not any(answer["words"][i, count:].ravel()) and not answer["probabilities"][i, count:].any()
+            assert_close(answer["probabilities"][i, :count], probabilities)
+            assert answer["text"][i].decode() == filled
+    assert together["words"].shape == (5, 2, 5)
+
+
+def test_of_ids_all_places_get_their_likeliest_tokens(masked):
+    import tensorflow as tf
+
+    ids = np.array([[2, 8, 4, 3, 1], [2, 3, 75, 75, 75]], "int32")
+    lengths = np.array([5, 2], "int32")
+    answer = masked.signatures["tokens"](token_ids=tf.constant(ids), lengths=tf.constant(lengths))
+    for row, length in enumerate(lengths):
+        probabilities = softmax(to_numpy(masked.model(ids[row : row + 1, :length]))[0].astype("float64"))
+        best = np.argsort(-probabilities)[:, :5]
+        assert to_numpy(answer["top_ids"])[row, :length].tolist() == best.tolist()
+        assert_close(answer["probabilities"][row, :length], np.take_along_axis(probabilities, best, axis=1))
+
+
+def test_a_masked_model_embeds_texts_as_the_mean_over_their_tokens(masked, tokenizer):
+    together = ask(masked, "embed", *TEXTS)["embedding"]
+    for row, text in enumerate(TEXTS):
+        ids = to_numpy(tokenizer(text)["token_ids"])[None]
+        hidden = to_numpy(masked.model.encoder(masked.model.embedding(ids))).astype("float64")
+        assert_close(together[row], hidden[0].mean(0))
+
+
+def test_a_masked_model_explains_itself(masked, tokenizer):
+    answer = ask(masked, "explain", *TEXTS[1:3])
+    ids = to_numpy(tokenizer(TEXTS[1:3])["token_ids"])
+    assert [[token.decode() for token in row] for row in answer["tokens"]] == [[VOCABULARY[i] for i in r] for r in ids]
+    assert_close(answer["scores"], masked.model.attention_scores(ids))
+    assert answer["text"][1] == ask(masked, "serving_default", TEXTS[2])["text"][0]
+
+
+def test_a_masked_model_without_a_tokenizer_answers_ids(masked, tmp_path):
+    import tensorflow as tf
+
+    served = exported(tmp_path, masked.model)
+    assert set(served.signatures) == {"serving_default", "tokens"}
+    given = {"token_ids": tf.constant([[2, 4, 3]]), "lengths": tf.constant([3])}
+    answer = served.signatures["serving_default"](**given)
+    assert_close(answer["probabilities"], masked.signatures["tokens"](**given)["probabilities"])
+
+
+# A user's encoder: a dict of inputs and outputs, a mask among them, in half precision
+
+
+@pytest.fixture(scope="module")
+def encoder(tokenizer, tmp_path_factory):
+    ids = keras.Input((None,), dtype="int32", name="input_ids")
+    segments = keras.Input((None,), dtype="int32", name="token_type_ids")
+    mask = keras.Input((None,), dtype="int32", name="attention_mask")
+    x = keras.layers.Embedding(SIZE, 6)(ids) + keras.layers.Embedding(2, 6)(segments)
+    x = keras.layers.MultiHeadAttention(3, 5)(x, x, attention_mask=keras.ops.cast(mask, "bool")[:, None, :])
+    first = keras.layers.Dense(4, dtype="mixed_float16", name="pooler")(x[:, 0])
+    inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
+    model = randomize(keras.Model(inputs, {"last_hidden_state": x, "first": first}))
+    return exported(tmp_path_factory.mktemp("saved_models") / "encoder", model, tokenizer=tokenizer, warmup=["cat"])
+
+
+def test_outputs_leave_by_their_names_with_the_tokens_of_their_rows(encoder, tokenizer):
+    together = ask(encoder, "serving_default", *TEXTS)
+    assert set(together) == {"last_hidden_state", "first", "tokens"} and together["first"].dtype == "float32"
+    for row, text in enumerate(TEXTS):
+        ids = to_numpy(tokenizer(text)["token_ids"])[None]
+        live = encoder.model({"input_ids": ids, "attention_mask": ids != 0, "token_type_ids": 0 * ids})
+        length = ids.shape[1]
+        for answer, i in ((together, row), (ask(encoder, "serving_default", text), 0)):
+            assert_close(answer["last_hidden_state"][i, :length], live["last_hidden_state"][0], atol=1e-5)
+            assert_close(answer["first"][i], live["first"][0], atol=1e-2)
+            assert [token.decode() for token in answer["tokens"][i, :length]] == [VOCABULARY[k] for k in ids[0]]
+        hidden = to_numpy(live["last_hidden_state"])[0].mean(0)
+        assert_close(ask(encoder, "embed", text)["embedding"][0], hidden, atol=1e-5)
+
+
+def test_the_inputs_of_a_server_have_the_names_that_all_models_have(encoder):
+    import tensorflow as tf
+
+    specs = encoder.signatures["tokens"].structured_input_signature[1]
+    assert {name: (spec.dtype.name, spec.shape.as_list()) for name, spec in specs.items()} == {
+        "token_ids": ("int32", [None, None]),
+        "lengths": ("int32", [None]),
+    }
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"token_ids must be in \[0, {SIZE}\)"):
+        encoder.signatures["tokens"](token_ids=tf.constant([[SIZE]]), lengths=tf.constant([1]))
+
+
+def test_every_input_and_output_has_the_batch_first_and_no_half_precision(masked, encoder, narrow):
+    for served in (masked, encoder, narrow):
+        for signature in served.signatures.values():
+            specs = [*signature.structured_input_signature[1].values(), *signature.structured_outputs.values()]
+            assert all(spec.shape.rank >= 1 and spec.shape[0] is None for spec in specs)
+            assert {spec.dtype.name for spec in specs} <= {"string", "int32", "float32"}
+
+
+def test_an_empty_batch_has_an_empty_answer(masked, encoder, narrow):
+    for served in (masked, encoder, narrow):
+        for name in set(served.signatures) - {"tokens"}:
+            assert {len(value) for value in ask(served, name).values()} == {0}
+
+
+def test_the_card_has_how_far_the_answers_are_from_the_live_ones(masked, encoder, narrow):
+    for served, half in ((masked, False), (encoder, True), (narrow, False)):
+        figures = json.loads((served.path / CARD).read_text())["parity"]
+        rows = json.loads((served.path / PARITY).read_text())["signatures"]
+        assert set(figures) == set(rows) == set(served.signatures)
+        for name, figure in figures.items():
+            assert figure["examples"] == len(rows[name]) >= 2 and figure["others_equal"]
+            assert 0 <= figure["largest_difference"] <= figure["tolerance"]
+            assert figure["tolerance"] == max(row["tolerance"] for row in rows[name])
+            assert (figure["tolerance"] > 1e-3) == half
+
+
+def test_the_parity_file_has_what_the_live_model_answers(masked, tokenizer):
+    row, *_ = [
+        row
+        for row in json.loads((masked.path / PARITY).read_text())["signatures"]["serving_default"]
+        if "[MASK]" in row["inputs"]["text"][0]
+    ]
+    words, probabilities, filled = expected_words(masked.model, tokenizer, row["inputs"]["text"][0])
+    assert row["outputs"]["words"] == [words] and row["outputs"]["text"] == [filled]
+    assert_close(row["outputs"]["probabilities"][0], probabilities)
+
+
+# A user's classifier as in Keras' own examples: a fixed width, no mask, one sigmoid
+
+
+@pytest.fixture(scope="module")
+def narrow(tokenizer, tmp_path_factory):
+    layers = [
+        keras.Input((7,)),
+        keras.layers.Embedding(SIZE, 3),
+        keras.layers.Flatten(),
+        keras.layers.Dense(5, activation="relu"),
+        keras.layers.Dropout(0.5),
+        keras.layers.Dense(1, activation="sigmoid"),
+    ]
+    model = randomize(keras.Sequential(layers), seed=4)
+    model.compile("adam", "binary_crossentropy", jit_compile=True)
+    folder = tmp_path_factory.mktemp("saved_models") / "narrow"
+    return exported(folder, model, tokenizer=tokenizer, labels=["no", "yes"], warmup=["cat"])
+
+
+def test_rows_have_the_width_that_the_model_was_built_for(narrow, tokenizer):
+    import tensorflow as tf
+
+    ids = np.stack([to_numpy(tokenizer(text, max_length=7, padding="max_length")["token_ids"]) for text in TEXTS])
+    yes = to_numpy(narrow.model(ids))
+    for name, key in (("serving_default", "probabilities"), ("classify", "scores")):
+        assert_close(ask(narrow, name, *TEXTS)[key], np.concatenate([1 - yes, yes], axis=1))
+    assert [one.decode() for one in ask(narrow, "serving_default", *TEXTS)["label"]] == [
+        "yes" if one > 0.5 else "no" for one in yes[:, 0]
+    ]
+    for width in (3, 7, 11):
+        given = np.full((5, width), 9, "int32")
+        given[:, :7] = ids[:, :width]
+        lengths = np.minimum((ids != 0).sum(1), width).astype("int32")
+        cut = np.where(np.arange(7) < lengths[:, None], ids, 0)
+        answer = narrow.signatures["tokens"](token_ids=tf.constant(given), lengths=tf.constant(lengths))
+        assert_close(answer["probabilities"][:, 1:], narrow.model(cut))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="lengths must be at most 7, the positions of the model"):
+        narrow.signatures["tokens"](token_ids=tf.ones([1, 8], tf.int32), lengths=tf.constant([8]))
+
+
+def test_embed_goes_up_to_the_last_layer_with_weights(narrow):
+    kernel, bias = (to_numpy(weight) for weight in narrow.model.layers[-1].weights)
+    yes = 1 / (1 + np.exp(-(ask(narrow, "embed", *TEXTS)["embedding"] @ kernel + bias)))
+    assert_close(yes, ask(narrow, "serving_default", *TEXTS)["probabilities"][:, 1:])
+
+
+# Labels
+
+
+def classifier(*shape, activation=None, then=()):
+    """A model of ids whose output has this shape behind the batch."""
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(13, 3, mask_zero=True)(ids)
+    x = x if len(shape) == 2 else keras.layers.GlobalAveragePooling1D()(x)
+    x = keras.layers.Dense(shape[-1], activation=activation)(x)
+    for layer in then:
+        x = layer(x)
+    return keras.Model(ids, x)
+
+
+def test_labels_of_tokens_come_with_the_tokens(tokenizer, tmp_path):
+    ids = keras.Input((None,), dtype="int32")
+    head = keras.layers.Dense(3)(keras.layers.Embedding(SIZE, 4, mask_zero=True)(ids))
+    model = randomize(keras.Model(ids, keras.layers.Activation("softmax", dtype="float32")(head)))
+    served = exported(tmp_path, model, tokenizer=tokenizer, labels=["O", "B", "I"])
+    assert set(served.signatures) == {"serving_default", "tokens", "embed"}
+    answer = ask(served, "serving_default", "the cat sat")
+    live = to_numpy(model(to_numpy(tokenizer("the cat sat")["token_ids"])[None]))
+    assert_close(answer["probabilities"], live)
+    assert [one.decode() for one in answer["label"][0]] == [["O", "B", "I"][i] for i in live[0].argmax(-1)]
+    assert [one.decode() for one in answer["tokens"][0]] == ["[CLS]", "the", "cat", "sat", "[SEP]"]
+
+
+@pytest.mark.parametrize(
+    "activation, then",
+    [
+        ("softmax", ()),
+        ("softmax", ("dropout",)),
+        (None, ("softmax_layer",)),
+        (None, ("softmax", "linear")),
+        (None, ("softmax_operation",)),
+        (None, ()),
+        (None, ("dropout", "linear")),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_logits_are_told_from_probabilities(activation, then, nested):
+    makers = {
+        "dropout": lambda: keras.layers.Dropout(0.1),
+        "linear": lambda: keras.layers.Activation("linear", dtype="float32"),
+        "softmax": lambda: keras.layers.Activation("softmax"),
+        "softmax_layer": keras.layers.Softmax,
+        "softmax_operation": lambda: keras.ops.softmax,
+    }
+    is_probability = "softmax" in f"{activation} {then}"
+    then = [makers[name]() for name in then]
+    model = randomize(classifier(5, activation=activation, then=then))
+    if nested:
+        outer = keras.Input((None,), dtype="int32")
+        model = keras.Model(outer, model(outer))
+    reader = TextEncoder(model)
+    answer = classes(reader, check_labels(reader, None))(np.array([[3, 1]], "int32"))
+    raw = to_numpy(model(np.array([[3, 1]]))).astype("float64")
+    assert_close(answer["probabilities"], raw if is_probability else softmax(raw))
+
+
+@pytest.mark.parametrize("activation, size", [("sigmoid", 2), ("relu", 2), ("tanh", 1)])
+def test_other_activations_are_no_distribution(activation, size):
+    with pytest.raises(ValueError, match=f"`activation` must be None or 'softmax'. Received: activation={activation}"):
+        check_labels(TextEncoder(classifier(size, activation=activation)), None)
+
+
+def single(last):
+    """A model with a single number as its output."""
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(13, 3, mask_zero=True)(ids))
+    return randomize(keras.Model(ids, last(keras.layers.Dense(1)(x))), scale=2.0)
+
+
+@pytest.mark.parametrize("last", [lambda x: x, keras.layers.Activation("sigmoid")])
+def test_a_single_number_is_that_of_the_second_label(last):
+    model, ids = single(last), np.array([[3, 1], [7, 2]], "int32")
+    answer = classes(TextEncoder(model), check_labels(TextEncoder(model), ["no", "yes"]))(ids)
+    raw = to_numpy(model(ids)).astype("float64")[:, 0]
+    yes = raw if isinstance(last, keras.layers.Layer) else 1 / (1 + np.exp(-raw))
+    assert_close(answer["probabilities"], np.stack([1 - yes, yes], axis=1))
+    assert [label.decode() for label in answer["label"].numpy()] == ["yes" if p > 0.5 else "no" for p in yes]
+
+
+def test_a_single_number_of_which_nothing_tells_what_it_is_is_refused():
+    model = single(lambda x: keras.layers.Average()([x, x]))
+    with pytest.raises(
+        ValueError, match="must end in a layer that tells whether its single number .* Received: output"
+    ):
+        check_labels(TextEncoder(model), ["no", "yes"])
+
+
+@pytest.mark.parametrize("activation", ["softmax", None])
+def test_an_average_of_heads_is_told_by_its_numbers(activation):
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(13, 3, mask_zero=True)(ids))
+    heads = [keras.layers.Dense(3, activation=activation)(x) for _ in range(2)]
+    model, rows = randomize(keras.Model(ids, keras.layers.Average()(heads)), scale=2.0), np.array([[3, 1]], "int32")
+    answer = classes(TextEncoder(model), check_labels(TextEncoder(model), None))(rows)
+    raw = to_numpy(model(rows)).astype("float64")
+    assert_close(answer["probabilities"], raw if activation else softmax(raw))
+
+
+def test_outputs_with_the_names_of_answers_are_refused():
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(13, 3, mask_zero=True)(ids)
+    model = keras.Model(ids, {"logits": keras.layers.Dense(4)(x), "label": x})
+    with pytest.raises(
+        ValueError, match=r"must not have outputs named as what `labels` add. Received: outputs \['label'\]"
+    ):
+        check_labels(TextEncoder(model), list("wxyz"))
+
+
+def test_labels_belong_to_the_one_output_or_to_the_logits():
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(13, 3, mask_zero=True)(ids)
+    two = {"a": keras.layers.Dense(4)(x), "b": x}
+    with pytest.raises(
+        ValueError, match=r"`labels` are for a model with one output .*'logits'. Received: outputs .*'a'"
+    ):
+        check_labels(TextEncoder(keras.Model(ids, two)), ["x"] * 4)
+    named = TextEncoder(keras.Model(ids, {"logits": two["a"], "b": x}))
+    assert check_labels(named, list("wxyz")) == list("wxyz")
+    with pytest.raises(ValueError, match="a list of 4 different strings, .* Received: labels=\\['x'\\]"):
+        check_labels(named, ["x"])

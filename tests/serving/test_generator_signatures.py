@@ -1,0 +1,436 @@
+"""Models that write, as graphs: texts, ids and scores of `generate`, whatever the batch; what is refused, and how."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.generation import Beam, Greedy, Sample, generate
+from keras_tx.layers import DecoderLayer, TokenEmbedding
+from keras_tx.models import CausalLM, Seq2Seq
+from keras_tx.serving.generator_signatures import generator_signatures
+from keras_tx.serving.text_generator import TextGenerator
+from keras_tx.text import BertTokenizer
+from tests.generation import built
+from tests.serving.conftest import VOCABULARY
+from tests.tools import assert_close, randomize, to_numpy
+
+tf = pytest.importorskip("tensorflow")
+pytestmark = pytest.mark.tensorflow
+
+V, NEW, STOP = len(VOCABULARY), 7, 3
+TEXTS = ["the cat sat", "", "not wonderful but dull , one two", "a\x00\ufffd 🎬 café [PAD] x [SEP]"]
+RULES = {
+    "max_new_tokens": NEW,
+    "min_new_tokens": 2,
+    "repetition_penalty": 1.3,
+    "no_repeat_ngram_size": 2,
+    "forbidden_tokens": [0, 10, (5, 6)],
+    "forced_tokens": {1: 8, -1: 9},
+}
+SIZES = {"hidden_dim": 12, "num_heads": 6, "intermediate_dim": 17}
+
+
+def language_model():
+    """Grouped rotary heads under a learned bias; the table is tied."""
+    attention = {"rotary": True, "num_key_value_heads": 3, "key_dim": 4}
+    return CausalLM(
+        V,
+        num_layers=2,
+        **SIZES,
+        embedding_options={"position_encoding": None},
+        decoder_options={"position_bias": "relative", "attention_options": attention},
+    )
+
+
+def translator():
+    """Its encoder skips padding in what leaves, not in `generate`, which it is compared with."""
+    options = {"position_encoding": "learned", "max_length": 19}
+    return Seq2Seq(V, num_layers=1, **SIZES, embedding_options=options, encoder_options={"skip_padding": True})
+
+
+def put_together():
+    """An encoder, attention and operators that a user put together, with a table of learned positions."""
+    built_of = {"V": V, "SOURCE_V": V}
+    before = {name: getattr(built, name) for name in built_of}
+    try:
+        for name, value in built_of.items():
+            setattr(built, name, value)
+        return built.encoder_and_decoder()
+    finally:
+        for name, value in before.items():
+            setattr(built, name, value)
+
+
+MODELS = {"language_model": language_model, "translator": translator, "put_together": put_together}
+STRATEGIES = {
+    "language_model": Greedy(),
+    "translator": Beam(3, length_penalty=0.7),
+    "put_together": Sample(1.3, top_p=0.9, seed=-5),
+}
+
+
+class Traced:
+    """Signatures, each traced once, when it is asked for."""
+
+    def __init__(self, *arguments):
+        self.functions, self._traced = generator_signatures(*arguments), {}
+
+    def __getitem__(self, name):
+        if name not in self._traced:
+            self._traced[name] = self.functions[name].get_concrete_function()
+        return self._traced[name]
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {name: randomize(make(), scale=0.6) for name, make in MODELS.items()}
+
+
+@pytest.fixture(scope="module")
+def written(models, tokenizer):
+    """The signatures of each model."""
+    options = {name: {"strategy": strategy, **RULES} for name, strategy in STRATEGIES.items()}
+    return {name: Traced(model, tokenizer, None, options[name]) for name, model in models.items()}
+
+
+def strings(tensor):
+    return np.vectorize(lambda text: text.decode(), otypes=[object])(tensor.numpy()).tolist()
+
+
+def live(model, texts, tokenizer, strategy=None, **options):
+    return generate(model, texts, strategy, tokenizer=tokenizer, jit_compile=False, **{**RULES, **options})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_texts_are_those_of_generate_alone_and_in_any_batch(name, models, written, tokenizer):
+    answer, strategy = written[name]["serving_default"], STRATEGIES[name]
+    texts = strings(answer(tf.constant(TEXTS))["text"])
+    if isinstance(strategy, Sample):  # each row draws what it draws alone
+        assert texts == [live(models[name], text, tokenizer, strategy) for text in TEXTS]
+    else:
+        assert texts == live(models[name], TEXTS, tokenizer, strategy)
+    assert [strings(answer(tf.constant([text]))["text"])[0] for text in TEXTS] == texts
+    assert strings(answer(tf.constant(TEXTS[::-1]))["text"]) == texts[::-1]
+    assert answer(tf.constant([], tf.string))["text"].shape == (0,)
+
+
+def test_the_signatures_hold_nothing_that_a_server_cannot_run(written):
+    expected = {"serving_default", "generate", "beam", "score", "tokens"}
+    assert set(written["put_together"].functions) == expected
+    assert set(written["language_model"].functions) == expected | {"explain", "embed"}
+    signatures = written["translator"]
+    assert set(signatures.functions) == expected | {"explain", "embed"}
+    for traced in map(signatures.__getitem__, signatures.functions):
+        assert all(spec.shape[0] is None for spec in traced.structured_input_signature[0])
+        assert all(output.shape[0] is None for output in traced.structured_outputs.values())
+        definition = traced.graph.as_graph_def()
+        nodes = [*definition.node, *(node for one in definition.library.function for node in one.node_def)]
+        assert not [node.op for node in nodes if re.search("Xla|PyFunc|Detokenize|Trim", node.op)]
+
+
+def test_each_row_has_its_own_numbers(models, written, tokenizer):
+    model, answer = models["language_model"], written["language_model"]["generate"]
+    rows = [
+        {"max_new_tokens": 7, "temperature": 0.0, "top_k": 5, "top_p": 0.3, "seed": 1},
+        {"max_new_tokens": 3, "temperature": 1.2, "top_k": 6, "top_p": 0.9, "seed": 2**40 + 3},
+        {"max_new_tokens": 7, "temperature": 1.2, "top_k": 6, "top_p": 0.9, "seed": -9},
+        {"max_new_tokens": 5, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 1},
+    ]
+    numbers = {key: [row[key] for row in rows] for key in rows[0]}
+    got = answer(tf.constant(TEXTS), **{key: tf.constant(values, _dtype(key)) for key, values in numbers.items()})
+    for index, (text, row) in enumerate(zip(TEXTS, rows, strict=True)):
+        strategy = Greedy()
+        if row["temperature"]:
+            strategy = Sample(row["temperature"], top_k=row["top_k"], top_p=row["top_p"], seed=row["seed"])
+        options = {"max_new_tokens": row["max_new_tokens"], "return_scores": True}
+        expected, score = live(model, text, tokenizer, strategy, **options)
+        assert strings(got["text"])[index] == expected
+        assert_close(got["score"][index], score, atol=1e-4)
+        alone = answer(tf.constant([text]), **{key: tf.constant([row[key]], _dtype(key)) for key in row})
+        assert strings(alone["text"]) == [expected]
+        assert alone["num_tokens"].numpy() == got["num_tokens"].numpy()[index] <= row["max_new_tokens"]
+
+
+def _dtype(name):
+    return {"max_new_tokens": "int32", "top_k": "int32", "seed": "int64"}.get(name, "float32")
+
+
+def test_samples_come_as_often_as_the_model_says():
+    model = randomize(CausalLM(11, num_layers=1, **SIZES), seed=2, scale=0.5)
+    options = {"max_new_tokens": 1, "stop_tokens": (), "forbidden_tokens": [0]}
+    count, k, temperature = 3000, 6, 1.7
+    prompt = np.tile(np.array([[4, 7, 2]], "int32"), (count, 1))
+    options["strategy"] = Sample(temperature, top_k=k)
+    answer = Traced(model, None, None, options)["tokens"]
+    drawn = answer(token_ids=tf.constant(prompt), lengths=tf.fill([count], 3))["token_ids"].numpy()[:, 0]
+    logits = to_numpy(model(prompt[:1], training=False))[0, -1].astype("float64")
+    logits[0] = -np.inf
+    logits[logits < np.sort(logits)[-k]] = -np.inf
+    expected = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
+    found = np.bincount(drawn, minlength=11) / count
+    assert np.abs(found - expected).max() < 4 * np.sqrt(0.25 / count)
+    again = answer(token_ids=tf.constant(prompt), lengths=tf.fill([count], 3))["token_ids"].numpy()[:, 0]
+    assert (again != drawn).any()  # without a seed
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        ("translator", Beam(3, length_penalty=0.7, num_return_sequences=3)),
+        ("language_model", Beam(4, num_return_sequences=4)),  # whose strategy has no beams
+    ],
+)
+def test_beam_gives_the_best_results_with_their_scores(name, strategy, models, written, tokenizer):
+    texts, scores = live(models[name], TEXTS, tokenizer, strategy, return_scores=True)
+    got = written[name]["beam"](tf.constant(TEXTS))
+    assert strings(got["text"]) == texts
+    assert_close(got["scores"], scores, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["language_model", "translator"])
+def test_ids_in_give_ids_out(name, models, written):
+    rows = [[7, 9, 21, 5], [30], [12, 40, 8]]
+    padded = np.array([row + [99] * (4 - len(row)) for row in rows]) % V  # what a server pads with is not padding
+    answer = written[name]["tokens"]
+    got = answer(token_ids=tf.constant(padded, tf.int32), lengths=tf.constant([4, 1, 3]))
+    options = {"start_token": 2, "stop_tokens": STOP, "jit_compile": False, **RULES}
+    expected = generate(models[name], rows, STRATEGIES[name], **options)
+    if name == "language_model":
+        expected = [row[len(prompt) :] for row, prompt in zip(expected, rows, strict=True)]
+    assert got["lengths"].numpy().tolist() == list(map(len, expected))
+    for ids, row in zip(got["token_ids"].numpy().tolist(), expected, strict=True):
+        assert ids == row + [0] * (NEW - len(row))
+
+
+def test_without_a_tokenizer_there_are_ids_alone(models):
+    signatures = generator_signatures(models["translator"], generation={"max_new_tokens": 3, "start_token": 2})
+    assert set(signatures) == {"serving_default", "tokens"} and signatures["serving_default"] is signatures["tokens"]
+
+
+@pytest.mark.parametrize("name", ["language_model", "translator"])
+def test_the_score_of_a_target_is_the_sum_of_its_log_probabilities(name, models, written, tokenizer):
+    targets = ["dull cat .", "one", "", "two three wonderful"]
+    got = written[name]["score"](tf.constant(TEXTS), tf.constant(targets))
+    for index, (text, target) in enumerate(zip(TEXTS, targets, strict=True)):
+        ids = [*tokenizer.tokenize(target).numpy(), STOP]
+        before = [2] if name != "language_model" else [2, *_without_padding(tokenizer.tokenize(text))]
+        inputs = np.array([before + ids[:-1]], "int32")
+        if name != "language_model":
+            inputs = [np.array([_without_padding(tokenizer(text)["token_ids"])], "int32"), inputs]
+        logits = to_numpy(models[name](inputs, training=False))[0, len(before) - 1 :].astype("float64")
+        log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        expected = log_probs[np.arange(len(ids)), ids]
+        assert_close(got["token_log_probabilities"][index, : len(ids)], expected, atol=1e-4)
+        assert_close(got["log_probability"][index], expected.sum(), atol=1e-4)
+        assert strings(got["tokens"])[index][: len(ids)] == [VOCABULARY[token] for token in ids]
+        assert got["num_tokens"][index] == len(ids) and not np.any(got["token_log_probabilities"][index, len(ids) :])
+
+
+def _without_padding(ids):
+    return [int(token) for token in to_numpy(ids) if token != 0]
+
+
+def test_explain_shows_what_the_model_looks_at(models, written, tokenizer):
+    answer = written["translator"]["explain"]
+    got = answer(tf.constant(TEXTS))
+    assert strings(got["text"]) == live(models["translator"], TEXTS, tokenizer)
+    source = _without_padding(tokenizer(TEXTS[0])["token_ids"])
+    assert strings(got["source_tokens"])[0][: len(source)] == [VOCABULARY[token] for token in source]
+    tokens = strings(got["tokens"])[0]
+    target = [VOCABULARY.index(token) for token in tokens if token != "[PAD]"]
+    assert target[0] == 2 and tokenizer.decode([target])[0] == strings(got["text"])[0]
+    scores = models["translator"].attention_scores([np.array([source]), np.array([target])])
+    for name, one in scores.items():
+        shape = one.shape
+        assert_close(got[f"{name}_scores"][:1, :, :, : shape[3], : shape[4]], one, atol=1e-5)
+
+    got = written["language_model"]["explain"](tf.constant(TEXTS))
+    tokens = strings(got["tokens"])[1]
+    ids = [VOCABULARY.index(token) for token in tokens if token != "[PAD]"]
+    alone = models["language_model"].attention_scores(np.array([ids]))
+    assert_close(got["scores"][1:2, :, :, : len(ids), : len(ids)], alone, atol=1e-5)
+    assert strings(got["text"])[1] == tokenizer.decode([ids])[0]
+
+
+def test_embeddings_are_means_over_real_tokens(models, written, tokenizer):
+    got = written["translator"]["embed"](tf.constant(TEXTS))["embedding"]
+    model = models["translator"]
+    source = np.array([_without_padding(tokenizer(TEXTS[2])["token_ids"])])
+    assert_close(got[2], to_numpy(model.encoder(model.embedding(source)))[0].mean(0), atol=1e-5)
+    got = written["language_model"]["embed"](tf.constant(TEXTS))["embedding"]
+    model = models["language_model"]
+    ids = np.array([[2, *_without_padding(tokenizer.tokenize(TEXTS[0]))]])
+    assert_close(got[0], to_numpy(model.decoder(model.embedding(ids)))[0].mean(0), atol=1e-5)
+    assert_close(got[1], to_numpy(model.decoder(model.embedding(np.array([[2]]))))[0, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "signatures"),
+    [
+        ("language_model", ("serving_default", "generate", "explain")),
+        ("translator", ("beam", "score", "tokens", "embed")),
+    ],
+)
+def test_empty_batches_have_empty_answers(name, signatures, written):
+    for signature in signatures:
+        function = written[name][signature]
+        specs = function.structured_input_signature[0]
+        empty = [tf.zeros([0] * len(spec.shape), spec.dtype) for spec in specs]
+        for key, value in function(*empty).items():
+            assert value.shape[0] == 0, (signature, key)
+
+
+# What is refused is tried outside of graphs, where an error takes no seconds; the same code stands in the graph.
+def refused(rule, function, *arguments):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rule):
+        function(*arguments)
+
+
+def test_a_server_refuses_with_a_message_that_names_the_input(written):
+    answer = written["translator"]["tokens"]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"token_ids must be in \[0, {V}\)"):
+        answer(token_ids=tf.constant([[V, 3]]), lengths=tf.constant([2]))
+
+
+def test_numbers_out_of_range_are_refused(models, tokenizer):
+    writer = TextGenerator(models["put_together"], tokenizer, None, RULES)
+    prompts, right = (
+        tf.ragged.constant([[2], [2]]),
+        {"max_new_tokens": 4, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0},
+    )
+
+    def numbers(**others):
+        rows = {key: [value, value] for key, value in right.items()}
+        rows.update({key: value if isinstance(value, list) else [right[key], value] for key, value in others.items()})
+        return [tf.constant(values, _dtype(key)) for key, values in rows.items()]
+
+    assert writer.with_numbers(prompts, "text", *numbers()).to_list() == [[2], [2]]
+    for key, value, rule in (
+        ("max_new_tokens", 8, r"max_new_tokens must be in \[3, 7\]"),
+        ("max_new_tokens", 2, r"max_new_tokens must be in \[3, 7\]"),
+        ("temperature", -0.1, "temperature must be 0, which is greedy, or above"),
+        ("temperature", float("nan"), "temperature must be 0, which is greedy, or above"),
+        ("temperature", float("inf"), "temperature must be 0, which is greedy, or above"),
+        ("top_k", -1, "top_k must be 0, which is all tokens, or above"),
+        ("top_p", 0.0, r"top_p must be in \(0, 1\]"),
+        ("top_p", 1.1, r"top_p must be in \(0, 1\]"),
+    ):
+        refused(rule, writer.with_numbers, prompts, "text", *numbers(**{key: value}))
+    for key, value in right.items():
+        rule = f"{key} must be one for each text"
+        refused(rule, writer.with_numbers, prompts, "text", *numbers(**{key: [value]}))
+
+
+def test_ids_and_lengths_out_of_range_are_refused(models, tokenizer):
+    writer = TextGenerator(models["language_model"], tokenizer)
+    names = ["token_ids", "lengths"]
+    for ids, lengths, rule in (
+        ([[V, 3]], [2], rf"token_ids must be in \[0, {V}\)"),
+        ([[5, 3]], [3], "lengths must be between 0 and the width"),
+        ([[5, 3]], [0], "token_ids must have a token in each row"),
+        ([[0, 0]], [2], "token_ids must have a token in each row"),
+        ([[5] * 17], [17], "token_ids must be at most 16 tokens long"),
+    ):
+        refused(rule, writer.rows_of_ids, [tf.constant(ids), tf.constant(lengths)], names)
+
+
+def test_what_does_not_fit_into_learned_positions_is_refused_as_by_generate(tokenizer):
+    long = " ".join(["cat"] * 9)
+    options = {"max_new_tokens": 4, "start_token": False}
+    model = CausalLM(V, num_layers=1, **SIZES, embedding_options={"position_encoding": "learned", "max_length": 11})
+    writer = TextGenerator(model, tokenizer, None, options)
+    with pytest.raises(ValueError, match="must fit into the learned positions"):
+        generate(model, [long], tokenizer=tokenizer, jit_compile=False, **options)
+    prompts, _ = writer.rows_of_texts([tf.constant([long])], ["text"])
+    rule = "text and the new tokens must fit into the 11 learned positions"
+    refused(rule, writer.write, prompts, [], "text")
+    numbers = [tf.constant([value]) for value in (3, 0.0, 0, 1.0)] + [tf.constant([0], "int64")]
+    rule = "text and max_new_tokens must fit into the 11 learned positions"
+    refused(rule, writer.with_numbers, prompts, "text", *numbers)
+    refused("text must have a token in each row", writer.rows_of_texts, [tf.constant([""])], ["text"])
+    rule = "text and target must fit into the 11 learned positions"
+    refused(rule, writer.score, prompts, [], tf.constant(["one two three"]), "text")
+    writer.score(prompts, [], tf.constant(["one two"]), "text")  # the stop token itself needs no position
+
+    short = {"position_encoding": "learned", "max_length": 6}
+    writer = TextGenerator(
+        Seq2Seq(V, num_layers=1, **SIZES, embedding_options=short), tokenizer, None, {"max_new_tokens": 5}
+    )
+    rule = "text must fit into the 6 learned positions"
+    refused(rule, writer.rows_of_texts, [tf.constant([long])], ["text"])
+    writer.rows_of_texts([tf.constant(["cat cat cat cat"])], ["text"])
+
+
+def test_long_targets_and_prompts_are_refused(models, tokenizer):
+    writer = TextGenerator(models["language_model"], tokenizer)
+    prompts, _ = writer.rows_of_texts([tf.constant(["cat"])], ["text"])
+    rule = "target must be at most 16 tokens long"
+    refused(rule, writer.score, prompts, [], tf.constant(["cat " * 16]), "text")
+    refused("target must be one for each text", writer.score, prompts, [], tf.constant(["cat", "cat"]), "text")
+    rule = "text must be at most 16 tokens long"
+    refused(rule, writer.rows_of_texts, [tf.constant(["cat " * 16])], ["text"])
+
+
+def test_a_model_with_several_sources_has_inputs_by_their_names(tokenizer):
+    ids = {name: keras.Input((None,), dtype="int32", name=name) for name in ("question", "context", "reply")}
+    embedding = TokenEmbedding(V, 12, position_encoding="sinusoidal")
+    question, context, reply = (embedding(one) for one in ids.values())
+    for memory in (question, context):
+        reply = DecoderLayer(17, 6, cross_attention=True)(reply, memory)
+    model = randomize(keras.Model(list(ids.values()), keras.layers.Dense(V)(reply)), scale=0.6)
+    options = {"max_new_tokens": 4, "forbidden_tokens": [0]}
+    signatures = Traced(model, tokenizer, None, options)
+    questions, contexts = TEXTS[:2], TEXTS[2:]
+    got = signatures["serving_default"](question=tf.constant(questions), context=tf.constant(contexts))
+    inputs = {"question": questions, "context": contexts}
+    assert strings(got["text"]) == generate(model, inputs, tokenizer=tokenizer, jit_compile=False, **options)
+    names = [spec.name for spec in signatures["tokens"].structured_input_signature[0]]
+    assert names == ["question", "question_lengths", "context", "context_lengths"]
+    writer = TextGenerator(model, tokenizer, None, options)
+    rule = "context must be one for each question"
+    refused(rule, writer.rows_of_texts, [tf.constant(questions), tf.constant(TEXTS[:1])], ["question", "context"])
+
+
+def test_logits_that_are_no_numbers_are_refused():
+    model = CausalLM(11, num_layers=1, **SIZES)
+    model.set_weights([weight * np.nan for weight in model.get_weights()])
+    answer = Traced(model, None, None, {"max_new_tokens": 2})["tokens"]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="The logits must not be NaN"):
+        answer(token_ids=tf.constant([[3]]), lengths=tf.constant([1]))
+
+
+def test_arguments_that_do_not_fit_are_refused(models, tokenizer):
+    model = models["language_model"]
+    with pytest.raises(ValueError, match=r"`generation` must have keys among .* Received: \['jit_compile', 'no'\]"):
+        generator_signatures(model, tokenizer, None, {"no": 1, "jit_compile": True})
+    larger = BertTokenizer([*VOCABULARY, "more"])
+    with pytest.raises(ValueError, match=f"`tokenizer` must not .*vocabulary_size={V + 1}, {V} rows for 'token_ids'"):
+        generator_signatures(model, larger)
+    with pytest.raises(ValueError, match=f"`source_tokenizer` must not .*_size={V + 1}, {V} rows for 'source_ids'"):
+        generator_signatures(models["translator"], tokenizer, larger)
+    turned = BertTokenizer([VOCABULARY[1], VOCABULARY[0], *VOCABULARY[2:]])
+    with pytest.raises(ValueError, match="`source_tokenizer` must pad .* source_tokenizer.pad_id=1, padding_id=0"):
+        generator_signatures(models["translator"], tokenizer, turned)
+    with pytest.raises(ValueError, match="`start_token` must be given.* Received: start_token=None"):
+        generator_signatures(models["translator"])
+    without = Seq2Seq(V, num_layers=1, **SIZES, embedding_options={"padding_id": None})
+    with pytest.raises(ValueError, match=r"`model` must have a padding id .* padding_id=None for \['source_ids'\]"):
+        generator_signatures(without, tokenizer)
+    endless = BertTokenizer(VOCABULARY)
+    endless.max_length = None
+    with pytest.raises(ValueError, match="`tokenizer` must have a `max_length`.* tokenizer.max_length=None"):
+        generator_signatures(model, endless)
+    with pytest.raises(ValueError, match="`max_new_tokens` must be a positive integer. Received: max_new_tokens=0"):
+        generator_signatures(model, tokenizer, None, {"max_new_tokens": 0})
+
+
+def test_half_precision_leaves_as_float32(tokenizer):
+    model = randomize(CausalLM(V, num_layers=1, **SIZES, dtype="mixed_bfloat16"), scale=0.6)
+    signatures = Traced(model, tokenizer, None, {"max_new_tokens": 5})
+    answer = signatures["serving_default"](tf.constant(TEXTS))["text"]
+    assert strings(answer) == generate(model, TEXTS, tokenizer=tokenizer, max_new_tokens=5, jit_compile=False)
+    for name in ("embed", "score"):
+        outputs = signatures[name].structured_outputs
+        assert all(output.dtype in (tf.float32, tf.string, tf.int32) for output in outputs.values())

@@ -1,0 +1,144 @@
+"""Models on JAX and PyTorch leave through TensorFlow, and answer as they do there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keras_tx.generation import Beam, Greedy, Sample
+from keras_tx.generation.strategy import Strategy
+from keras_tx.serving import other_backends
+from keras_tx.serving.card import FILE as CARD
+from tests.serving.conftest import LABELS
+from tests.serving.elsewhere import IDS
+from tests.serving.test_warmup import requests
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def answers(backend, folder, *what):
+    """What a process on another backend exported, was refused, and answers itself."""
+    pytest.importorskip(backend)
+    environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.serving.elsewhere", str(folder), *what]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return json.loads((folder / "answers.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+def test_torch_exports_what_it_answers(tmp_path):
+    import tensorflow as tf
+    import tensorflow_text  # noqa: F401  # has the operations of the graph
+
+    found = answers("torch", tmp_path, "reads", "refused")
+    path = Path(found["reads"]["path"])
+    served = tf.saved_model.load(str(path)).signatures
+    assert set(served) == {"serving_default", "tokens", "classify", "explain", "embed"}
+    answer = served["tokens"](token_ids=tf.constant(IDS), lengths=tf.constant([4, 3]))
+    exponentials = np.exp(found["reads"]["logits"])
+    probabilities = exponentials / exponentials.sum(-1, keepdims=True)
+    np.testing.assert_allclose(answer["probabilities"], probabilities, atol=1e-6)
+    assert [label.decode() for label in answer["label"].numpy()] == [LABELS[i] for i in probabilities.argmax(-1)]
+    card = json.loads((path / CARD).read_text())
+    assert card["model"]["backend"] == "torch" and card["labels"] == LABELS
+    asked = list(requests(path))
+    assert [inputs["token_ids"].tolist() for _, name, inputs in asked if name == "tokens"][-1] == IDS
+    assert b"\xff" in [text for _, _, inputs in asked for text in inputs.get("text", [])]
+    # What TensorFlow refuses there is raised here.
+    (kind, message), (other, missing) = found["refused"]
+    assert kind == "ValueError" and "`model` must not see padding, the id 0" in message
+    assert other == "ValueError" and "can import. Received: ['Mine'] of __main__" in missing
+    assert not (tmp_path / "refused").exists() or not list((tmp_path / "refused").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+def test_jax_exports_what_it_writes(tmp_path):
+    import tensorflow as tf
+
+    found = answers("jax", tmp_path, "writes")["writes"]
+    served = tf.saved_model.load(found["path"]).signatures["serving_default"]
+    answer = served(token_ids=tf.constant([IDS[0][:3]]), lengths=tf.constant([3]))
+    written = answer["token_ids"][0, : answer["lengths"][0]].numpy().tolist()
+    assert IDS[0][:3] + written == found["ids"]
+
+
+def test_options_are_taken_along_as_json():
+    options = {
+        "strategy": Beam(3, length_penalty=0.5, num_return_sequences=2),
+        "max_new_tokens": np.int64(5),
+        "stop_tokens": (3, 5),
+        "start_token": False,
+        "forced_tokens": {0: 7, -1: 9},
+        "forbidden_tokens": [[1, 2], [3]],
+        "target": None,
+    }
+    opened = other_backends.opened_options(json.loads(json.dumps(other_backends.saved_options(options))))
+    assert opened == {**options, "max_new_tokens": 5, "stop_tokens": [3, 5]}
+    for strategy in (Greedy(), Sample(0.7, top_k=5, seed=3)):
+        saved = json.loads(json.dumps(other_backends.saved_options({"strategy": strategy})))
+        assert other_backends.opened_options(saved) == {"strategy": strategy}
+
+
+class Another(Strategy):
+    pass
+
+
+def test_only_strategies_of_the_package_are_taken_along():
+    with pytest.raises(
+        ValueError, match="`generation` must have a strategy of keras_tx.*Received: strategy of type Another"
+    ):
+        other_backends.saved_options({"strategy": Another()})
+
+
+def test_a_tokenizer_without_a_config_cannot_be_taken_along():
+    with pytest.raises(ValueError, match="`source_tokenizer` must have `get_config`.*source_tokenizer of type object"):
+        other_backends.saved("source_tokenizer", object())
+
+
+def test_a_model_that_answers_otherwise_there_is_refused():
+    one = [np.array([[1.0, 200.0]]), np.zeros((0, 3))]
+    other_backends.compare("torch", one, [one[0] + 1e-3, one[1]])
+    for other in ([one[0] + 11, one[1]], [one[0][:, :1], one[1]], [one[0] * np.nan, one[1]]):
+        with pytest.raises(
+            ValueError, match="`model` must answer on TensorFlow as it does on torch. Received: .*differ by"
+        ):
+            other_backends.compare("torch", one, other)
+
+
+@pytest.mark.parametrize(
+    "commands, message", [("echo last >&2; exit 139", "exit code 139: last"), ("exit 1", "no message")]
+)
+def test_a_process_that_ends_without_a_word_is_an_error(make, tmp_path, monkeypatch, commands, message):
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f"#!/bin/sh\n{commands}\n")
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(other_backends.sys, "executable", str(interpreter))
+    arguments = dict(tokenizers={}, generation=None, labels=None, warmup=[], max_batch=1)
+    with pytest.raises(RuntimeError, match=f"TensorFlow in a process of its own, which ended. Received: .*{message}"):
+        other_backends.export_elsewhere(make(), tmp_path / "reviews", **arguments)
+
+
+@pytest.mark.parametrize(
+    "error, kind, message",
+    [
+        (ValueError("this"), ValueError, "this"),
+        (PermissionError("there"), OSError, "PermissionError: there"),
+        (KeyError("key"), RuntimeError, "KeyError: 'key'"),
+    ],
+)
+def test_an_error_there_is_the_error_here(tmp_path, error, kind, message):
+    def fail(*args, **kwargs):
+        raise error
+
+    (tmp_path / "job.json").write_text("{")  # is read first, and fails by itself
+    other_backends.main(tmp_path, fail)
+    assert json.loads((tmp_path / "result.json").read_text())["error"] == "ValueError"
+    with pytest.raises(kind, match=message):
+        other_backends.raise_again(other_backends.described(error))

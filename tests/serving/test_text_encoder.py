@@ -1,0 +1,178 @@
+"""What an export finds in a user's model: inputs by their roles, outputs by names, and whether it sees padding."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.layers import Encoder, LearnedPositionalEncoding, TokenEmbedding
+from keras_tx.serving import export
+from keras_tx.serving.text_encoder import TextEncoder, check_padding
+from tests.tools import assert_close, randomize, to_numpy
+
+pytestmark = pytest.mark.tensorflow
+
+
+def inputs(*names, dtype="int32", shape=(None,)):
+    return [keras.Input(shape, dtype=dtype, name=name) for name in names]
+
+
+def pooled(ids):
+    """Bags of vectors (B, 3) that do not see zeros."""
+    return keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(13, 3, mask_zero=True)(ids))
+
+
+def added(tensors):
+    """A model with all these inputs, of which the first one is looked up."""
+    tables = [keras.layers.Embedding(13, 3, mask_zero=True)(x) for x in tensors[:2]]
+    others = [keras.ops.cast(x, "float32")[:, :, None] for x in tensors[2:]]
+    total = sum([*tables[1:], *others], start=tables[0])
+    return keras.Model(tensors, keras.layers.Dense(2, name="head")(keras.ops.sum(total, axis=1)))
+
+
+@pytest.mark.parametrize(
+    "names, roles",
+    [
+        (["x"], ["ids"]),
+        (["x", "a"], ["ids", "segments"]),  # by position
+        (["token_type_ids", "input_ids"], ["segments", "ids"]),  # by name
+        (["segment_ids", "x"], ["segments", "ids"]),
+        (["token_ids", "x", "padding_mask"], ["ids", "segments", "mask"]),
+        (["x", "attention_mask"], ["ids", "mask"]),
+        (["input_word_ids", "input_mask", "input_type_ids"], ["ids", "mask", "segments"]),
+    ],
+)
+def test_inputs_are_known_by_name_or_by_position(names, roles):
+    reader = TextEncoder(added(inputs(*names)))
+    assert list(reader.roles.values()) == roles
+    ids, segments = np.array([[3, 5, 0]], "int32"), np.array([[1, 0, 2]], "int32")
+    given = {"ids": ids, "segments": segments, "mask": np.array([[1, 1, 0]], "int32")}
+    expected = reader.model([given[role] for role in roles])
+    assert_close(reader(ids, segments)["head"], expected)
+
+
+@pytest.mark.parametrize(
+    "names", [["a", "b", "c"], ["input_ids", "token_ids"], ["segment_ids"], ["a", "attention_mask", "padding_mask"]]
+)
+def test_other_inputs_are_refused_by_their_names(names):
+    with pytest.raises(ValueError, match="`model` must take token ids, and beside them at most") as error:
+        TextEncoder(added(inputs(*names)))
+    assert f"Received: inputs {names}" in str(error.value)
+
+
+def test_an_optional_input_of_another_name_is_left_out():
+    ids = keras.Input((None,), dtype="int32", name="input_ids")
+    positions = keras.Input((None,), dtype="int32", name="position_ids", optional=True)
+    model = keras.Model({"input_ids": ids, "position_ids": positions}, _Maybe()(pooled(ids), positions))
+    reader = TextEncoder(model)
+    assert reader.roles == {"input_ids": "ids", "position_ids": None}
+    (answer,) = reader(np.array([[3, 5]], "int32")).values()
+    assert_close(answer, model({"input_ids": np.array([[3, 5]]), "position_ids": None}))
+
+
+class _Maybe(keras.layers.Layer):
+    def call(self, x, positions=None):
+        return x if positions is None else 0 * x
+
+
+def test_floats_are_no_ids_unless_they_are_looked_up():
+    (x,) = inputs("x", dtype="float32")
+    assert TextEncoder(keras.Model(x, pooled(x))).roles == {"x": "ids"}  # Keras' own examples have such inputs
+    with pytest.raises(ValueError, match="needs dtype='int32'. Received: input 'x' of dtype float32"):
+        TextEncoder(keras.Model(x, keras.layers.Dense(3)(x[:, :, None])))
+
+
+@pytest.mark.parametrize("shape, batch", [((), None), ((None, 4), None), ((7,), 2)])
+def test_inputs_are_rows_of_ids(shape, batch):
+    x = keras.Input(shape, batch_size=batch, dtype="int32", name="x")
+    with pytest.raises(ValueError, match=r"ids of any number of rows, \(B, T\). Received: input 'x' of shape") as error:
+        TextEncoder(keras.Model(x, keras.layers.Embedding(13, 3)(x)))
+    assert str((batch, *shape)) in str(error.value)
+
+
+def test_what_is_known_of_the_layer_that_looks_ids_up_also_in_nested_models():
+    (ids,) = inputs("ids")
+    x = TokenEmbedding(17, 4, padding_id=5, position_encoding=LearnedPositionalEncoding(11))(ids)
+    inner = keras.Model(ids, Encoder(1, 2, 3)(x))
+    outer = keras.Input((None,), dtype="int32", name="outer")
+    for reader in (TextEncoder(inner), TextEncoder(keras.Model(outer, inner(outer)))):
+        assert (reader.vocabulary_size, reader.padding_id, reader.max_length, reader.width) == (17, 5, 11, None)
+    sequential = TextEncoder(keras.Sequential([keras.Input((9,), dtype="int32"), keras.layers.Embedding(13, 3)]))
+    known = (sequential.vocabulary_size, sequential.padding_id, sequential.max_length, sequential.width)
+    assert known == (13, None, 9, 9)
+
+
+def test_outputs_have_the_names_of_a_dict_or_of_their_layers():
+    (ids,) = inputs("ids")
+    x, y = pooled(ids), keras.layers.Embedding(13, 3, name="table")(ids)
+    struct = {"pooler_output": x, "hidden_states": (y, y + 1), "a": {"b": x}}
+    named = TextEncoder(keras.Model(ids, struct))
+    assert set(named.outputs) == {"pooler_output", "hidden_states_0", "hidden_states_1", "a_b"}
+    twice = keras.layers.Dense(2, name="head")
+    listed = TextEncoder(keras.Model(ids, [twice(x), twice(x), y]))
+    assert list(listed.outputs) == ["head", "head_1", "table"]
+    answer = named(np.array([[3, 1]], "int32"))
+    assert_close(answer["hidden_states_1"] - answer["hidden_states_0"], np.ones((1, 2, 3)))
+
+
+def test_an_output_without_the_batch_is_refused():
+    (ids,) = inputs("ids")
+    x = pooled(ids)
+    for output, shape in ((keras.ops.mean(x), "()"), (keras.ops.mean(x, axis=0), "(3,)")):
+        with pytest.raises(ValueError, match="outputs with the batch as first axis.*output 'number'") as error:
+            TextEncoder(keras.Model(ids, {"number": output}))
+        assert f"of shape {shape}" in str(error.value)
+
+
+def test_half_precision_becomes_float32():
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(13, 3, dtype="mixed_bfloat16")(ids)
+    reader = TextEncoder(keras.Model(ids, {"half": x, "ids": keras.ops.argmax(x, axis=-1)}))
+    answer = reader(np.array([[3, 5]], "int32"))
+    assert reader.half == "bfloat16" and answer["half"].dtype == "float32" and answer["ids"].dtype == "int32"
+
+
+def test_a_model_that_sees_padding_is_refused_with_a_way_out(tokenizer, tmp_path):
+    (ids,) = inputs("ids")
+    x = keras.layers.Embedding(80, 3)(ids)
+    seeing = keras.Model(ids, {"mean": keras.layers.GlobalAveragePooling1D()(x)})
+    rule = "`model` must not see padding, the id 0.*fixed length. Received: output 'mean' that differs by .* up to 16"
+    with pytest.raises(ValueError, match=rule):
+        export(seeing, tmp_path, tokenizer=tokenizer)
+    check_padding(TextEncoder(keras.Model(ids, x)), 0, [1, 2, 3], 5)  # vectors of the real tokens do not change
+    assert not list(tmp_path.iterdir())
+
+
+def test_padding_is_tried_with_a_mask_and_in_encoders():
+    mask, ids = inputs("padding_mask", "token_ids")
+    x = keras.layers.Embedding(80, 6)(ids)
+    x = keras.layers.MultiHeadAttention(2, 3)(x, x, attention_mask=keras.ops.cast(mask, "bool")[:, None, :])
+    check_padding(TextEncoder(randomize(keras.Model([mask, ids], x))), 4, [1, 2, 3], 5)
+    x = Encoder(1, 2, 3)(TokenEmbedding(17, 4, padding_id=5)(ids))
+    encoder = TextEncoder(randomize(keras.Model(ids, x)))
+    check_padding(encoder, 5, [1, 2, 3], 7)
+    with pytest.raises(ValueError, match="the id 6, or rows"):
+        check_padding(encoder, 6, [1, 2, 3], 7)
+
+
+def test_a_model_that_cannot_take_the_longest_row_is_refused(tokenizer, tmp_path):
+    """It has fewer positions than the tokenizer's rows have tokens, which nothing tells but trying."""
+    (ids,) = inputs("ids")
+    positions = keras.ops.cumsum(keras.ops.ones_like(ids), axis=1) - 1
+    x = keras.layers.Embedding(80, 3, mask_zero=True)(ids) + keras.layers.Embedding(9, 3)(positions)
+    with pytest.raises(
+        ValueError, match="`model` must take rows as long as `tokenizer` makes them.*Received: 1[06] tokens"
+    ):
+        export(keras.Model(ids, x), tmp_path, tokenizer=tokenizer)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_part_of_a_model_answers_for_itself():
+    ids, segments = inputs("token_ids", "segment_ids")
+    x = keras.layers.Embedding(13, 3)(ids) + keras.layers.Embedding(2, 3)(segments)
+    model = keras.Model({"token_ids": ids, "segment_ids": segments}, keras.layers.Dense(2)(x))
+    reader, rows = TextEncoder(model), np.array([[3, 5, 1]], "int32")
+    part = to_numpy(reader.part(x)(rows))
+    (table, other), (kernel, bias) = model.weights[:2], model.weights[2:]
+    assert_close(part[0], to_numpy(table)[rows[0]] + to_numpy(other)[0])
+    (whole,) = reader(rows).values()
+    assert_close(whole, part @ to_numpy(kernel) + to_numpy(bias))
