@@ -1,4 +1,7 @@
+import gc
 import os
+import resource
+import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -6,11 +9,14 @@ import keras
 import pytest
 from hypothesis import settings
 
-# Each shape is compiled anew on JAX: there the examples show that the backends agree, the many run on TensorFlow.
-EXAMPLES = 30 if keras.backend.backend() == "tensorflow" else 4
+BACKEND = keras.backend.backend()
+# JAX compiles each shape anew: there a few examples show that the backends agree, the many run on TensorFlow.
+EXAMPLES = 4 if BACKEND == "jax" else 30
 
 settings.register_profile("keras_tx", deadline=None, max_examples=EXAMPLES, derandomize=True)
 settings.load_profile("keras_tx")
+
+peaks = pytest.StashKey[list[float]]()
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +24,41 @@ def seeded():
     keras.utils.set_random_seed(7)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_compiled_programs_left():
+    """JAX keeps every program that it compiled, which would be gigabytes by the end of a run."""
+    yield
+    if BACKEND == "jax":
+        sys.modules["jax"].clear_caches()
+    gc.collect()
+
+
 def pytest_collection_modifyitems(items):
-    if keras.backend.backend() != "tensorflow":
+    if BACKEND != "tensorflow":
         for item in items:
             if item.get_closest_marker("tensorflow"):
                 item.add_marker(pytest.mark.skip(reason="needs the TensorFlow backend"))
+
+
+def pytest_configure(config):
+    config.stash[peaks] = []
+
+
+def pytest_sessionfinish(session):
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist, which tells the process that prints
+        session.config.workeroutput["peak"] = kilobytes / 2**20
+    else:
+        session.config.stash[peaks].append(kilobytes / 2**20)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    output = getattr(node, "workeroutput", {})
+    if "peak" in output:
+        node.config.stash[peaks].append(output["peak"])
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.stash[peaks]:
+        terminalreporter.write_line(f"Peak memory of a process: {max(config.stash[peaks]):.1f} GiB")
