@@ -17,6 +17,8 @@ import numpy as np
 from keras_tx.checks import one_of
 from keras_tx.optional import Lazy
 
+__all__ = ["attention_map", "training_curves"]
+
 figures = Lazy("matplotlib.figure", extra="plots")
 fonts = Lazy("matplotlib.font_manager", extra="plots")
 ticker = Lazy("matplotlib.ticker", extra="plots")

@@ -60,6 +60,7 @@ def test_a_second_run_of_ours_has_ratios_of_its_own(tmp_path, capsys):
     assert "| 2.00 (2.00 to 2.00); fast 3.00 (2.00 to 4.00) |" in peer
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["", "nonsense"])
 def test_without_a_known_name_the_benchmarks_are_listed(name):
     command = [sys.executable, "-m", "benchmarks", *([name] if name else [])]

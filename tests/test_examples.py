@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.tensorflow, pytest.mark.process]
 WORDS = {"dull": "negative", "moving": "positive"}
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -21,7 +22,6 @@ def run(tmp_path, name, *arguments):
     return done.stdout
 
 
-@pytest.mark.tensorflow
 def test_classify_reviews_goes_from_a_file_to_answers_and_pictures(tmp_path):
     rows = [{"text": f"a {word} film number {i}", "label": label} for i in range(12) for word, label in WORDS.items()]
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -31,7 +31,6 @@ def test_classify_reviews_goes_from_a_file_to_answers_and_pictures(tmp_path):
         assert (tmp_path / "saved_models/mine" / name).stat().st_size > 1000
 
 
-@pytest.mark.tensorflow
 def test_translate_goes_from_parallel_files_to_translations_and_goes_on_where_it_stopped(tmp_path):
     english = ["a dog runs .", "two t-shirts sing .", "a cat , a dog ."] * 7
     for part in ("train", "val", "test"):
@@ -48,7 +47,6 @@ def test_translate_goes_from_parallel_files_to_translations_and_goes_on_where_it
     assert "Epoch 4/4" not in again and again.splitlines()[-3:-1] == printed.splitlines()[-3:-1]
 
 
-@pytest.mark.tensorflow
 def test_write_text_streams_what_a_model_of_the_file_writes(tmp_path):
     (tmp_path / "mine.txt").write_text("the cat sat on the mat, the dog ran.\n" * 200)
     arguments = ("--data", "mine.txt", "--steps", "120", "--length", "30", "--prompt", "the c")
