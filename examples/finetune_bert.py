@@ -1,15 +1,16 @@
-"""A BERT checkpoint -> a classifier of reviews -> a checkpoint again, which transformers and keras_tx load.
+"""Fine-tunes a BERT checkpoint to classify reviews, and saves a checkpoint that transformers and keras_tx load.
 
 python examples/finetune_bert.py
 python examples/finetune_bert.py --checkpoint bert-base-uncased --dataset imdb_reviews --data-dir PREPARED_TFDS_FOLDER
 python examples/finetune_bert.py --lora 4 --bfloat16
 
---checkpoint takes a directory as transformers saves it, or an id of the hub. Without it a small BERT learns here from
-one half of the reviews, loses its head, and stands in for one that was trained elsewhere; the other half fine-tunes it.
-With --lora the matrices of the encoder stay as they are, and each gets two thin ones beside it (Hu et al. 2021,
-arXiv:2106.09685), whose product is added to it when it is saved.
+--checkpoint takes a directory that transformers saved, or a model id of the Hugging Face hub. Without it, the script
+trains a small BERT as a classifier on one half of the reviews, drops its head, and uses it as if it had been pretrained
+elsewhere; the other half fine-tunes it. With --lora the kernels of the encoder stay frozen, and each gets two small
+matrices (Hu et al. 2021, arXiv:2106.09685), whose product is added to the kernel when the model is saved.
 
-On 2 cores without GPU: the sample in under two minutes, test accuracy 0.94; with --lora 4, 0.84.
+On 2 cores without a GPU: the sample takes less than two minutes and reaches a test accuracy of 0.94; with --lora 4,
+0.84.
 """
 
 import argparse
@@ -30,22 +31,25 @@ SENTENCES = [
     "The plot is silly, but the acting is wonderful, and the film as a whole is a joy.",
     "This film is not moving, it is dull.",
 ]
-# The BERT that is made here.
+# The small BERT that stands in for a pretrained one.
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 SMALL |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.12}
-LEARNING_RATE = {"small": (2e-3, 3e-3), "given": (3e-5, 3e-4)}  # of all weights, and of LoRA
-TOLERANCE = {"float32": 1e-4, "mixed_bfloat16": 0.05}  # of probabilities: rounding comes before or after the sum
+LEARNING_RATE = {"small": (2e-3, 3e-3), "given": (3e-5, 3e-4)}  # for all weights, and for LoRA
+TOLERANCE = {
+    "float32": 1e-4,
+    "mixed_bfloat16": 0.05,
+}  # of probabilities: LoRA's product is rounded before or after the sum
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--checkpoint", help="a directory, or an id of the hub; a small BERT is made if left out")
+parser.add_argument("--checkpoint", help="a directory or a model id of the hub (default: trains a small BERT)")
 parser.add_argument("--dataset", default="sample", help='"sample", a TFDS name, or a .jsonl, .csv or .tsv file')
-parser.add_argument("--data-dir", help="folder in which TFDS has prepared the dataset")
-parser.add_argument("--max-length", type=int, default=128, help="tokens of a review; what is longer is cut")
+parser.add_argument("--data-dir", help="the folder in which TFDS prepared the dataset")
+parser.add_argument("--max-length", type=int, default=128, help="the most tokens of a review; longer ones are cut")
 parser.add_argument("--epochs", type=int, default=4)
-parser.add_argument("--learning-rate", type=float, help="the highest; by default what suits the checkpoint")
-parser.add_argument("--lora", type=int, metavar="RANK", help="train matrices of this rank beside the encoder's")
+parser.add_argument("--learning-rate", type=float, help="the peak learning rate (default: by the checkpoint)")
+parser.add_argument("--lora", type=int, metavar="RANK", help="train LoRA matrices of this rank instead of the encoder")
 parser.add_argument("--bfloat16", action="store_true", help="compute in mixed bfloat16, for CPUs with AMX and GPUs")
-parser.add_argument("--out", default="saved_models", help="folder of results")
+parser.add_argument("--out", default="saved_models", help="the folder for results")
 arguments = parser.parse_args()
 start = time.time()
 keras.utils.set_random_seed(1)
@@ -66,7 +70,7 @@ def batches(reviews, tokenizer):
     encoded = reviews.map(features, num_parallel_calls=tf.data.AUTOTUNE).cache().shuffle(len(reviews), seed=1)
     padding = {"input_ids": tf.constant(tokenizer.pad_id), "attention_mask": 0}
     bucketed = data.bucket_by_length(encoded, 32, boundaries=(16, 32, 64, 128, 256), padding_values=(padding, 0))
-    count = sum(1 for _ in bucketed)  # tokenizes into the cache, and tells the progress bar how far it is
+    count = sum(1 for _ in bucketed)  # fills the cache, and counts the batches for the progress bar
     return bucketed.apply(tf.data.experimental.assert_cardinality(count)).prefetch(2)
 
 
@@ -108,12 +112,12 @@ if arguments.lora:
     for layer in model.get_layer("encoder").layers:
         layer.trainable = False
         attention, feed_forward = layer.self_attention, layer.feed_forward
-        # Keras gives a projection to N heads, (D, N, H), the matrices (D, N, RANK) and (RANK, H).
+        # For a projection to N heads, (D, N, H), Keras adds the matrices (D, N, RANK) and (RANK, H).
         for projection in (
             *(attention.query_dense, attention.key_dense, attention.value_dense, attention.output_dense),
             *(feed_forward.intermediate_dense, feed_forward.output_dense),
         ):
-            projection.trainable = True  # before: what a frozen layer gets is frozen
+            projection.trainable = True  # first, because weights that are added to a frozen layer are frozen
             projection.enable_lora(arguments.lora)  # freezes the kernel; the bias learns
 trained = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
 print(f"{trained} of {model.count_params()} weights are trained")
@@ -124,13 +128,13 @@ test = batches(dataset.test, tokenizer)
 history = fit(model, reviews, tokenizer, arguments.epochs, arguments.learning_rate or highest, validation_data=test)
 plots.training_curves(history, f"{out}/training_curves.png")
 
-# 6. Save in the format of Hugging Face, all weights in float32 as they were trained
+# 6. Save in Hugging Face's format, with all weights in float32 as they were trained
 saved = Path(out, "checkpoint")
 pretrained.save_pretrained(model, saved, tokenizer=tokenizer, dtype="float32")
 
 # 7. Load it again, and compare
 again = pretrained.from_pretrained(saved)
-rows = list(test)  # in one order for both
+rows = list(test)  # the same order for both models
 labels = np.concatenate([labels for _, labels in rows])
 
 
@@ -144,7 +148,7 @@ accuracy = [float(np.mean(one.argmax(axis=-1) == labels)) for one in answers]
 difference = np.abs(answers[0] - answers[1]).max()
 print(f"test accuracy {accuracy[0]:.4f}, loaded again {accuracy[1]:.4f}; largest difference {difference:.1e}")
 
-# 8. Raw sentences
+# 8. Classify raw sentences
 tokens = text.load_tokenizer(saved)(SENTENCES)
 logits = again(tokens["token_ids"], attention_mask=tokens["token_ids"] != tokenizer.pad_id)["logits"]
 for sentence, chances in zip(SENTENCES, keras.ops.softmax(keras.ops.cast(logits, "float32")).numpy(), strict=True):

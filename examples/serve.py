@@ -1,9 +1,10 @@
-"""A translator and a classifier -> SavedModels, and every signature of both asked as clients would ask.
+"""Exports a translator and a classifier as SavedModels, and sends requests to every signature of both.
 
 python examples/serve.py
 
-Trains both for a moment on what the project has made for it, exports and checks them, and prints for each the line that
-starts TensorFlow Serving, and for each signature a curl line, a gRPC snippet, and what the SavedModel answers here.
+The script trains both for a moment on the data that comes with the package, exports and checks them. For each it prints
+the command that starts TensorFlow Serving; for each signature a curl command, a gRPC snippet, and the SavedModel's
+answer.
 """
 
 import argparse
@@ -32,15 +33,17 @@ GRPC = """    import grpc
     print(stub.Predict(request, 30.0).outputs)"""
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--epochs", type=int, default=8, help="of the translator; the classifier has a quarter of them")
-parser.add_argument("--out", default="saved_models", help="folder of exports")
+parser.add_argument(
+    "--epochs", type=int, default=8, help="epochs of the translator; the classifier trains a quarter of them"
+)
+parser.add_argument("--out", default="saved_models", help="the folder for exports")
 arguments = parser.parse_args()
 start = time.time()
 keras.utils.set_random_seed(1)
 
 
 def batches(features, labels):
-    """Ragged rows -> batches of similar length, in another order every epoch."""
+    """Batches of ragged rows of similar length, shuffled anew in every epoch."""
     rows = tf.data.Dataset.from_tensor_slices((features, labels)).map(lambda *row: row).cache().shuffle(10_000, seed=1)
     return data.bucket_by_length(rows, **BATCHES).prefetch(2)
 
@@ -69,7 +72,7 @@ classifier.compile(keras.optimizers.Adam(2e-3), loss, metrics=["accuracy"])
 rows = {"token_ids": ragged(pieces, opinions)}, np.array(labels)
 classifier.fit(batches(*rows), epochs=max(1, arguments.epochs // 4), shuffle=False, verbose=2)
 
-# 3. Exports, each with requests that a server answers before it lets clients in
+# 3. Exports, with warm-up requests that a server answers before it accepts clients
 sentences = [source.decode() for source in sources[:2]]
 answers = [target.decode() for target in targets[:2]]
 opinions = [opinion.decode() for opinion in opinions[:2]]

@@ -1,12 +1,14 @@
-"""Sentence pairs -> a trained encoder-decoder that translates, by beam search.
+"""Trains an encoder-decoder on sentence pairs, and translates by beam search.
 
 python examples/translate.py
 python examples/translate.py --data FOLDER_OF_PARALLEL_FILES --source en --target de --bfloat16
 
-FOLDER holds train.en, train.de, val.en, val.de, test.en, test.de, plain or .gz, one sentence a line. Or --dataset takes
-a TFDS name, such as ted_hrlr_translate/pt_to_en. --resume goes on where an interrupted run stopped.
+FOLDER_OF_PARALLEL_FILES holds train.en, train.de, val.en, val.de, test.en and test.de, plain or .gz, with one sentence
+a line. Alternatively --dataset takes the name of a TFDS dataset, such as ted_hrlr_translate/pt_to_en. --resume
+continues an interrupted run.
 
-On 2 cores without GPU: the sample in 90 seconds, BLEU 96; Multi30k, tokenized, in 70 minutes, BLEU 41.6.
+On 2 cores without a GPU: the sample takes 90 seconds and reaches BLEU 96; Multi30k, tokenized, takes 70 minutes and
+reaches BLEU 41.6.
 """
 
 import argparse
@@ -25,25 +27,28 @@ import tensorflow as tf
 from keras_tx import data, models, plots, text, training
 from keras_tx.generation import Beam
 
-# A language of few words needs little; one of people is learned by Transformer-Tiny (Wu et al. 2021, arXiv:2105.14462).
+# The sample has few words and needs a small model; natural languages get Transformer-Tiny (Wu et al. 2021,
+# arXiv:2105.14462).
 SMALL = {"vocabulary_size": 1000, "num_layers": 2, "hidden_dim": 96, "intermediate_dim": 192, "dropout": 0.1}
 SMALL |= {"piece_dropout": 0.0, "epochs": 12, "learning_rate": 3e-3, "tokens": 2048}
 TINY = {"vocabulary_size": 10000, "num_layers": 4, "hidden_dim": 128, "intermediate_dim": 256, "dropout": 0.15}
 TINY |= {"piece_dropout": 0.1, "epochs": 48, "learning_rate": 4e-3, "tokens": 4096}
 BLOCKS = {"normalize_first": True, "normalization": "rms_norm", "use_bias": False}
-JOINER = "￭"  # stands where no space was, so that every text comes back from its tokens as it was
+JOINER = "￭"  # marks tokens without a space between them, so that decoding restores every text exactly
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--dataset", default="sample", help='"sample", or a TFDS translation dataset')
 parser.add_argument("--data", help="a folder of parallel files")
-parser.add_argument("--data-dir", help="folder in which TFDS has prepared the dataset")
-parser.add_argument("--source", help="the language to translate from, as the files' names end")
-parser.add_argument("--target", help="the language to translate to")
+parser.add_argument("--data-dir", help="the folder in which TFDS prepared the dataset")
+parser.add_argument("--source", help="the source language: the ending of its files' names")
+parser.add_argument("--target", help="the target language: the ending of its files' names")
 parser.add_argument("--epochs", type=int)
-parser.add_argument("--bleu", default="13a", help='sacrebleu\'s tokenizer; "none" for texts that are tokenized')
+parser.add_argument(
+    "--bleu", default="13a", help='the tokenizer of sacreBLEU; "none" for texts that are tokenized already'
+)
 parser.add_argument("--bfloat16", action="store_true", help="compute in mixed bfloat16, for CPUs with AMX and GPUs")
-parser.add_argument("--resume", action="store_true", help="go on from the last backup, if there is one")
-parser.add_argument("--out", default="saved_models", help="folder of results")
+parser.add_argument("--resume", action="store_true", help="continue from the last backup, if there is one")
+parser.add_argument("--out", default="saved_models", help="the folder for results")
 arguments = parser.parse_args()
 start = time.time()
 keras.utils.set_random_seed(1)
@@ -83,9 +88,9 @@ def marked(part):
 
 
 def batches(texts, dropout=0.0, epoch=0):
-    """Ids of sources, of targets behind a start token, and labels, which are the targets one step ahead.
+    """Ids of the sources, ids of the targets after a start token, and labels: the targets one step ahead.
 
-    As many sentences of similar length come together as have `tokens` ids.
+    A batch holds sentences of similar length, as many as have `tokens` ids together.
     """
 
     def ids(number, sides):
@@ -95,7 +100,7 @@ def batches(texts, dropout=0.0, epoch=0):
         return {"source_ids": sources, "target_ids": targets[:, :-1]}, targets[:, 1:]
 
     rows = texts.batch(500).enumerate().map(ids).prefetch(2)
-    rows = rows.unbatch().map(lambda *row: row)  # mapped, rows are plain tensors
+    rows = rows.unbatch().map(lambda *row: row)  # after `map`, rows are plain tensors instead of ragged ones
     return data.bucket_by_length(rows, max_tokens=settings["tokens"], boundaries=[*range(6, 40, 2), 48, 64, 128])
 
 
@@ -110,9 +115,9 @@ validation = counted(validation, sum(1 for _ in validation))
 
 
 def of_epoch(epoch):
-    """The training part in an order and, some of it, in pieces that `epoch` alone gives."""
+    """The training part, shuffled and partly split into other pieces, both by the number of the epoch."""
     made = batches(training_texts.shuffle(len(parts["train"]), seed=epoch), dropout, epoch)
-    return counted(made.repeat().take(updates), updates)  # other pieces may be a batch more or less
+    return counted(made.repeat().take(updates), updates)  # other pieces of words may need a batch more or less
 
 
 # 3. Ids -> logits
@@ -174,7 +179,7 @@ for label, strategy in (("greedy", None), ("beam 5", Beam(5, length_penalty=1.0)
 with open(os.path.join(out, "test.txt"), "w", encoding="utf-8") as file:
     file.write("\n".join(translations) + "\n")
 
-# 6. A picture of what the translator looked at
+# 6. Draw the attention of a translated sentence
 source, translation = sources[0], translations[0]
 print(f"{source}\n-> {translation}")
 rows, columns = (tokenizer(mark(sentence))["token_ids"].numpy()[None] for sentence in (translation, source))

@@ -1,9 +1,9 @@
-"""A text -> a language model that writes on: learned character by character, or by WordPieces.
+"""Trains a language model on a text, character by character or by WordPieces, and generates more of it.
 
 python examples/write_text.py
 python examples/write_text.py --data input.txt.gz --steps 2000
 
-On 2 cores without GPU: tinyshakespeare in 103 s, validation loss 1.73.
+On 2 cores without a GPU: tinyshakespeare takes 103 s and reaches a validation loss of 1.73.
 """
 
 import argparse
@@ -18,19 +18,19 @@ import tensorflow as tf
 
 from keras_tx import data, generation, models, plots, text, training
 
-# nanoGPT's setting for a CPU: github.com/karpathy/nanoGPT, "I only have a macbook".
+# The settings of nanoGPT for a CPU: github.com/karpathy/nanoGPT, "I only have a macbook".
 LAYERS, HEADS, WIDTH, CONTEXT, BATCH = 4, 4, 128, 64, 12
 LEARNING_RATE, WARM_UP = 1e-3, 100
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--data", default="sample", help='"sample", or a text file, plain or .gz')
 parser.add_argument("--level", choices=("character", "wordpiece"), default="character")
-parser.add_argument("--vocabulary-size", type=int, default=2000, help="of WordPieces")
-parser.add_argument("--steps", type=int, default=1000, help="updates, of 12 rows of 64 tokens each")
-parser.add_argument("--prompt", help="what the text written begins with; a line of the validation part if left out")
-parser.add_argument("--length", type=int, default=400, help="tokens to write")
+parser.add_argument("--vocabulary-size", type=int, default=2000, help="the number of WordPieces")
+parser.add_argument("--steps", type=int, default=1000, help="training steps, of 12 rows of 64 tokens each")
+parser.add_argument("--prompt", help="the beginning of the generated text (default: a line of the validation part)")
+parser.add_argument("--length", type=int, default=400, help="the number of tokens to generate")
 parser.add_argument("--temperature", type=float, default=0.8)
-parser.add_argument("--out", default="saved_models", help="folder of results")
+parser.add_argument("--out", default="saved_models", help="the folder for results")
 arguments = parser.parse_args()
 if arguments.steps <= WARM_UP:
     parser.error(f"--steps must be above {WARM_UP}, the steps of the warm-up")
@@ -46,7 +46,7 @@ print(f"{arguments.data}: {len(texts.train)} characters to learn from, {len(text
 
 # 2. Text -> ids
 class Characters:
-    """A tokenizer whose tokens are the characters of a text; 0 is padding."""
+    """A tokenizer whose tokens are the characters of a text; id 0 is padding."""
 
     def __init__(self, text):
         self.characters = sorted(set(text))
@@ -78,7 +78,8 @@ def rows(ids, starts, batch_size):
 starts = np.random.default_rng(1).integers(0, len(train) - CONTEXT, arguments.steps * BATCH)
 validation_starts = np.arange(0, len(validation) - CONTEXT, CONTEXT)
 
-# 3. Ids -> logits. Rotary positions and a window as long as the context: it can write on without an end.
+# 3. Ids -> logits. With rotary positions and a window as long as the context, the text may become longer than the
+# context.
 model = models.CausalLM(
     tokenizer.vocabulary_size,
     num_layers=LAYERS,
@@ -113,7 +114,7 @@ print(f"validation loss {history.history['val_loss'][-1]:.4f} after {time.time()
 model.save(os.path.join(out, "model.keras"))
 plots.training_curves(history, os.path.join(out, "training_curves.png"))
 
-# 5. Write
+# 5. Generate
 prompt = arguments.prompt or texts.validation.splitlines()[0] + "\n"
 print(f"\n{prompt}", end="")
 sample = generation.Sample(arguments.temperature, top_k=50, seed=1)
