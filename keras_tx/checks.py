@@ -5,6 +5,8 @@ from collections.abc import Collection
 from numbers import Integral, Real
 from typing import Any
 
+from keras_tx.keras_internals import layers_within
+
 
 def positive_int(name: str, value: Any, none: bool = False) -> Any:
     """Returns `value` if it is a positive integer (or None, where `none` allows it)."""
@@ -37,7 +39,7 @@ def _plain(value: Any) -> float:
 
 def unregularized(name: str, layer: Any) -> None:
     """Raises if a layer within `layer` has an activity regularizer, whose loss `name` would count falsely."""
-    regularized = [one.name for one in layer._flatten_layers() if one.activity_regularizer is not None]
+    regularized = [one.name for one in layers_within(layer) if one.activity_regularizer is not None]
     if regularized:
         raise ValueError(
             f"`{name}` does not go with `activity_regularizer`. Received: {name}=True, layers {regularized}"

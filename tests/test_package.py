@@ -19,7 +19,9 @@ FILES = sorted((ROOT / "keras_tx").rglob("*.py"))
 # A file imports only from folders to the left of its own; those in one place import nothing of each other.
 ORDER = [
     ["types", "version"],
-    ["checks", "optional"],
+    ["optional"],
+    ["keras_internals"],
+    ["checks", "functional_graph"],
     ["text"],
     ["data"],
     ["layers"],

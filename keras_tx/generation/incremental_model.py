@@ -5,12 +5,15 @@ as Keras itself runs them. Layers that look at other tokens get a part of the ca
 them, and what does not depend on the growing ids (an encoder) is computed once.
 """
 
+import inspect
+
 import keras
 import numpy as np
 from keras import ops
 
-from keras_tx.generation import nodes
-from keras_tx.generation.nodes import ATTENTION, MIXING, call, functional, layers_of, parameters_of, store
+from keras_tx.functional_graph import FunctionalGraph
+from keras_tx.generation import model_checks
+from keras_tx.generation.model_checks import ATTENTION, MIXING, functional, layers_of
 from keras_tx.generation.strategy import without_xla
 from keras_tx.layers import Decoder, DecoderLayer, MultiHeadAttention, TokenEmbedding
 from keras_tx.layers import cache as caches
@@ -38,16 +41,15 @@ class IncrementalModel:
     def __init__(self, model, target=None):
         self._model = functional(model)
         self.inputs = [x.name for x in self._model.inputs]
-        symbols = iter(range(10**9))
-        inputs = [next(symbols) for _ in self.inputs]
-        self._nodes, outputs = nodes.inlined(self._model, inputs, symbols.__next__)
+        graph = FunctionalGraph(self._model)
+        self._nodes, inputs, outputs = graph.nodes, graph.inputs, graph.outputs
         if len(outputs) != 1 or len(model.outputs[0].shape) != 3:
             shapes = [tuple(x.shape) for x in model.outputs]
             raise ValueError(f"`model` must have one output, logits (B, T, V). Received: outputs of shapes {shapes}")
         self.vocabulary_size = model.outputs[0].shape[-1]
         self._output = outputs[0]
         self._keep_needed()
-        nodes.check_no_softmax(self._nodes[-1].operation)
+        model_checks.check_no_softmax(self._nodes[-1].operation)
         self.target = self._find_target(inputs) if target is None else target
         if self.target not in self.inputs:
             raise ValueError(f"`target` must be one of the inputs {self.inputs}. Received: target={target!r}")
@@ -56,12 +58,12 @@ class IncrementalModel:
         self._source_symbols = [symbol for symbol in inputs if symbol != self._target]
         self._split()
         embeddings = {name: self._embedding_of(symbol) for name, symbol in zip(self.inputs, inputs, strict=True)}
-        self.padding_ids = {name: nodes.padding_id(layer) for name, layer in embeddings.items()}
+        self.padding_ids = {name: model_checks.padding_id(layer) for name, layer in embeddings.items()}
         self._check_masks()
-        self.vocabulary_sizes = {name: nodes.vocabulary_size(layer) for name, layer in embeddings.items()}
-        self.max_length = nodes.shortest_table(self._growing)
-        self.max_source_length = nodes.shortest_table(self._once)
-        unknown = [node.operation for node in self._growing if not nodes.is_known(node.operation)]
+        self.vocabulary_sizes = {name: model_checks.vocabulary_size(layer) for name, layer in embeddings.items()}
+        self.max_length = model_checks.shortest_table(self._growing)
+        self.max_source_length = model_checks.shortest_table(self._once)
+        unknown = [node.operation for node in self._growing if not model_checks.is_known(node.operation)]
         if unknown:
             self._try(model, [operation.name for operation in unknown])
 
@@ -78,7 +80,7 @@ class IncrementalModel:
         """
         values = dict(zip(self._source_symbols, sources, strict=True))
         for node in self._once:
-            store(values, node, call(node.operation, *node.filled(values)))
+            node.store(values, _call(node.operation, *node.filled(values)))
         cache = tuple(self._new_cache(node, values, batch_size, num_slots) for node in self._cached)
         return {str(symbol): values[symbol] for symbol in self._shared}, cache
 
@@ -106,25 +108,25 @@ class IncrementalModel:
                     if symbol in self._cut:
                         last[symbol] = values[symbol][:, -1:]
             args, kwargs = node.filled({**values, **last} if node in self._tail else values)
-            names = parameters_of(node.operation)
+            names = _call_arguments(node.operation)
             if node in self._cached:
                 index = self._cached.index(node)
                 outputs, cache[index] = self._attend(node, args, kwargs, cache[index], mask, positions, start)
             else:
                 if "num_keys" in names:
-                    if self._depends(node.symbols_of("key", 1)) or len(node.inputs) == 1:
+                    if self._depends(node.numbers_of("key", 1)) or len(node.inputs) == 1:
                         args, kwargs = args[:1], {**kwargs, "key": None, **slots}
                     else:
                         kwargs = {**kwargs, "start": start}
                 elif "positions" in names and not kwargs.get("reverse"):
                     # Not the mask that an embedding makes of ids: a padding id that is written is a token like others.
                     given = {"mask": real} if "mask" in names else {}
-                    if nodes.adds_positions(node.operation):
+                    if model_checks.adds_positions(node.operation):
                         given["positions"] = positions
                     kwargs = {**kwargs, **given}
                 outputs = self._tied(node, args, kwargs)
-                outputs = call(node.operation, args, kwargs) if outputs is None else outputs
-            store(values, node, outputs)
+                outputs = _call(node.operation, args, kwargs) if outputs is None else outputs
+            node.store(values, outputs)
         return ops.cast(values[self._output][:, -1], "float32"), tuple(cache)
 
     @staticmethod
@@ -143,7 +145,7 @@ class IncrementalModel:
         """The logits (B, T, V) of the whole model; `rows` are the ids of `sources`, in their order, and of `target`."""
         by_name = dict(zip([*self.sources, self.target], rows, strict=True))
         inputs = [by_name[name] for name in self.inputs]
-        return self._model(keras.tree.pack_sequence_as(self._model._inputs_struct, inputs), training=False)
+        return self._model(keras.tree.pack_sequence_as(self._model.input, inputs), training=False)
 
     def _attend(self, node, args, kwargs, cache, mask, positions, start):
         kwargs = {**kwargs, "cache": cache, "return_attention_scores": False, "training": False}
@@ -164,7 +166,7 @@ class IncrementalModel:
         if not isinstance(node.operation, MultiHeadAttention):
             memory = kwargs.get("memory", args[1] if len(args) > 1 else None)
             return node.operation.new_cache(batch_size, num_slots, memory)
-        if self._depends(node.symbols_of("value", 1)):
+        if self._depends(node.numbers_of("value", 1)):
             return node.operation.new_cache(batch_size, num_slots)
         key = kwargs.get("key", args[2] if len(args) > 2 else None)
         return node.operation.new_memory(kwargs.get("value", args[1] if len(args) > 1 else None), key)
@@ -188,8 +190,8 @@ class IncrementalModel:
         for node in self._nodes:
             found = set().union(*[sources[symbol] for symbol in node.inputs.values()], set())
             sources.update({symbol: found for symbol in node.outputs})
-            if isinstance(node.operation, (Decoder, DecoderLayer)) or node.arguments.kwargs.get("use_causal_mask"):
-                names = set().union(*[sources[symbol] for symbol in node.symbols_of("query", 0)])
+            if isinstance(node.operation, (Decoder, DecoderLayer)) or node.kwargs.get("use_causal_mask"):
+                names = set().union(*[sources[symbol] for symbol in node.numbers_of("query", 0)])
                 if len(names) == 1:
                     return names.pop()
         if len(self.inputs) == 1:
@@ -231,8 +233,8 @@ class IncrementalModel:
 
     def _memory_of(self, node):
         if isinstance(node.operation, MultiHeadAttention):
-            return [*node.symbols_of("value", 1), *node.symbols_of("key", 2)]
-        return node.symbols_of("memory", 1)
+            return [*node.numbers_of("value", 1), *node.numbers_of("key", 2)]
+        return node.numbers_of("memory", 1)
 
     def _not_memory_of(self, node):
         memory = self._memory_of(node) if node in self._cached else []
@@ -240,18 +242,18 @@ class IncrementalModel:
 
     def _check_causal(self, node):
         layer = node.operation
-        if node.arguments.kwargs.get("attention_mask") is not None:
+        if node.kwargs.get("attention_mask") is not None:
             raise ValueError(
                 f"Layer '{layer.name}' gets an `attention_mask`, which does not grow with the ids. Received: "
                 "attention_mask"
             )
         if not isinstance(layer, MultiHeadAttention):
-            if self._depends(node.symbols_of("memory", 1)):
+            if self._depends(node.numbers_of("memory", 1)):
                 raise ValueError(
                     f"The memory of layer '{layer.name}' must not depend on `target`. Received: target={self.target}"
                 )
             return
-        causal, own = node.arguments.kwargs.get("use_causal_mask"), self._depends(node.symbols_of("value", 1))
+        causal, own = node.kwargs.get("use_causal_mask"), self._depends(node.numbers_of("value", 1))
         if own and not causal:
             raise ValueError(
                 f"Self-attention of a model that writes needs `use_causal_mask=True`. Received: layer '{layer.name}' "
@@ -269,9 +271,9 @@ class IncrementalModel:
         made = {symbol: node for node in self._nodes for symbol in node.outputs}
         for node in self._cached:
             for name in MASKS:
-                symbols = node.symbols_of(name, len(node.arguments.args))
+                symbols = node.numbers_of(name, len(node.args))
                 for source in [made[symbol] for symbol in symbols if symbol in made]:
-                    hidden = nodes.compared_with(source)
+                    hidden = model_checks.compared_with(source)
                     if hidden is not None and self._target in source.inputs.values() and not self._pads(hidden):
                         raise ValueError(
                             f"The `{name}` of layer '{node.operation.name}' must be that of the padding, in a model "
@@ -307,3 +309,15 @@ class IncrementalModel:
                 f"keras_tx. Received: a model whose steps differ from the whole by {error:.1e}; one of these is why: "
                 f"{unknown}"
             )
+
+
+def _call_arguments(operation):
+    """The names of the call arguments of a layer; none of another operation."""
+    return inspect.signature(operation.call).parameters if isinstance(operation, keras.layers.Layer) else ()
+
+
+def _call(operation, args, kwargs):
+    """The operation as outside of training."""
+    if "training" in _call_arguments(operation):
+        kwargs = {**kwargs, "training": False}
+    return operation(*args, **kwargs)

@@ -2,6 +2,8 @@
 
 import keras
 
+from keras_tx.keras_internals import layers_within, replace_dtype_policy
+
 
 class Composite(keras.layers.Layer):
     """A layer of sublayers that have its dtype policy, but for those that `quantize` gave another."""
@@ -12,7 +14,7 @@ class Composite(keras.layers.Layer):
 
 def serialized_policy(layer, policy):
     """The `dtype` in the config of `layer`: `policy`, or a map with those of the layers below that were quantized."""
-    below = layer._flatten_layers(include_self=False)
+    below = layers_within(layer, include_self=False)
     quantized = {one.path: one.dtype_policy for one in below if one.quantization_mode is not None}
     if quantized:
         named = {path: policy[path] for path in policy} if _is_map(policy) else {}
@@ -33,7 +35,7 @@ def take_own_policy(layer):
     """For `layer` the policy that the map has at its path, if it was given a map: Keras cannot quantize it, or save it
     once it is quantized, with the map."""
     if _is_map(layer.dtype_policy):
-        layer._dtype_policy = layer.dtype_policy[layer.path]
+        replace_dtype_policy(layer, layer.dtype_policy[layer.path])
 
 
 def _is_map(policy):

@@ -5,6 +5,7 @@ import contextvars
 
 import keras
 
+from keras_tx.keras_internals import FixedSeed
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -29,17 +30,6 @@ def given_seeds(seeds):
         _GIVEN.reset(token)
 
 
-class _Given(keras.random.SeedGenerator):
-    """What `keras.random` takes for a generator, with a seed that is drawn already."""
-
-    def __init__(self, seed):
-        self.drawn = seed
-        self._initial_seed = 0  # PyTorch takes its global generator where this is None
-
-    def next(self, ordered=True):
-        return self.drawn
-
-
 @keras.saving.register_keras_serializable(package="keras_tx")
 class Dropout(keras.layers.Dropout):
     """`keras.layers.Dropout`, on TensorFlow from 8 random bits for each number instead of 32.
@@ -54,7 +44,7 @@ class Dropout(keras.layers.Dropout):
         if not training or not self.rate:
             return inputs
         if keras.backend.backend() != "tensorflow":
-            seed = _Given(self.next_seed()) if self in (_GIVEN.get() or ()) else self.seed_generator
+            seed = FixedSeed(self.next_seed()) if self in (_GIVEN.get() or ()) else self.seed_generator
             return keras.random.dropout(inputs, self.rate, noise_shape=self.noise_shape, seed=seed)
         sizes = enumerate(self.noise_shape or inputs.shape)
         shape = [tf.shape(inputs)[axis] if size is None else size for axis, size in sizes]

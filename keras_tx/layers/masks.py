@@ -3,13 +3,15 @@
 B batch, N heads, T queries, S keys. A padding mask is (B, T), True at real tokens, as Keras attaches it to tensors.
 """
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 from keras import ops
-from keras.src.backend import get_keras_mask, set_keras_mask  # the public API has no way to the mask of a tensor
 
+from keras_tx.functional_graph import source_of
+from keras_tx.keras_internals import ELEMENTWISE, get_keras_mask, keep_call_arguments, set_keras_mask
 from keras_tx.layers.attention import axes as folding
 from keras_tx.layers.configs import Composite
 from keras_tx.layers.ids import values_of
@@ -166,10 +168,10 @@ class MaskedLayer(Composite):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.input_spec = keras.layers.InputSpec(ndim=3)
-        self._convert_input_args = False  # `converted` does it
+        keep_call_arguments(self)  # `converted` makes them tensors
 
     def __call__(self, inputs, *args, **kwargs):
-        names = list(self._call_signature.parameters)[1 : 1 + len(args)]
+        names = list(inspect.signature(self.call).parameters)[1 : 1 + len(args)] if args else []
         arguments = {"inputs": inputs, **dict(zip(names, args, strict=True)), **kwargs}
         if arguments.get("cache") is None:  # with a cache `mask` is that of all keys, not of the inputs
             _fill_mask(arguments, "mask", inputs)
@@ -241,20 +243,16 @@ def _mask_of(x, seen):
 
 def _aligned_sources(x):
     """The tensors from which `x` was computed position by position."""
-    operation, node_index, _ = getattr(x, "_keras_history", (None, 0, 0))
-    if operation is None or len(x.shape) < 2:
+    call = source_of(x)
+    if call is None or len(x.shape) < 2:
         return []
-    sources = operation._inbound_nodes[node_index].input_tensors
+    operation, sources = call.operation, call.inputs
     if isinstance(operation, keras.layers.Layer):
         if isinstance(operation, _MERGES):
             return sources
         hands_on = operation.supports_masking and type(operation).compute_mask is keras.layers.Layer.compute_mask
         return sources[:1] if hands_on or isinstance(operation, keras.layers.RMSNormalization) else []
-    return [source for source in sources if len(source.shape) == len(x.shape)] if _is_elementwise(operation) else []
-
-
-def _is_elementwise(operation):
-    return type(operation).__module__.startswith("keras.") and type(operation).__name__ in _ELEMENTWISE
+    return [source for source in sources if len(source.shape) == len(x.shape)] if type(operation) in ELEMENTWISE else []
 
 
 _MERGES = (
@@ -264,10 +262,4 @@ _MERGES = (
     keras.layers.Average,
     keras.layers.Maximum,
     keras.layers.Minimum,
-)
-# Class names, because `keras.ops` exports only the functions.
-_ELEMENTWISE = frozenset(
-    "Abs Absolute Add Cast Clip Cos Divide Elu Exp Floor Gelu HardSwish Identity LeakyRelu Log Maximum Minimum "
-    "Multiply Negative Power Relu Relu6 Rsqrt Selu Sigmoid Sign Silu Sin Softplus Softsign Sqrt Square StopGradient "
-    "Subtract Tanh TrueDivide Where".split()
 )

@@ -6,6 +6,7 @@ Chen et al. 2016, arXiv:1604.06174.
 import keras
 
 from keras_tx import checks
+from keras_tx.keras_internals import layers_within
 from keras_tx.layers.dropout import Dropout, given_seeds
 
 
@@ -19,7 +20,7 @@ def rematerialized(layer, inputs, *, memory=None, attention_bias=None, **options
         ValueError: for a layer with an activity regularizer, whose loss would count twice.
     """
     checks.unregularized("remat", layer)
-    dropouts = [one for one in layer._flatten_layers() if isinstance(one, Dropout) and one.rate]
+    dropouts = [one for one in layers_within(layer) if isinstance(one, Dropout) and one.rate]
     seeds = [one.seed_generator.next() for one in dropouts]
     named = {"memory": memory, "attention_bias": attention_bias}
     given = {name: tensor for name, tensor in named.items() if tensor is not None}

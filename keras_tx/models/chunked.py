@@ -6,6 +6,7 @@ import contextvars
 import keras
 from keras import ops
 
+from keras_tx import keras_internals
 from keras_tx.models.token_model import TokenModel
 from keras_tx.training import PaddedCrossentropy
 
@@ -39,7 +40,7 @@ class VocabularyModel(TokenModel):
         loss = getattr(self, "loss", None)
         if not isinstance(loss, PaddedCrossentropy) or loss.chunk_size is None:
             return super().train_step(*args)
-        if any(layer.quantization_mode is not None for layer in self._flatten_layers()):
+        if any(layer.quantization_mode is not None for layer in keras_internals.layers_within(self)):
             raise ValueError(
                 "`chunk_size` of the loss must be None for a model that was quantized, whose table of logits is of "
                 f"integers. Received: chunk_size={loss.chunk_size}"
@@ -55,21 +56,21 @@ class VocabularyModel(TokenModel):
             y_pred = ops.concatenate([y_pred, ops.ones_like(y_pred[..., :1])], axis=-1)
             table = ops.concatenate([table, ops.cast(bias, table.dtype)[:, None]], axis=1)
         loss = self.loss.of_hidden(y, y_pred, table, sample_weight)
-        loss_weights = self._compile_loss._user_loss_weights
+        loss_weights = keras_internals.loss_weights(self)
         if loss_weights is not None:  # of one output there is one, whatever holds it
             loss = loss * keras.tree.flatten(loss_weights)[0]
-        return loss + sum(map(self._aggregate_additional_loss, self.losses)) if self.losses else loss
+        return loss + keras_internals.sum_of_added_losses(self) if self.losses else loss
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         return self._loss_alone() if _TRAINED.get() is self else super().compute_metrics(x, y, y_pred, sample_weight)
 
     def get_metrics_result(self):
         """As Keras', before metrics have seen logits the loss alone."""
-        built = self._compile_metrics is None or self._compile_metrics.built
-        return super().get_metrics_result() if built else self._loss_alone()
+        return super().get_metrics_result() if keras_internals.metrics_are_built(self) else self._loss_alone()
 
     def _loss_alone(self):
-        return {self._loss_tracker.name: self._loss_tracker.result()}
+        tracker = keras_internals.loss_tracker(self)
+        return {tracker.name: tracker.result()}
 
 
 @contextlib.contextmanager

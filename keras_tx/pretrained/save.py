@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_tx import checks
+from keras_tx.keras_internals import layers_within
 from keras_tx.pretrained import table
 from keras_tx.pretrained.files import write_tensors
 from keras_tx.pretrained.load import CONFIG, GENERATION
@@ -76,7 +77,7 @@ def save_pretrained(
 
 
 def _tensors(model, dtype):
-    merged = table.merged(model._flatten_layers())
+    merged = table.merged(layers_within(model))
     for row in model.family.rows():
         values = [keras.ops.convert_to_numpy(merged.get(id(one), one)) for one in row.variables]
         if any(np.dtype(value.dtype).kind in "iu" for value in values):

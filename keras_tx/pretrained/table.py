@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_tx.keras_internals import kernel_of
+
 AS_IS = "as_is"  # the same axes
 VECTOR = "vector"  # (n,), for a bias that has axes for heads
 LINEAR = "linear"  # (out, in), for a kernel (in, out)
@@ -80,7 +82,7 @@ class Row:
 def linear(theirs: str, *layers, how: str = LINEAR) -> Iterator[Row]:
     """`theirs.weight`, and `theirs.bias` where there is one, of a dense layer; or of several, in one tensor."""
     # Not `layer.kernel`: under LoRA that is a sum, and no variable.
-    yield Row(f"{theirs}.weight", tuple(layer._kernel for layer in layers), how, _input_axes(layers[0]))
+    yield Row(f"{theirs}.weight", tuple(kernel_of(layer) for layer in layers), how, _input_axes(layers[0]))
     if layers[0].bias is not None:
         yield Row(f"{theirs}.bias", tuple(layer.bias for layer in layers), VECTOR)
 
@@ -96,13 +98,13 @@ def by_path(theirs: str, names: dict[str, str], layer) -> Iterator[Row]:
     """Dense layers and norms inside `layer`: {name under `theirs`: path of the sublayer, as "self_attention_norm"}."""
     for name, path in names.items():
         sublayer = attrgetter(path)(layer)
-        rows = linear if hasattr(sublayer, "_kernel") else norm
+        rows = linear if hasattr(sublayer, "kernel") else norm
         yield from rows(f"{theirs}.{name}", sublayer)
 
 
 def merged(layers) -> dict[int, Any]:
     """{id of a kernel: its value with LoRA added} of the layers that have LoRA."""
-    return {id(layer._kernel): layer.kernel for layer in layers if getattr(layer, "lora_enabled", False)}
+    return {id(kernel_of(layer)): layer.kernel for layer in layers if getattr(layer, "lora_enabled", False)}
 
 
 def _input_axes(layer):

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tx.keras_internals import set_initializer
 from keras_tx.optional import Lazy
 from keras_tx.pretrained.files import aligned
 
@@ -37,7 +38,7 @@ class VariableLoader:
         for row in rows:
             for variable in row.variables:
                 self._waiting[id(variable)] = (variable, row)
-                variable._initializer = functools.partial(self._initial, id(variable))
+                set_initializer(variable, functools.partial(self._initial, id(variable)))
 
     def finish(self) -> None:
         """Behind the scope: raises what went wrong in reading."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from keras_tx.keras_internals import layers_within
 from keras_tx.version import __version__
 
 FILE = "MODEL_CARD.json"
@@ -34,7 +35,7 @@ def write_card(folder: Path, name, model, signatures, *, tokenizers, labels, gen
         "model": {
             "kind": type(model).__name__,
             "parameters": model.count_params(),
-            "dtypes": sorted({layer.dtype_policy.name for layer in model._flatten_layers() if layer.weights}),
+            "dtypes": sorted({layer.dtype_policy.name for layer in layers_within(model) if layer.weights}),
             "backend": backend,
         },
         "signatures": {key: _sides(function) for key, function in signatures.items()},

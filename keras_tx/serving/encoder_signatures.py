@@ -7,8 +7,9 @@ batch as its first axis, so that a server may put requests together.
 from collections.abc import Sequence
 
 import keras
-from keras.src.models import Functional  # public only as what `keras.Model(inputs, outputs)` returns
 
+from keras_tx.functional_graph import source_of
+from keras_tx.keras_internals import SIGMOID, SOFTMAX
 from keras_tx.models import MaskedLM
 from keras_tx.optional import Lazy
 from keras_tx.serving.request_inputs import examples_in, id_specs, ids_in, text_spec
@@ -251,16 +252,17 @@ def _head(reader):
 
 def _activation(tensor):
     """The activation that made a tensor; None of an operation without one."""
-    operation, node_index, tensor_index = tensor._keras_history
-    operation = operation._functional if isinstance(operation, keras.Sequential) else operation
-    if isinstance(operation, Functional):
-        return _activation(operation.outputs[tensor_index])
+    call = source_of(tensor, inside_models=True)
+    if call is None:
+        return None
+    operation = call.operation
     activation = getattr(operation, "activation", None)
     changes_nothing = isinstance(operation, keras.layers.Activation) and activation is keras.activations.linear
     if changes_nothing or isinstance(operation, keras.layers.Dropout):
-        return _activation(operation._inbound_nodes[node_index].input_tensors[0])
-    by_name = {"Softmax": keras.activations.softmax, "Sigmoid": keras.activations.sigmoid}
-    return by_name.get(type(operation).__name__, activation)  # layers and operations of Keras
+        return _activation(call.inputs[0])
+    if isinstance(operation, (keras.layers.Softmax, SOFTMAX)):
+        return keras.activations.softmax
+    return keras.activations.sigmoid if isinstance(operation, SIGMOID) else activation
 
 
 def _are_probabilities(reader, name):
@@ -273,12 +275,9 @@ def _are_probabilities(reader, name):
 
 def _before_head(tensor):
     """What the last layer with weights gets; None where it is a nested model, or has several inputs."""
-    while tensor._keras_history.operation._inbound_nodes:
-        operation, node_index, _ = tensor._keras_history
-        inputs = operation._inbound_nodes[node_index].input_tensors
-        if isinstance(operation, keras.Model) or len(inputs) != 1:
-            return None
-        if getattr(operation, "weights", None):
-            return inputs[0]
-        tensor = inputs[0]
+    call = source_of(tensor)
+    while call is not None and len(call.inputs) == 1 and not isinstance(call.operation, keras.Model):
+        if getattr(call.operation, "weights", None):
+            return call.inputs[0]
+        call = source_of(call.inputs[0])
     return None

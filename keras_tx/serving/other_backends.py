@@ -18,7 +18,9 @@ import keras
 import numpy as np
 
 from keras_tx import generation as strategies
+from keras_tx.functional_graph import is_optional_input
 from keras_tx.generation.strategy import Strategy
+from keras_tx.keras_internals import layers_within
 from keras_tx.serving.parity import raw, written
 
 STRATEGIES = ("Greedy", "Sample", "Beam")
@@ -40,7 +42,7 @@ def export_elsewhere(model, path, *, tokenizers, generation, labels, warmup, max
         RuntimeError: the process ended without a word.
         As `export`: what that raised there.
     """
-    parts = [*model._flatten_layers(), *[one for one in tokenizers.values() if one is not None]]
+    parts = [*layers_within(model), *[one for one in tokenizers.values() if one is not None]]
     modules = {type(one).__module__ for one in parts}
     if "__main__" in modules:
         names = sorted({type(one).__name__ for one in parts if type(one).__module__ == "__main__"})
@@ -132,8 +134,7 @@ def _answers(model):
     for tensor in model.inputs:
         width = tensor.shape[1] or 5
         row = np.resize([1, 0, 1, 1, 0, 1, 1], 2 * width).reshape(2, width)
-        optional = getattr(tensor._keras_history.operation, "optional", False)
-        rows.append(None if optional else keras.ops.convert_to_tensor(row, dtype=tensor.dtype))
+        rows.append(None if is_optional_input(tensor) else keras.ops.convert_to_tensor(row, dtype=tensor.dtype))
     outputs = model(keras.tree.pack_sequence_as(model.input, rows), training=False)
     return [keras.ops.convert_to_numpy(keras.ops.cast(x, "float32")) for x in keras.tree.flatten(outputs)]
 

@@ -1,5 +1,6 @@
 """What is looked at in the graphs of signatures before they are saved: operations, and resources of a tokenizer."""
 
+from keras_tx.keras_internals import is_compiled_by_xla
 from keras_tx.optional import Lazy
 from keras_tx.serving.check.audit import UNSERVABLE
 
@@ -17,7 +18,7 @@ def check_servable(signatures):
         ops = {node.op for node in graph.node}
         ops |= {node.op for inner in graph.library.function for node in inner.node_def}
         wrong = sorted(op for op in ops if op.startswith(UNSERVABLE))
-        if any(inner.attr["_XlaMustCompile"].b for inner in graph.library.function if "_XlaMustCompile" in inner.attr):
+        if any(map(is_compiled_by_xla, graph.library.function)):
             wrong.append("a function with jit_compile=True")
         if wrong:
             raise ValueError(

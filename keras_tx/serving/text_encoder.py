@@ -10,8 +10,10 @@ import re
 
 import keras
 import numpy as np
-from keras.src.models import Functional  # public only as what `keras.Model(inputs, outputs)` returns
 
+from keras_tx.functional_graph import consumers_of, is_optional_input
+from keras_tx.keras_internals import functional_model, keras_hub_positions, layers_within
+from keras_tx.layers import LearnedPositionalEncoding
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -41,7 +43,7 @@ class TextEncoder:
     """
 
     def __init__(self, model):
-        self.model = model if isinstance(model, Functional) else _functional(model)
+        self.model = _as_functional(model)
         self.roles = _roles(self.model.inputs)
         ids = next(x for x in self.model.inputs if self.roles[x.name] == "ids")
         layer = _embedding_of(self.model, ids)
@@ -49,7 +51,7 @@ class TextEncoder:
         self.width = ids.shape[1]
         self.vocabulary_size = getattr(layer, "vocabulary_size", getattr(layer, "input_dim", None))
         self.padding_id = getattr(layer, "padding_id", 0 if getattr(layer, "mask_zero", False) else None)
-        lengths = [_positions_of(one) for one in self.model._flatten_layers()]
+        lengths = [_positions_of(one) for one in layers_within(self.model)]
         self.max_length = min([n for n in [*lengths, self.width] if n is not None], default=None)
         self.outputs = _named_outputs(self.model)
         self.has_mask = "mask" in self.roles.values()
@@ -113,7 +115,7 @@ class TextEncoder:
 
 def half_of(model):
     """The coarsest dtype that a layer of `model` computes in, if it is coarser than float32."""
-    dtypes = {getattr(layer, "compute_dtype", None) for layer in model._flatten_layers()}
+    dtypes = {getattr(layer, "compute_dtype", None) for layer in layers_within(model)}
     return next((dtype for dtype in reversed(HALF) if dtype in dtypes), None)
 
 
@@ -190,9 +192,9 @@ def one_line(error):
     return re.sub(r"\x1b\[[0-9;]*m", "", " ".join(str(error).split()))[:500]
 
 
-def _functional(model):
-    function = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else None
-    if not isinstance(function, Functional):
+def _as_functional(model):
+    function = functional_model(model)
+    if function is None:
         raise TypeError(
             "`model` must be a TextClassifier, a MaskedLM, a CausalLM, a Seq2Seq or another functional keras.Model. "
             f"Received: model of type {type(model).__name__}"
@@ -203,7 +205,7 @@ def _functional(model):
 def _roles(inputs):
     """The name of each input -> its role."""
     roles = {x.name: role for x in inputs for role, names in NAMES.items() if x.name in names}
-    rest = [x.name for x in inputs if x.name not in roles and not _is_optional(x)]
+    rest = [x.name for x in inputs if x.name not in roles and not is_optional_input(x)]
     free = [role for role in BY_POSITION if role not in roles.values()]
     given = list(roles.values()) + free[: len(rest)]
     if len(rest) > len(free) or "ids" not in given or len(set(given)) < len(given):
@@ -214,30 +216,15 @@ def _roles(inputs):
     return {x.name: None for x in inputs} | roles | dict(zip(rest, free, strict=False))
 
 
-def _is_optional(tensor):
-    return getattr(tensor._keras_history.operation, "optional", False)
-
-
 def _embedding_of(model, tensor):
     """The layer of `model` that looks the ids of an input up, also within nested models; None if there is none."""
-    for node in tensor._keras_history.operation._outbound_nodes:
-        layer = node.operation
-        if layer not in model.operations:  # an input may be that of several models
-            continue
-        if isinstance(layer, keras.Sequential):
-            layer = layer._functional
-        if isinstance(layer, Functional):
-            places = [i for i, x in enumerate(keras.tree.flatten(node.arguments.args[0])) if x is tensor]
-            layer = _embedding_of(layer, layer.inputs[places[0]]) if places else None
-        if hasattr(layer, "vocabulary_size") or hasattr(layer, "input_dim"):
-            return layer
-    return None
+    layers = [call.operation for call in consumers_of(tensor, model)]
+    return next((x for x in layers if hasattr(x, "vocabulary_size") or hasattr(x, "input_dim")), None)
 
 
 def _positions_of(layer):
     """The number of positions of a layer of learned ones, of this package or of KerasHub; None of any other."""
-    name = {"LearnedPositionalEncoding": "max_length", "PositionEmbedding": "sequence_length"}.get(type(layer).__name__)
-    return getattr(layer, name) if name else None
+    return layer.max_length if isinstance(layer, LearnedPositionalEncoding) else keras_hub_positions(layer)
 
 
 def _named_outputs(model):

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from keras_tx.keras_internals import regex_split
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
-tf_text_split = Lazy("tensorflow_text.python.ops.regex_split_ops", extra="text")
 
 # What Unicode 16 calls white space, for the inside of [...].
 SPACES = r"\x09-\x0D\x20\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
@@ -89,8 +89,7 @@ def split_at(texts, pattern: str):
 
     The op itself, for `tensorflow_text.regex_split` checks its answer in a hundred nodes of the graph.
     """
-    ops, pattern = tf_text_split.gen_regex_split_ops, f"({pattern})"
-    parts, _, _, splits = ops.regex_split_with_offsets(texts, pattern, pattern)
+    parts, splits = regex_split(texts, f"({pattern})")
     return parts, owners(splits[1:], parts)
 
 

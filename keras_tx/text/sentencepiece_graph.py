@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_tx.keras_internals import sentencepiece_tokenize
 from keras_tx.optional import Lazy
 from keras_tx.text.graph_ops import (
     SPACES,
@@ -24,7 +25,6 @@ from keras_tx.text.graph_ops import (
 from keras_tx.text.sentencepiece_model import BYTE_PIECES, SPACE, bpe_model, spacing, unigram_model
 
 tf = Lazy("tensorflow")
-tf_text_pieces = Lazy("tensorflow_text.python.ops.sentencepiece_tokenizer", extra="text")
 
 
 class PieceGraph:
@@ -153,12 +153,10 @@ def tokenize(model: bytes, texts, ids, owner, find: Any = None):
     Returns:
         Ids (N,) and their owners.
     """
-    ops = tf_text_pieces.gen_sentencepiece_tokenizer
     kind = tf.int32 if find is None else tf.string
     # Named by its content, for ops of one name share one model, in a loaded SavedModel those of all functions.
     name = hashlib.sha256(model).hexdigest()
-    processor, texts = ops.sentencepiece_op(model=model, shared_name=name), tf.where(ids >= 0, "", texts)
-    values, splits = ops.sentencepiece_tokenize_op(processor, texts, 0, 1.0, False, False, False, kind)
+    values, splits = sentencepiece_tokenize(model, name, tf.where(ids >= 0, "", texts), kind)
     lengths = tf.cast(splits[1:] - splits[:-1], "int64")
     return interleave(ids, owner, values if find is None else find(values), lengths)
 

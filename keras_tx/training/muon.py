@@ -7,12 +7,14 @@ from types import SimpleNamespace
 import keras
 from keras import ops
 
+from keras_tx.keras_internals import MuonByVariable
+
 _KERNEL = re.compile(r"(^|/)(query|key|value|gate|attention_output)/kernel$")
 _NO_KERNELS = ("/bias", "/embeddings", "/segments")  # attention's biases have two axes
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class Muon(keras.optimizers.Muon):
+class Muon(MuonByVariable):
     """`keras.optimizers.Muon` for transformers: attention's kernels get Muon's update too, not AdamW's.
 
     Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon; scaled as in Liu et al. 2025, arXiv:2502.16982) takes
@@ -33,17 +35,17 @@ class Muon(keras.optimizers.Muon):
         self._matrix_shapes = [_matrix_shape(variable) for variable in variables]  # updates are given no paths
         super().build(variables)
 
-    def _should_use_adamw(self, variable):
+    def takes_adamw(self, variable):
         if variable.path.endswith(_NO_KERNELS):
             return True
-        return super()._should_use_adamw(SimpleNamespace(shape=_matrix_shape(variable), path=variable.path))
+        return super().takes_adamw(SimpleNamespace(shape=_matrix_shape(variable), path=variable.path))
 
-    def _muon_update_step(self, gradient, variable, lr, m):
-        shape = self._matrix_shapes[self._get_variable_index(variable)]
-        self.assign_add(m, ops.add(gradient, m * (self.momentum - 1)))
-        update = ops.add(gradient, self.momentum * m) if self.nesterov else m
+    def update_matrix(self, gradient, variable, learning_rate, momentum):
+        shape = self._matrix_shapes[self.index_of(variable)]
+        self.assign_add(momentum, ops.add(gradient, momentum * (self.momentum - 1)))
+        update = ops.add(gradient, self.momentum * momentum) if self.nesterov else momentum
         update = self.zeropower_via_newtonschulz5(ops.reshape(update, shape), self.ns_steps)
-        self.assign_sub(variable, ops.reshape(self.lr_adjust(lr * update), variable.shape))
+        self.assign_sub(variable, ops.reshape(self.lr_adjust(learning_rate * update), variable.shape))
 
 
 def _matrix_shape(variable):

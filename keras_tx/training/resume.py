@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from keras_tx.keras_internals import begin_fit_at
 from keras_tx.optional import Lazy
 from keras_tx.training import backups
 
@@ -140,7 +141,7 @@ class Resume(keras.callbacks.Callback):
         if self.params.get("verbose"):
             print(f"Resuming after {start} epochs: {self.path}")
         # `fit` asks for it after this, as Keras' BackupAndRestore also relies on; from beyond the last it trains none.
-        self.model._initial_epoch = max(start, self.params["epochs"]) if state["stopped"] else start
+        begin_fit_at(self.model, max(start, self.params["epochs"]) if state["stopped"] else start)
 
     def _restore_late(self):
         """The rest, once: what callbacks after us in the list, the history among them, have begun anew since."""
@@ -148,7 +149,8 @@ class Resume(keras.callbacks.Callback):
             return
         self._set_states()
         backups.restore_random_states(self._unrestored[0]["random"], self._unrestored[1])
-        self._unrestored = self.model._initial_epoch = None  # of this `fit` alone
+        self._unrestored = None
+        begin_fit_at(self.model, None)  # the next `fit` begins where it says
         history = getattr(self.model, "history", None)
         if history is not None:
             history.epoch, history.history = list(self._epochs), {name: list(v) for name, v in self._logs.items()}

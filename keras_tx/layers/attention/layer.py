@@ -11,6 +11,7 @@ import keras
 from keras import constraints, initializers, ops, regularizers
 
 from keras_tx import checks
+from keras_tx.keras_internals import keep_call_arguments
 from keras_tx.layers import cache as caches
 from keras_tx.layers import masks
 from keras_tx.layers.attention import axes as folding
@@ -149,7 +150,7 @@ class MultiHeadAttention(Composite):
         self.use_output_bias = use_bias if use_output_bias is None else use_output_bias
         self.qk_norm_epsilon = checks.positive_float("qk_norm_epsilon", qk_norm_epsilon)
         self.blockwise = checks.one_of("blockwise", blockwise, (None, True, False))
-        self._convert_input_args = False  # `masks.converted` does it
+        keep_call_arguments(self)  # `masks.converted` makes them tensors
         if num_heads % self.num_key_value_heads:
             raise ValueError(
                 "`num_heads` must be divisible by `num_key_value_heads`. Received: "

@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from keras_tx.keras_internals import embeddings_of
 from keras_tx.layers import Encoder, LearnedPositionalEncoding, TokenEmbedding
 from keras_tx.layers.projection import Projection
 from keras_tx.pretrained import table
@@ -152,7 +153,7 @@ class PostNormEncoder(Family):
 
     def rows(self):
         embeddings, embedding = f"{self.prefix}embeddings", self.embedding
-        yield table.Row(f"{self.prefix}{self.embedding_key}", embedding.tokens._embeddings)
+        yield table.Row(f"{self.prefix}{self.embedding_key}", embeddings_of(embedding.tokens))
         yield table.Row(f"{embeddings}.position_embeddings.weight", embedding.positions.embeddings)
         if embedding.num_segments:
             yield table.Row(f"{embeddings}.token_type_embeddings.weight", embedding.segments)

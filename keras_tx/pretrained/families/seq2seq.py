@@ -8,6 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tx.keras_internals import keep_call_arguments
 from keras_tx.pretrained import generation_config, table
 from keras_tx.pretrained.family import Family, PaddingMask, split
 from keras_tx.pretrained.heads import answer_spans
@@ -24,7 +25,7 @@ class TargetIds(keras.layers.Layer):
     def __init__(self, start_id, **kwargs):
         super().__init__(**kwargs)
         self.start_id = start_id
-        self._convert_input_args = False
+        keep_call_arguments(self)
 
     def call(self, ids, target_ids=None):
         if target_ids is not None:
@@ -46,7 +47,7 @@ class AtLast(keras.layers.Layer):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.token_id = token_id
-        self._convert_input_args = False
+        keep_call_arguments(self)
 
     def call(self, hidden, ids):
         slots = ops.arange(ops.shape(ids)[1], dtype="int32")

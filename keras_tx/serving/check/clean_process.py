@@ -5,8 +5,6 @@ leaves it. Usage: python -P clean_process.py VERSION_DIRECTORY
 """
 
 import base64
-import glob
-import importlib.util
 import json
 import os
 import statistics
@@ -22,6 +20,7 @@ sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # behind all others
 import numpy as np  # noqa: E402
 import session  # type: ignore[import-not-found]  # noqa: E402
 import tensorflow as tf  # noqa: E402
+import tensorflow_internals  # type: ignore[import-not-found]  # noqa: E402
 
 WEIGHTS = os.path.join("variables", "variables.index")
 TIMED, SECONDS = 5, 1.0  # calls of a signature for its latency, as long as they take no longer together
@@ -35,7 +34,7 @@ def main(version):
         found |= {"custom_ops": sorted(ops - core_ops), "ops": sorted(ops), "saved_by": saved_by}
         if "VarHandleOp" in ops and not os.path.exists(os.path.join(version, WEIGHTS)):  # the loader says nothing
             raise FileNotFoundError(f"the graph has variables, and there is no {WEIGHTS}")
-        loaded = session.Session(version)
+        loaded = session.Session(version, tensorflow_internals.library())
     except Exception as error:  # whatever is wrong with the file
         found["problems"].append(f"it does not load: {_one_line(error)}")
     else:
@@ -45,10 +44,9 @@ def main(version):
 
 def become_a_server():
     """XLA off, and the text ops in. Returns the names of TensorFlow's own ops."""
-    session.library()._ZN10tensorflow21DisableXlaCompilationEv()
+    tensorflow_internals.turn_xla_off()
     core_ops = set(dir(tf.raw_ops))
-    text = importlib.util.find_spec("tensorflow_text")
-    for path in sorted(glob.glob(os.path.join(os.path.dirname(str(text.origin)), "python/ops/*.so"))) if text else []:
+    for path in tensorflow_internals.text_op_libraries():
         tf.load_op_library(path)  # the package itself imports Keras
     return core_ops
 

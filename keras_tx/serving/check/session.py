@@ -5,7 +5,6 @@ keras_tx nor Keras is imported here.
 """
 
 import ctypes
-import os
 
 import numpy as np
 import tensorflow as tf
@@ -56,20 +55,19 @@ FUNCTIONS = {  # what they return, and what they take: tensorflow/c/c_api.h, tf_
 }
 
 
-def library():
-    """TensorFlow's C++ library, which this process has loaded already."""
-    return ctypes.CDLL(os.path.join(os.path.dirname(tf.__file__), "libtensorflow_cc.so.2"))
-
-
 class Session:
     """A loaded version; `signatures` are its `Signature`s by name.
+
+    Args:
+        version: the version's folder.
+        library: TensorFlow's C++ library, as `ctypes` loads it.
 
     Raises:
         RuntimeError: it does not load; the message is that of the loader.
     """
 
-    def __init__(self, version):
-        self._c = library()
+    def __init__(self, version, library):
+        self._c = library
         for name, (returns, takes) in FUNCTIONS.items():
             function = getattr(self._c, name)
             function.restype, function.argtypes = returns, takes

@@ -1,0 +1,237 @@
+"""The one door to the private parts of Keras, and to the private ops of tensorflow_text.
+
+Everything that keras_tx uses and that Keras does not promise to keep stands here, a function with a plain name for
+each. Nothing else in the package reaches in; `tests/test_keras_internals.py` holds that, and has for every function a
+test that names the version when Keras has changed. TensorFlow's C++ library has a door of its own,
+`serving/check/tensorflow_internals.py`, because the process that uses it must run without Keras and without keras_tx.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_tx.optional import Lazy
+from keras_tx.types import DType, Tensor
+
+_regex_split_ops = Lazy("tensorflow_text.python.ops.regex_split_ops", extra="text")
+_sentencepiece_ops = Lazy("tensorflow_text.python.ops.sentencepiece_tokenizer", extra="text")
+
+_ELEMENTWISE = (
+    "Abs Absolute Add Cast Clip Cos Divide Elu Exp Floor Gelu LeakyRelu Log Maximum Minimum Multiply Negative Power "
+    "Relu Relu6 Rsqrt Selu Sigmoid Sign Silu Sin Softplus Softsign Sqrt Square StopGradient Subtract Tanh TrueDivide "
+    "Where"
+).split()
+
+try:
+    from keras.src import backend as _backend
+    from keras.src import ops as _operations
+    from keras.src.models import Functional as _Functional
+
+    # The classes of operations, because `keras.ops` exports only the functions. To call those and look at the type of
+    # what they record would take the names ("add", "softmax") that Keras gives to the operations of a user's model.
+    ELEMENTWISE: frozenset[type] = frozenset(getattr(_operations, name) for name in _ELEMENTWISE)
+    NOT_EQUAL: type = _operations.NotEqual
+    SIGMOID: type = _operations.Sigmoid
+    SOFTMAX: type = _operations.Softmax
+except (ImportError, AttributeError) as _error:
+    raise ImportError(
+        f"Keras {keras.__version__} no longer has a private part that keras_tx needs ({_error}): install a version "
+        "of Keras that keras_tx supports, or update keras_tx/keras_internals.py"
+    ) from _error
+
+
+# The graph of a functional model.
+
+
+class Call(NamedTuple):
+    """One call of an operation with symbolic tensors, as Keras records it.
+
+    Attributes:
+        operation: the layer, the nested model or the operation of `keras.ops` that was called.
+        inputs: the `keras.KerasTensor`s among its arguments, in the order of the arguments; none for an input.
+        outputs: the `keras.KerasTensor`s that it returned, flattened.
+        args, kwargs: the arguments of the call.
+    """
+
+    operation: Any
+    inputs: list[Any]
+    outputs: list[Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def _call(node: Any) -> Call:
+    return Call(node.operation, node.input_tensors, node.outputs, node.arguments.args, node.arguments.kwargs)
+
+
+def call_that_made(tensor: Any) -> tuple[Call, int] | None:
+    """The call that returned a symbolic `tensor`, and the place of `tensor` among its outputs.
+
+    None for a `keras.KerasTensor` that no operation made, and for what is not symbolic.
+    """
+    operation, index, place = getattr(tensor, "_keras_history", (None, 0, 0))
+    return None if operation is None else (_call(operation._inbound_nodes[index]), place)
+
+
+def calls_with(tensor: Any) -> list[Call]:
+    """The calls that a symbolic `tensor` was given to, in the order in which they were made, whatever the model."""
+    operation = tensor._keras_history.operation
+    calls = [] if operation is None else [_call(node) for node in operation._outbound_nodes]
+    return [call for call in calls if any(x is tensor for x in call.inputs)]
+
+
+def calls_in_order(model: Any) -> list[Call]:
+    """The calls of a functional `model`, its inputs among them, in the order in which Keras runs them."""
+    by_depth = model._nodes_by_depth
+    return [_call(node) for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
+
+
+def functional_model(model: Any) -> Any | None:
+    """`model` if it is functional, the functional model inside a built `keras.Sequential`, or None."""
+    function = model._functional if isinstance(model, keras.Sequential) else model
+    return function if isinstance(function, _Functional) else None
+
+
+def is_of_keras(thing: Any) -> bool:
+    """Whether a class or function is defined by Keras itself."""
+    return (getattr(thing, "__module__", None) or "").startswith("keras.")
+
+
+# Layers.
+
+
+def get_keras_mask(tensor: Tensor) -> Tensor | None:
+    """The mask that Keras attached to a tensor, symbolic or not; None where there is none."""
+    return _backend.get_keras_mask(tensor)
+
+
+def set_keras_mask(tensor: Tensor, mask: Tensor | None) -> None:
+    """Attaches a mask to a tensor, symbolic or not; None removes it."""
+    _backend.set_keras_mask(tensor, mask)
+
+
+def layers_within(layer: Any, include_self: bool = True) -> list[Any]:
+    """`layer` and all layers inside it, at any depth, each once."""
+    return list(layer._flatten_layers(include_self=include_self))
+
+
+def keep_call_arguments(layer: Any) -> None:
+    """From now on Keras hands the arguments of a call to `layer` as they are: not as tensors of its dtype policy."""
+    layer._convert_input_args = False
+
+
+def replace_dtype_policy(layer: Any, policy: DType) -> None:
+    """Gives `layer` another dtype policy. Where it has a map of policies, the public setter would write into that."""
+    layer._dtype_policy = policy
+
+
+def kernel_of(layer: Any) -> Any:
+    """The variable of the kernel of a dense layer. Under LoRA `layer.kernel` is a sum, and no variable."""
+    return layer._kernel
+
+
+def embeddings_of(layer: Any) -> Any:
+    """The variable of the table of a `keras.layers.Embedding`. Under LoRA `layer.embeddings` is a sum."""
+    return layer._embeddings
+
+
+def set_initializer(variable: Any, initializer: Callable[..., Tensor]) -> None:
+    """The value of a variable that was made inside a `keras.StatelessScope` comes from `initializer(shape, dtype=)`."""
+    variable._initializer = initializer
+
+
+def keras_hub_positions(layer: Any) -> int | None:
+    """The number of positions that a `PositionEmbedding` of KerasHub has; None for any other layer."""
+    is_one = type(layer).__name__ == "PositionEmbedding"  # to import KerasHub for this would take seconds
+    return layer.sequence_length if is_one else None
+
+
+class FixedSeed(keras.random.SeedGenerator):
+    """What `keras.random` takes for a generator of seeds: it always has the one that was given."""
+
+    def __init__(self, seed: Tensor):  # not Keras' own, which makes a variable
+        self.fixed = seed
+        self._initial_seed = 0  # PyTorch takes its global generator where this is None
+
+    def next(self, ordered: bool = True) -> Tensor:
+        return self.fixed
+
+
+# Training.
+
+
+def begin_fit_at(model: Any, epoch: int | None) -> None:
+    """Called in `on_train_begin`: `fit` begins with this epoch. None, later: the next `fit` with its own."""
+    model._initial_epoch = epoch
+
+
+def loss_weights(model: Any) -> Any:
+    """The `loss_weights` that a model was compiled with."""
+    return model._compile_loss._user_loss_weights
+
+
+def loss_tracker(model: Any) -> Any:
+    """The metric that averages the loss of a compiled model over the batches of an epoch."""
+    return model._loss_tracker
+
+
+def metrics_are_built(model: Any) -> bool:
+    """Whether the metrics that a model was compiled with have seen outputs, or there are none."""
+    return model._compile_metrics is None or bool(model._compile_metrics.built)
+
+
+def sum_of_added_losses(model: Any) -> Tensor:
+    """The sum of `model.losses` (regularizers, `add_loss`), as `fit` adds it to the loss."""
+    return sum(map(model._aggregate_additional_loss, model.losses))
+
+
+class MuonByVariable(keras.optimizers.Muon):
+    """`keras.optimizers.Muon`, in which a subclass can say what AdamW updates, and how the others are updated."""
+
+    def takes_adamw(self, variable: Any) -> bool:
+        """Whether AdamW updates `variable` (something with a `shape` and a `path`)."""
+        return bool(super()._should_use_adamw(variable))
+
+    def update_matrix(self, gradient: Tensor, variable: Any, learning_rate: Tensor, momentum: Any) -> None:
+        """Updates a variable that AdamW does not update, and its momentum."""
+        super()._muon_update_step(gradient, variable, learning_rate, momentum)
+
+    def index_of(self, variable: Any) -> int:
+        """The place of `variable` in the list that the optimizer was built with."""
+        return int(self._get_variable_index(variable))
+
+    def _should_use_adamw(self, variable: Any) -> bool:
+        return self.takes_adamw(variable)
+
+    def _muon_update_step(self, gradient: Tensor, variable: Any, lr: Tensor, m: Any) -> None:
+        self.update_matrix(gradient, variable, lr, m)
+
+
+# Graphs of TensorFlow.
+
+
+def is_compiled_by_xla(function: Any) -> bool:
+    """Whether a function in the library of a `tf.Graph` is one of `tf.function(jit_compile=True)`."""
+    return "_XlaMustCompile" in function.attr and bool(function.attr["_XlaMustCompile"].b)
+
+
+# Ops of tensorflow_text that a stock TensorFlow Serving has, and that the public functions wrap in many others.
+
+
+def regex_split(texts: Tensor, pattern: str) -> tuple[Tensor, Tensor]:
+    """Texts (B,) split at the matches of an RE2 pattern, which stay as parts: all parts, and row splits (B + 1,)."""
+    ops = _regex_split_ops.gen_regex_split_ops
+    parts, _, _, splits = ops.regex_split_with_offsets(texts, pattern, pattern)
+    return parts, splits
+
+
+def sentencepiece_tokenize(model: bytes, name: str, texts: Tensor, dtype: DType) -> tuple[Tensor, Tensor]:
+    """Texts (B,) tokenized by a SentencePiece `model`: all ids or pieces of `dtype`, and row splits (B + 1,).
+
+    Models of one `name` are loaded once.
+    """
+    ops = _sentencepiece_ops.gen_sentencepiece_tokenizer
+    processor = ops.sentencepiece_op(model=model, shared_name=name)
+    values, splits = ops.sentencepiece_tokenize_op(processor, texts, 0, 1.0, False, False, False, dtype)
+    return values, splits
