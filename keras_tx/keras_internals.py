@@ -123,7 +123,7 @@ def keep_call_arguments(layer: Any) -> None:
 
 def replace_dtype_policy(layer: Any, policy: DType) -> None:
     """Gives `layer` another dtype policy. Where it has a map of policies, the public setter would write into that."""
-    layer._dtype_policy = policy
+    layer._dtype_policy = keras.dtype_policies.get(policy)
 
 
 def kernel_of(layer: Any) -> Any:
