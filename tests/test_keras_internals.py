@@ -5,6 +5,7 @@ A test that fails here because Keras has changed says so, with the version and t
 
 import ast
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import inspect
@@ -397,11 +398,13 @@ def is_private(name):
     return bool(PRIVATE.fullmatch(name)) and not name.startswith("__")
 
 
-def source_of(cls):
+@functools.cache
+def private_names_in(cls):
+    """The private attributes in the code of one class."""
     try:
-        return inspect.getsource(cls)
-    except (OSError, TypeError):
-        return ""
+        return set(re.findall(r"(?:self\.|cls\.|def |^    )(_[A-Za-z]\w*)", inspect.getsource(cls), re.M))
+    except (OSError, TypeError):  # a class that is not written in Python
+        return set()
 
 
 @pytest.fixture(scope="module")
@@ -497,9 +500,7 @@ def test_no_other_file_reads_private_attributes_of_others(names_of_keras, names_
 
 def private_names_of(cls):
     """The private attributes in the code of the Keras classes that a class is made from."""
-    sources = [source_of(base) for base in cls.__mro__ if keras_internals.is_of_keras(base)]
-    pattern = r"(?:self\.|cls\.|def |^    )(_[A-Za-z]\w*)"
-    return {name for source in sources for name in re.findall(pattern, source, re.M)}
+    return set().union(*[private_names_in(base) for base in cls.__mro__ if keras_internals.is_of_keras(base)])
 
 
 def test_no_other_class_uses_or_overrides_private_attributes_of_its_keras_base(names_of_keras):
