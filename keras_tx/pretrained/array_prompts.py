@@ -4,6 +4,7 @@ B prompts, P slots of a prompt, N new tokens, n answers for each prompt.
 """
 
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 from keras import ops
@@ -11,12 +12,12 @@ from keras import ops
 from keras_tx.generation.prompts import as_strings, is_text
 
 
-def is_array(value) -> bool:
+def is_array(value: Any) -> bool:
     """Whether this is an array or tensor of integers."""
     return "int" in str(getattr(value, "dtype", ""))
 
 
-def rows_of(ids, mask, padding_id) -> list[np.ndarray]:
+def rows_of(ids: Any, mask: Any, padding_id: int | None) -> list[np.ndarray]:
     """The real tokens of each row.
 
     Args:
@@ -40,7 +41,7 @@ def rows_of(ids, mask, padding_id) -> list[np.ndarray]:
     return [row[kept] for row, kept in zip(ids, real, strict=True)]
 
 
-def longest(prompts, tokenizer=None) -> int:
+def longest(prompts: Any, tokenizer: Any = None) -> int:
     """The tokens of the longest prompt, as `generate` takes them; of an array its width, padding included."""
     if hasattr(prompts, "shape") and is_array(prompts):
         return int(prompts.shape[-1])
@@ -56,7 +57,7 @@ def longest(prompts, tokenizer=None) -> int:
     return max(np.size(row) for row in prompts)
 
 
-def laid_out(answers, prompts, padding_id) -> np.ndarray:
+def laid_out(answers: Any, prompts: Any, padding_id: int) -> np.ndarray:
     """Answers to prompts, rows of any lengths -> (B, P + N) or (B, n, P + N), filled up behind the end.
 
     Args:

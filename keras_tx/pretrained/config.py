@@ -104,7 +104,7 @@ class Config:
         absent: optional parts of the model that the checkpoint lacks, as "pooler".
     """
 
-    def __init__(self, values: dict, absent: Collection[str] = ()):
+    def __init__(self, values: dict, absent: Collection[str] = ()) -> None:
         if not isinstance(values, dict):
             raise ValueError(f"`config` must be a dict, that of config.json. Received: config={values!r}")
         self.values = copy.deepcopy(dict(values))
@@ -150,7 +150,7 @@ class Config:
             raise ValueError(f"`{key}` in config.json must be an integer. Received: {key}={value!r}")
         return value
 
-    def activation(self, *keys: str, default: Any = _NEEDED):
+    def activation(self, *keys: str, default: Any = _NEEDED) -> Any:
         """The function that a key names."""
         return activation(self.take(*keys, default=default), keys[0])
 
@@ -196,7 +196,7 @@ def check_layers(values: dict, most: int) -> None:
             )
 
 
-def activation(name: Any, key: str):
+def activation(name: Any, key: str) -> Any:
     """The function of this name, which `key` of config.json has.
 
     Raises:

@@ -5,14 +5,17 @@ first. B batch, T tokens, D hidden, L layers.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_tx import generation
 from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.table import Row
+from keras_tx.types import DType, Tensor
 
 _NOT_SAMPLED = {"typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "num_beams": 1}  # and the values that say so
 
@@ -65,7 +68,7 @@ class Family:
     zeros: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
 
-    def __init__(self, config: Config, task: str, *, tied: bool = True, dtype=None):
+    def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         self.config, self.task, self.tied, self.dtype = config, task, tied, dtype
 
     def symbolic_inputs(self) -> dict:
@@ -105,7 +108,7 @@ class Family:
         """What generation_config.json allows for prompt and new tokens together, where it says nothing else."""
         return None
 
-    def strategy(self, values: dict):
+    def strategy(self, values: dict) -> generation.Strategy:
         """The strategy that generation_config.json asks for, or config.json of an older checkpoint that has no other.
 
         The defaults are those of transformers.
@@ -182,7 +185,7 @@ class Family:
         """Whether a tensor without a place in the model may be there."""
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)
 
-    def check_ignored(self, name: str, read) -> None:
+    def check_ignored(self, name: str, read: Callable[[], np.ndarray]) -> None:
         """Raises if an ignored tensor, `read()`, says something else than the model does."""
 
     def is_of_head(self, name: str) -> bool:
@@ -203,17 +206,17 @@ class PaddingMask(keras.layers.Layer):
     That is so in Hugging Face's models for the padding token, too.
     """
 
-    def __init__(self, **kwargs):
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
 
-    def call(self, ids, attention_mask=None):
+    def call(self, ids: Tensor, attention_mask: Tensor = None) -> Tensor:
         return ops.ones_like(ids, dtype="bool") if attention_mask is None else ops.cast(attention_mask, "bool")
 
-    def compute_mask(self, ids, mask=None):
+    def compute_mask(self, ids: Tensor, mask: Tensor = None) -> None:
         return None
 
-    def compute_output_spec(self, ids, attention_mask=None):
+    def compute_output_spec(self, ids: Tensor, attention_mask: Tensor = None) -> Any:
         return keras.KerasTensor(ids.shape, dtype="bool")
 
 
@@ -226,12 +229,12 @@ class Positions(keras.layers.Layer):
             are `padding_id`. So RoBERTa has it.
     """
 
-    def __init__(self, padding_id=None, **kwargs):
+    def __init__(self, padding_id: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
         self.padding_id = padding_id
 
-    def call(self, ids, positions=None):
+    def call(self, ids: Tensor, positions: Tensor = None) -> Tensor:
         if positions is not None:
             return positions
         if self.padding_id is None:
@@ -239,17 +242,17 @@ class Positions(keras.layers.Layer):
         counted = ops.cast(ops.not_equal(ids, self.padding_id), "int32")
         return ops.cumsum(counted, axis=1) * counted + self.padding_id
 
-    def compute_mask(self, ids, mask=None):
+    def compute_mask(self, ids: Tensor, mask: Tensor = None) -> None:
         return None
 
-    def compute_output_spec(self, ids, positions=None):
+    def compute_output_spec(self, ids: Tensor, positions: Tensor = None) -> Any:
         return keras.KerasTensor(ids.shape, dtype="int32")
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "padding_id": self.padding_id}
 
 
-def attention_sizes(config: Config, hidden="hidden_size", heads="num_attention_heads") -> tuple[int, int]:
+def attention_sizes(config: Config, hidden: str = "hidden_size", heads: str = "num_attention_heads") -> tuple[int, int]:
     """The hidden size and the number of heads, of which it must be a multiple."""
     hidden_dim, num_heads = config.number(hidden), config.number(heads)
     if hidden_dim % num_heads:
@@ -260,6 +263,6 @@ def attention_sizes(config: Config, hidden="hidden_size", heads="num_attention_h
     return hidden_dim, num_heads
 
 
-def split(stacked) -> tuple:
+def split(stacked: Tensor) -> tuple:
     """Hidden states (B, L + 1, T, D), as our stacks return them -> a tuple of L + 1 tensors (B, T, D)."""
     return tuple(stacked[:, index] for index in range(stacked.shape[1]))

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class Tensors:
     dtypes are NumPy's, and `ml_dtypes.bfloat16`. An unknown name is a KeyError.
     """
 
-    def __init__(self, entries: Mapping):
+    def __init__(self, entries: Mapping) -> None:
         self._entries = dict(entries)
 
     @property
@@ -60,7 +61,7 @@ class Tensors:
         return len(self._entries)
 
 
-def open_tensors(path) -> Tensors:
+def open_tensors(path: str | Path) -> Tensors:
     """The tensors of a checkpoint.
 
     Args:
@@ -86,7 +87,7 @@ def open_tensors(path) -> Tensors:
     raise ValueError(f"`path` must have one of {[SINGLE, INDEX, TENSORFLOW]}. Received: path={str(path)!r}, {listed}")
 
 
-def _open(path):
+def _open(path: str | Path) -> Any:
     if path.name.endswith(PICKLES) or path.name.startswith("pytorch_model"):
         raise pickled(path.parent, path)
     if path.suffix == ".h5":
@@ -98,7 +99,7 @@ def _open(path):
     raise ValueError(f"`path` must end with .safetensors, .index.json or .h5. Received: path={str(path)!r}")
 
 
-def pickled(directory, file):
+def pickled(directory: str | Path, file: str | Path) -> ValueError:
     """The error for a checkpoint, a directory or an id of the hub, whose weights are pickled."""
     return ValueError(
         "`path` must have weights in safetensors: a pickle can run any code while it is loaded. If you trust it, "
@@ -106,7 +107,7 @@ def pickled(directory, file):
     )
 
 
-def remedy(directory):
+def remedy(directory: str | Path) -> str:
     """The one line that makes `model.safetensors` out of a checkpoint with pickled weights."""
     code = "c = t.AutoConfig.from_pretrained(d); getattr(t, c.architectures[0]).from_pretrained(d).save_pretrained(d)"
     return f'python -c "import transformers as t; d = {str(directory)!r}; {code}"'
@@ -121,14 +122,14 @@ class _Tensor:
     entry: headers.Entry
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, ...]:
         return self.entry.shape
 
     @property
-    def dtype(self):
+    def dtype(self) -> np.dtype:
         return self.entry.dtype
 
-    def read(self):
+    def read(self) -> np.ndarray:
         data = aligned(self.entry.size)
         buffer = memoryview(data.data)
         with open(self.path, "rb", buffering=0) as file:
@@ -149,20 +150,20 @@ class _Tensor:
         return array
 
 
-def aligned(size):
+def aligned(size: int) -> np.ndarray:
     """Bytes that begin at a multiple of 64, where TensorFlow and JAX take an array as it is instead of copying it."""
     data = np.empty(size + 63, "uint8")
     begin = -data.ctypes.data % 64
     return data[begin : begin + size]
 
 
-def _tensors(path):
+def _tensors(path: str | Path) -> Any:
     with open(path, "rb") as file:
         entries = headers.parse(path, os.fstat(file.fileno()).st_size, file.read)
     return {name: _Tensor(path, name, entry) for name, entry in entries.items()}
 
 
-def _shards(index):
+def _shards(index: int) -> Any:
     """The tensors of all shards that the file `index` names."""
     if index.stat().st_size > headers.LONGEST:
         raise ValueError(f"{index} must have at most {headers.LONGEST} bytes. Received: {index.stat().st_size} bytes")
@@ -188,7 +189,7 @@ def _shards(index):
     return {name: found[name] for name in weight_map}
 
 
-def write_tensors(directory, tensors, *, max_shard_bytes=5_000_000_000):
+def write_tensors(directory: str | Path, tensors: Mapping[str, Any], *, max_shard_bytes: int = 5_000_000_000) -> None:
     """Writes `model.safetensors`, or shards and `model.safetensors.index.json`, in place of such files that are there.
 
     No more than one tensor is in memory, if `tensors` is a generator. Until all is written nothing in the directory
@@ -235,7 +236,7 @@ def write_tensors(directory, tensors, *, max_shard_bytes=5_000_000_000):
             entry.unlink()
 
 
-def _checked(name, array, taken):
+def _checked(name: str, array: np.ndarray, taken: set[str]) -> Any:
     """The array in C order, or raises."""
     if not isinstance(name, str) or name in ("", "__metadata__") or name in taken:
         raise ValueError(f"The names of `tensors` must be strings, each once. Received: {name!r}")
@@ -248,20 +249,20 @@ def _checked(name, array, taken):
 class _Shard:
     """A file in the making: the tensors come first, and when all are known the header is put before them."""
 
-    def __init__(self, path):
+    def __init__(self, path: str | Path) -> None:
         self.path, self.size = path, 0
         self._data = path.with_suffix(".data")
         self._tensors = {}  # name: (dtype, shape, first byte)
         self._checksums = {}
 
-    def add(self, name, array):
+    def add(self, name: str, array: np.ndarray) -> None:
         self._tensors[name] = (array.dtype, array.shape, self.size)
         self._checksums[name] = _checksum(name, array)
         with open(self._data, "ab") as file:
             file.write(_bytes(array))
         self.size += array.nbytes
 
-    def finish(self):
+    def finish(self) -> Any:
         # Wide dtypes first, so that every number lies at a multiple of its size, which readers rely on.
         order = sorted(self._tensors, key=lambda name: -self._tensors[name][0].itemsize)
         arrays = {name: self._tensors[name][:2] for name in order}
@@ -276,10 +277,10 @@ class _Shard:
         self._data.unlink()
 
 
-def _checksum(name, array):
+def _checksum(name: str, array: np.ndarray) -> str:
     what = f"{name} {headers.CODES[array.dtype]} {list(array.shape)}"
     return f"{zlib.crc32(_bytes(array), zlib.crc32(what.encode())):08x}"
 
 
-def _bytes(array):
+def _bytes(array: np.ndarray) -> Any:
     return array.reshape(-1).view("uint8").data

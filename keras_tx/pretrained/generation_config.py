@@ -1,5 +1,7 @@
 """generation_config.json of a model with a source -> keywords of `generation.generate`."""
 
+from typing import Any
+
 # What changes the text and is not done here, with the values that say it is off.
 _NOT_DONE = {
     "encoder_no_repeat_ngram_size": (0,),
@@ -19,7 +21,7 @@ _NOT_DONE = {
 DEFAULT_LENGTH = 20  # new tokens, as in transformers
 
 
-def options(values):
+def options(values: dict[str, Any]) -> dict[str, Any]:
     """The keywords for a target that begins with one token: what starts, stops, is forbidden and forced, and lengths.
 
     Lengths of the file count the token that starts, those of `generate` do not.
@@ -59,7 +61,7 @@ def options(values):
     return {name: value for name, value in found.items() if value or value == 0}
 
 
-def _listed(value):
+def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]

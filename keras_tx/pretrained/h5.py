@@ -4,8 +4,10 @@ The rule that leads from the one name to the other is that of `modeling_tf_pytor
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -29,7 +31,7 @@ class Dataset:
     shape: tuple[int, ...]
     dtype: np.dtype
 
-    def read(self):
+    def read(self) -> np.ndarray:
         try:
             with h5py.File(self.path, "r") as file:
                 array = np.asarray(file[self.key][()])
@@ -42,7 +44,7 @@ class Dataset:
         return array.transpose(self.axes).reshape(self.shape)
 
 
-def datasets(path):
+def datasets(path: str | Path) -> dict[str, Dataset]:
     """The arrays of the file by PyTorch's names -> {name: Dataset}.
 
     Raises:
@@ -71,7 +73,7 @@ def datasets(path):
     return found
 
 
-def torch_name(name):
+def torch_name(name: str) -> tuple[str, bool]:
     """A name as TensorFlow has it -> PyTorch's, and whether it is a kernel, whose axes PyTorch has in another order.
 
     ```python
@@ -86,7 +88,9 @@ def torch_name(name):
     return ".".join([*levels, renamed]), last == "kernel"
 
 
-def _arrays(path, group, prefix, seen):
+def _arrays(
+    path: str | Path, group: Any, prefix: str, seen: set[Any]
+) -> Iterator[tuple[str, tuple[int, ...], np.dtype]]:
     """The key, shape and dtype of each array in a group and the groups in it."""
     for key in group:
         where = f"{prefix}{key}"

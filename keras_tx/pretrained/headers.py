@@ -6,7 +6,10 @@ other. A header comes from somewhere else, so nothing in it is believed: github.
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
 
 import ml_dtypes
 import numpy as np
@@ -44,12 +47,12 @@ class Entry:
     checksum: str | None = None
 
     @property
-    def size(self):
+    def size(self) -> int:
         """The number of bytes."""
         return self.dtype.itemsize * math.prod(self.shape)
 
 
-def parse(path, size, read):
+def parse(path: str | Path, size: int, read: Callable[[int], bytes]) -> dict[str, Entry]:
     """The header of the file `path` of `size` bytes, of which `read(n)` gives the next n -> {name: Entry}.
 
     Raises:
@@ -84,7 +87,7 @@ def parse(path, size, read):
     return entries
 
 
-def make(arrays, checksums):
+def make(arrays: dict[str, tuple[np.dtype, tuple[int, ...]]], checksums: dict[str, str]) -> bytes:
     """The first bytes of a file: length and header.
 
     Args:
@@ -102,14 +105,14 @@ def make(arrays, checksums):
     return len(data).to_bytes(8, "little") + data
 
 
-def json_object(what, data):
+def json_object(what: str, data: bytes) -> dict[str, Any]:
     """Bytes -> dict. `what` begins the error.
 
     Raises:
         ValueError: unless they are UTF-8 and a JSON object, in which no key comes twice.
     """
 
-    def unique(pairs):
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counted = dict(pairs)
         if len(counted) < len(pairs):
             keys = [key for key, _ in pairs]
@@ -117,7 +120,7 @@ def json_object(what, data):
             raise ValueError(f"the key {twice!r} twice")
         return counted
 
-    def no_number(text):
+    def no_number(text: str) -> NoReturn:
         raise ValueError(f"the number {text}")
 
     try:
@@ -132,7 +135,7 @@ def json_object(what, data):
     return value
 
 
-def _checksums(path, metadata, header):
+def _checksums(path: str | Path, metadata: dict[str, str], header: dict[str, Any]) -> dict[str, str] | None:
     """The checksums that `write_tensors` left, {name: str}; None in files of others."""
     if CHECKSUMS not in metadata:
         return None
@@ -143,7 +146,7 @@ def _checksums(path, metadata, header):
     return checksums
 
 
-def _entry(path, name, values, start):
+def _entry(path: str | Path, name: str, values: Any, start: int) -> Entry:
     what = f"The tensor {name!r} of {path}"
     if not isinstance(values, dict) or values.keys() != _KEYS:
         raise ValueError(f"{what} must be described by {sorted(_KEYS)}. Received: {_short(values)}")
@@ -165,11 +168,11 @@ def _entry(path, name, values, start):
     return entry
 
 
-def _are_sizes(values):
+def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
-def _check_covers(path, entries, start, size):
+def _check_covers(path: str | Path, entries: dict[str, Entry], start: int, size: int) -> None:
     """Raises unless the tensors lie one after the other from `start` to the end of the file."""
     end = start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].size)):
@@ -183,6 +186,6 @@ def _check_covers(path, entries, start, size):
         raise ValueError(f"The file {path} must end with its last tensor, at {end}. Received: {size} bytes")
 
 
-def _short(value):
+def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."

@@ -3,6 +3,7 @@
 B batch, T tokens, D hidden, C classes, V vocabulary.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -11,6 +12,8 @@ from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.projection import Projection
 from keras_tx.layers.residual import make_norm
 from keras_tx.pretrained import table
+from keras_tx.pretrained.table import Row
+from keras_tx.types import DType, Shape, Tensor
 
 _STDDEV = 0.02  # of new kernels, as Hugging Face's
 
@@ -19,17 +22,17 @@ _STDDEV = 0.02  # of new kernels, as Hugging Face's
 class OutputBias(keras.layers.Layer):
     """Logits (..., V) plus a learned bias (V,)."""
 
-    def __init__(self, **kwargs):
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
 
-    def build(self, inputs_shape):
+    def build(self, inputs_shape: Shape) -> None:
         self.bias = self.add_weight(shape=(inputs_shape[-1],), initializer="zeros", name="bias")
 
-    def call(self, inputs):
+    def call(self, inputs: Tensor) -> Tensor:
         return inputs + keras.ops.cast(self.bias, inputs.dtype)
 
-    def compute_output_shape(self, inputs_shape):
+    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
         return inputs_shape
 
 
@@ -49,16 +52,16 @@ class TokenHead:
 
     def __init__(
         self,
-        embedding,
-        activation,
-        epsilon,
+        embedding: Any,
+        activation: Any,
+        epsilon: float,
         *,
-        tied,
-        dtype,
-        use_bias=True,
-        normalization="layer_norm",
-        output_bias=True,
-    ):
+        tied: bool,
+        dtype: DType,
+        use_bias: bool = True,
+        normalization: str = "layer_norm",
+        output_bias: bool = True,
+    ) -> None:
         width = embedding.embedding_dim or embedding.hidden_dim
         self.embedding = embedding
         self.dense = _dense(width, "head_dense", dtype, activation=activation, use_bias=use_bias)
@@ -67,12 +70,12 @@ class TokenHead:
         self.output = None if tied else _dense(size, "head_output", dtype, use_bias=False)
         self.bias = OutputBias(dtype=dtype, name="head_bias") if output_bias else None
 
-    def __call__(self, hidden):
+    def __call__(self, hidden: Tensor) -> Tensor:
         hidden = self.norm(self.dense(hidden))
         logits = self.embedding(hidden, reverse=True) if self.output is None else self.output(hidden)
         return logits if self.bias is None else self.bias(logits)
 
-    def rows(self, dense, norm, output, bias=None):
+    def rows(self, dense: str | None, norm: str | None, output: str, bias: str | None = None) -> Iterator[Row]:
         """Rows of these names; of `output` none where it is tied."""
         yield from table.linear(dense, self.dense)
         yield from table.norm(norm, self.norm)
@@ -97,15 +100,15 @@ class ClassHead:
 
     def __init__(
         self,
-        num_classes,
+        num_classes: int,
         *,
-        hidden_dim=None,
-        activation=None,
-        dropout=0.0,
-        first_dropout=None,
-        dtype=None,
-        name="head",
-    ):
+        hidden_dim: int | None = None,
+        activation: Any = None,
+        dropout: float = 0.0,
+        first_dropout: float | None = None,
+        dtype: DType = None,
+        name: str = "head",
+    ) -> None:
         self.dense: Any = None
         self.first_dropout: Any = None
         if hidden_dim is not None:
@@ -115,23 +118,23 @@ class ClassHead:
         self.dropout = Dropout(dropout, dtype=dtype, name=f"{name}_dropout")
         self.output = _dense(num_classes, f"{name}_output", dtype)
 
-    def __call__(self, hidden):
+    def __call__(self, hidden: Tensor) -> Tensor:
         if self.dense is not None:
             hidden = self.dense(self.first_dropout(hidden))
         return self.output(self.dropout(hidden))
 
-    def rows(self, output, dense=None):
+    def rows(self, output: str, dense: str | None = None) -> Iterator[Row]:
         """Rows of these names."""
         if self.dense is not None:
             yield from table.linear(dense, self.dense)
         yield from table.linear(output, self.output)
 
 
-def answer_spans(logits):
+def answer_spans(logits: Tensor) -> dict[str, Tensor]:
     """(B, T, 2) -> the outputs of question answering: where the answer begins and where it ends, (B, T) each."""
     return {"start_logits": logits[:, :, 0], "end_logits": logits[:, :, 1]}
 
 
-def _dense(units, name, dtype, **options):
+def _dense(units: int, name: str, dtype: DType, **options: Any) -> Projection:
     initializer = keras.initializers.RandomNormal(stddev=_STDDEV)
     return Projection(units, kernel_initializer=initializer, dtype=dtype, name=name, **options)

@@ -1,6 +1,9 @@
 """Rows of tensors that have axes of size 1 before those of the variable: (1, V) for (V,)."""
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from keras_tx.pretrained.table import Row
 
@@ -12,11 +15,11 @@ class LeadingAxesRow(Row):
     axes: int = 1
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, ...]:
         return (1,) * self.axes + super().shape
 
-    def read(self, tensor):
+    def read(self, tensor: np.ndarray) -> list[tuple[Any, np.ndarray]]:
         return super().read(tensor.reshape(super().shape))
 
-    def write(self, values):
+    def write(self, values: Any) -> np.ndarray:
         return super().write(values).reshape(self.shape)

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,13 @@ from keras_tx import checks
 from keras_tx.optional import Lazy
 from keras_tx.pretrained import headers
 from keras_tx.pretrained.config import Config, check_layers
-from keras_tx.pretrained.files import PICKLES, open_tensors, pickled
+from keras_tx.pretrained.family import Family
+from keras_tx.pretrained.files import PICKLES, Tensors, open_tensors, pickled
 from keras_tx.pretrained.model import PretrainedModel
 from keras_tx.pretrained.registry import family_of
+from keras_tx.pretrained.table import Row
 from keras_tx.pretrained.variable_loader import VariableLoader
+from keras_tx.types import DType
 
 huggingface_hub = Lazy("huggingface_hub", "hub")
 
@@ -118,11 +121,11 @@ def from_pretrained(
     return model
 
 
-def _count(labels):
+def _count(labels: Any) -> int:
     return len(labels) if isinstance(labels, dict) else 0
 
 
-def _directory(path):
+def _directory(path: str | Path) -> Path:
     directory = Path(path)
     if directory.is_dir():
         return directory
@@ -138,13 +141,13 @@ def _directory(path):
     return found
 
 
-def _read_json(path):
+def _read_json(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"`path` must have a {path.name}. Received: path={str(path.parent)!r}")
     return headers.json_object(str(path), path.read_bytes())
 
 
-def _checked_labels(labels, num_labels):
+def _checked_labels(labels: Any, num_labels: int | None) -> list[str]:
     given = [labels] if isinstance(labels, str) else list(labels)
     are_names = not isinstance(labels, str) and all(isinstance(label, str) and label for label in given)
     if not given or not are_names or len(set(given)) < len(given):
@@ -154,7 +157,7 @@ def _checked_labels(labels, num_labels):
     return given
 
 
-def _canonical(file_names, kind, said_tied, is_shared):
+def _canonical(file_names: Iterable[str], kind: type[Family], said_tied: bool, is_shared: bool) -> dict[str, str]:
     """{name as rows have it: name in the file}; `is_shared`: whether encoder and decoder have one table of tokens."""
     prefixes = (kind.prefix,) if kind.other_prefix is None else (kind.prefix, kind.other_prefix)
     prefixed = any(name.startswith(prefixes) for name in file_names)
@@ -180,19 +183,28 @@ def _canonical(file_names, kind, said_tied, is_shared):
     return names
 
 
-def _is_tied(kind, tensors, names):
+def _is_tied(kind: type[Family], tensors: Tensors, names: dict[str, str]) -> bool:
     """Whether no table of the logits contradicts what the config says, as transformers sees it."""
     own, shared = names.get(kind.head_key), names.get(kind.prefix + kind.embedding_key)
     return own is None or (shared is not None and _digest(tensors, own) == _digest(tensors, shared))
 
 
-def _digest(tensors, file_name):
+def _digest(tensors: Tensors, file_name: str) -> tuple[Any, ...]:
     """Equal for equal tensors; so only one of two tables is in memory."""
     array = np.ascontiguousarray(tensors.read(file_name))
     return array.dtype, array.shape, hashlib.blake2b(array.reshape(-1).view("uint8").data).digest()
 
 
-def _check(model, rows, tensors, names, zeros, *, asked, relabeled):
+def _check(
+    model: PretrainedModel,
+    rows: Iterable[Row],
+    tensors: Tensors,
+    names: dict[str, str],
+    zeros: Collection[str],
+    *,
+    asked: bool,
+    relabeled: bool,
+) -> list[str]:
     """The names of what is new; raises unless everything is accounted for, on both sides."""
     wanted = [row for row in rows if row.theirs not in zeros]
     new = _check_rows(model.family, wanted, tensors, names, asked, relabeled)
@@ -204,14 +216,16 @@ def _check(model, rows, tensors, names, zeros, *, asked, relabeled):
     return new
 
 
-def _stored_dtypes(tensors, names, new):
+def _stored_dtypes(tensors: Tensors, names: dict[str, str], new: Collection[str]) -> dict[str, str]:
     """The usual dtype under "*", and that of each tensor that has another."""
     stored = {name: str(tensors.dtype(file_name)) for name, file_name in names.items() if name not in new}
     usual = max(sorted(set(stored.values())), key=list(stored.values()).count)
     return {"*": usual, **{name: dtype for name, dtype in stored.items() if dtype != usual}}
 
 
-def _check_rows(family, rows, tensors, names, asked, relabeled):
+def _check_rows(
+    family: Family, rows: Iterable[Row], tensors: Tensors, names: dict[str, str], asked: bool, relabeled: bool
+) -> list[str]:
     """The names of the rows that are new; raises for any other that the checkpoint cannot fill."""
     new: list[str] = []
     has_head = any(row.theirs in names and family.is_of_head(row.theirs) and not _is_part(family, row) for row in rows)
@@ -235,16 +249,16 @@ def _check_rows(family, rows, tensors, names, asked, relabeled):
     return new
 
 
-def _is_part(family, row):
+def _is_part(family: Family, row: Row) -> bool:
     """Whether a row is of an optional part of the base model, as the pooler."""
     return any(row.theirs.startswith(f"{family.prefix}{part}.") for part in family.parts)
 
 
-def _is_float(dtype):
+def _is_float(dtype: DType) -> bool:
     return dtype.kind == "f" or dtype == ml_dtypes.bfloat16
 
 
-def _check_left(family, used, tensors, names):
+def _check_left(family: Family, used: Collection[str], tensors: Tensors, names: dict[str, str]) -> None:
     """Raises for a tensor that has no place in the model, or is no copy of the one whose copy it must be."""
     shared = family.prefix + family.embedding_key
     copies = family.copies if isinstance(family.copies, dict) else dict.fromkeys(family.copies, shared)

@@ -1,6 +1,8 @@
 """A checkpoint as a functional model: `input_ids` (B, T), `attention_mask`, ... -> a dict by Hugging Face's names."""
 
 import copy
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import keras
 
@@ -11,6 +13,7 @@ from keras_tx.layers.ids import check_ids, check_integers
 from keras_tx.pretrained import array_prompts
 from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.registry import family_of
+from keras_tx.types import DType, Tensor
 
 _IDS = {"input_ids": "embedding", "decoder_input_ids": "target_embedding"}  # the `TokenEmbedding` in the family
 _MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
@@ -52,18 +55,18 @@ class PretrainedModel(keras.Model):
 
     def __init__(
         self,
-        config,
-        task=None,
+        config: dict[str, Any],
+        task: str | None = None,
         *,
-        output_hidden_states=False,
-        skip_padding=False,
-        tied=None,
-        absent=(),
-        generation_config=None,
-        stored_dtypes=None,
-        dtype=None,
-        **kwargs,
-    ):
+        output_hidden_states: bool = False,
+        skip_padding: bool = False,
+        tied: bool | None = None,
+        absent: Collection[str] = (),
+        generation_config: dict[str, Any] | None = None,
+        stored_dtypes: dict[str, str] | None = None,
+        dtype: DType = None,
+        **kwargs: Any,
+    ) -> None:
         read = Config(config, absent)
         kind = family_of(read)
         task = kind.task_of(read) if task is None else kind.check_task(task)
@@ -103,18 +106,18 @@ class PretrainedModel(keras.Model):
         """Whether logits are products with the token table."""
         return self.family.tied
 
-    def __call__(self, inputs, *args, **kwargs):
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         named = {name: kwargs.pop(name) for name in self.family.inputs if name in kwargs}
         return super().__call__(self._named(inputs, named), *args, **kwargs)
 
-    def call(self, inputs, training=None, mask=None, **kwargs):
+    def call(self, inputs: Any, training: bool | None = None, mask: Tensor = None, **kwargs: Any) -> Any:
         inputs = self._named(inputs)
         for name, size in self._ids.items():
             if inputs[name] is not None:
                 check_ids(name, inputs[name], size)  # Keras would cast floats, and cut large integers
         return super().call(inputs, training=training, mask=mask, **kwargs)
 
-    def compute_output_spec(self, inputs, training=None, mask=None):
+    def compute_output_spec(self, inputs: Any, training: bool | None = None, mask: Tensor = None) -> Any:
         inputs = self._named(inputs)
         for name in self._ids:
             if inputs[name] is not None:
@@ -125,11 +128,11 @@ class PretrainedModel(keras.Model):
         return super().compute_output_spec(inputs, training=training, mask=mask)
 
     @property
-    def _ids(self):
+    def _ids(self) -> dict[str, int]:
         """{input of token ids: size of the vocabulary}."""
         return {name: getattr(self.family, _IDS[name]).vocabulary_size for name in self.family.inputs if name in _IDS}
 
-    def _named(self, inputs, named=None):
+    def _named(self, inputs: Any, named: dict[str, Any] | None = None) -> dict[str, Any]:
         """What a caller gave -> a dict of all inputs, None for those that are left out."""
         names, needed = self.family.inputs, self.family.needed
         if not isinstance(inputs, dict):
@@ -144,7 +147,7 @@ class PretrainedModel(keras.Model):
             )
         return {name: given.get(name) for name in names}
 
-    def generate(self, inputs, strategy=None, **options):
+    def generate(self, inputs: Any, strategy: generation.Strategy | None = None, **options: Any) -> Any:
         """Writes on from prompts, or the targets of sources: `keras_tx.generation.generate`, which see.
 
         What is not given is what `generation_config` says: the strategy, start and stop tokens, lengths, forbidden and
@@ -179,7 +182,7 @@ class PretrainedModel(keras.Model):
         laid_out = array_prompts.laid_out(answers, prompts, padding_id)
         return (laid_out, scores) if options.get("return_scores") else laid_out
 
-    def stream(self, inputs, strategy=None, **options):
+    def stream(self, inputs: Any, strategy: generation.Strategy | None = None, **options: Any) -> Iterator[Any]:
         """Yields new tokens as they come: `keras_tx.generation.stream`, with what `generation_config` says.
 
         Args:
@@ -192,7 +195,9 @@ class PretrainedModel(keras.Model):
         strategy, options = self._as_configured(inputs, strategy, options)
         return generation.stream(model, inputs, strategy, **options)
 
-    def _as_configured(self, inputs, strategy, options):
+    def _as_configured(
+        self, inputs: Any, strategy: generation.Strategy | None, options: dict[str, Any]
+    ) -> tuple[generation.Strategy, dict[str, Any]]:
         strategy = self.family.strategy(self.generation_config) if strategy is None else strategy
         most = self.family.max_length(self.generation_config)
         if most is not None and "max_new_tokens" not in options:
@@ -210,7 +215,7 @@ class PretrainedModel(keras.Model):
         stops = [token for token in found.get("stop_tokens", ()) if token in range(embedding.vocabulary_size)]
         return strategy, {**found, "stop_tokens": tuple(stops), **options}
 
-    def _padding_id(self):
+    def _padding_id(self) -> int:
         """What fills up behind the end of an answer: the padding token, or where there is none the one that ends it."""
         for name in ("pad_token_id", "eos_token_id"):
             for values in (self.generation_config, self.family.config.values):
@@ -218,7 +223,7 @@ class PretrainedModel(keras.Model):
                     return values[name][0] if isinstance(values[name], list) else values[name]
         return 0
 
-    def _generation_model(self):
+    def _generation_model(self) -> keras.Model:
         """The functional model over ids alone that `generate` runs, of the same layers."""
         if self._writing is None:
             object.__setattr__(self, "_writing", self.family.writing())
@@ -229,7 +234,7 @@ class PretrainedModel(keras.Model):
             )
         return self._writing
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "trainable": self.trainable,
@@ -245,5 +250,5 @@ class PretrainedModel(keras.Model):
         }
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> PretrainedModel:
         return cls(**{**config, "dtype": keras.dtype_policies.get(config["dtype"])})

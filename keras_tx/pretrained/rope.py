@@ -3,12 +3,15 @@
 transformers 5 writes all in `rope_parameters`, 4 wrote `rope_theta` and, beside it, `rope_scaling`.
 """
 
+from typing import Any
+
 from keras_tx.layers import RotaryEmbedding
+from keras_tx.pretrained.config import Config
 
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
-def parameters_of(config, *, theta=10000.0) -> dict:
+def parameters_of(config: Config, *, theta: float = 10000.0) -> dict:
     """What the config says, as transformers 5 has it: a dict with `rope_type` and `rope_theta`.
 
     Args:
@@ -25,7 +28,7 @@ def parameters_of(config, *, theta=10000.0) -> dict:
     return completed(as_dict(name, given), theta=config.take("rope_theta", default=theta))
 
 
-def as_dict(name: str, given) -> dict:
+def as_dict(name: str, given: Any) -> dict:
     """`given`, or an empty dict for None.
 
     Raises:
@@ -37,7 +40,7 @@ def as_dict(name: str, given) -> dict:
     return given
 
 
-def completed(given: dict, *, theta) -> dict:
+def completed(given: dict, *, theta: float) -> dict:
     """`given` with `rope_type` and `rope_theta`; "type" is the older name of the first."""
     rest = {name: value for name, value in given.items() if name not in ("type", "rope_type", "rope_theta")}
     kind = given.get("rope_type") or given.get("type") or "default"
@@ -45,7 +48,7 @@ def completed(given: dict, *, theta) -> dict:
     return {"rope_type": kind, "rope_theta": theta if base is None else base, **rest}
 
 
-def rotary(config, parameters: dict) -> RotaryEmbedding:
+def rotary(config: Config, parameters: dict) -> RotaryEmbedding:
     """The layer of `parameters_of`, with the lengths that transformers takes from elsewhere in the config.
 
     Raises:

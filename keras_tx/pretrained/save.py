@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ from keras_tx.pretrained.files import write_tensors
 from keras_tx.pretrained.load import CONFIG, GENERATION
 from keras_tx.pretrained.model import PretrainedModel
 from keras_tx.text.compatibility import check_fits
+from keras_tx.types import DType
 
 DTYPES = ("float32", "float16", "bfloat16")
 TOKENIZER_FILES = (
@@ -38,7 +40,7 @@ def save_pretrained(
     model: PretrainedModel,
     directory: str | Path,
     *,
-    tokenizer=None,
+    tokenizer: Any = None,
     dtype: str | None = None,
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
@@ -75,7 +77,7 @@ def save_pretrained(
         _copy_tokenizer(getattr(model, "source", None), directory)
 
 
-def _tensors(model, dtype):
+def _tensors(model: PretrainedModel, dtype: DType) -> Any:
     merged = table.merged(model._flatten_layers())
     for row in model.family.rows():
         values = [keras.ops.convert_to_numpy(merged.get(id(one), one)) for one in row.variables]
@@ -87,7 +89,7 @@ def _tensors(model, dtype):
         yield _name(model, name), array.astype(dtype or _stored(model, name), copy=False)
 
 
-def _name(model, name):
+def _name(model: PretrainedModel, name: str) -> str:
     """The name of a row in a file of this task."""
     family = model.family
     if model.task == "base":
@@ -97,12 +99,12 @@ def _name(model, name):
     return name
 
 
-def _stored(model, name):
+def _stored(model: PretrainedModel, name: str) -> Any:
     dtypes = model.stored_dtypes
     return dtypes.get(name, dtypes.get("*", "float32"))
 
 
-def _values(model, dtype):
+def _values(model: PretrainedModel, dtype: DType) -> Any:
     """The config as it was read, with the dtype in the spellings of 4 and 5, and what the family says anew."""
     family, values = model.family, model.config
     dtype = dtype or _stored(model, "*")
@@ -112,11 +114,11 @@ def _values(model, dtype):
     return {**values, **family.saved_values()}
 
 
-def _write_json(path, values):
+def _write_json(path: str | Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _copy_tokenizer(source, directory):
+def _copy_tokenizer(source: Path | None, directory: str | Path) -> None:
     for name in TOKENIZER_FILES if source is not None else ():
         if (source / name).is_file() and (source / name).resolve() != (directory / name).resolve():
             shutil.copyfile(source / name, directory / name)

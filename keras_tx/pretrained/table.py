@@ -5,7 +5,7 @@ are (in, out), with axes for heads where there are any.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -65,7 +65,7 @@ class Row:
         parts = np.split(tensor, np.cumsum(widths)[:-1], axis=-1) if len(widths) > 1 else [tensor]
         return [(one, part.reshape(one.shape)) for one, part in zip(self.variables, parts, strict=True)]
 
-    def write(self, values) -> np.ndarray:
+    def write(self, values: dict[str, Any]) -> np.ndarray:
         """The values of our variables -> their tensor."""
         if self.how == CONV2D:
             return values[0].transpose(3, 2, 0, 1)
@@ -77,7 +77,7 @@ class Row:
         return np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0].reshape(self.shape)
 
 
-def linear(theirs: str, *layers, how: str = LINEAR) -> Iterator[Row]:
+def linear(theirs: str, *layers: Iterable[Any], how: str = LINEAR) -> Iterator[Row]:
     """`theirs.weight`, and `theirs.bias` where there is one, of a dense layer; or of several, in one tensor."""
     # Not `layer.kernel`: under LoRA that is a sum, and no variable.
     yield Row(f"{theirs}.weight", tuple(layer._kernel for layer in layers), how, _input_axes(layers[0]))
@@ -85,14 +85,14 @@ def linear(theirs: str, *layers, how: str = LINEAR) -> Iterator[Row]:
         yield Row(f"{theirs}.bias", tuple(layer.bias for layer in layers), VECTOR)
 
 
-def norm(theirs: str, layer) -> Iterator[Row]:
+def norm(theirs: str, layer: Any) -> Iterator[Row]:
     """`theirs.weight`, and `theirs.bias` where there is one, of a norm."""
     yield Row(f"{theirs}.weight", layer.gamma if hasattr(layer, "gamma") else layer.scale)
     if getattr(layer, "beta", None) is not None:
         yield Row(f"{theirs}.bias", layer.beta)
 
 
-def by_path(theirs: str, names: dict[str, str], layer) -> Iterator[Row]:
+def by_path(theirs: str, names: dict[str, str], layer: Any) -> Iterator[Row]:
     """Dense layers and norms inside `layer`: {name under `theirs`: path of the sublayer, as "self_attention_norm"}."""
     for name, path in names.items():
         sublayer = attrgetter(path)(layer)
@@ -100,12 +100,12 @@ def by_path(theirs: str, names: dict[str, str], layer) -> Iterator[Row]:
         yield from rows(f"{theirs}.{name}", sublayer)
 
 
-def merged(layers) -> dict[int, Any]:
+def merged(layers: Iterable[Any]) -> dict[int, Any]:
     """{id of a kernel: its value with LoRA added} of the layers that have LoRA."""
     return {id(layer._kernel): layer.kernel for layer in layers if getattr(layer, "lora_enabled", False)}
 
 
-def _input_axes(layer):
+def _input_axes(layer: Any) -> int:
     """How many axes of the kernel of a dense layer are inputs."""
     if not hasattr(layer, "equation"):
         return 1

@@ -5,13 +5,17 @@ checkpoint there: nothing is drawn at random before, and no value is ever replac
 """
 
 import functools
+from collections.abc import Iterable
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
 from keras_tx.optional import Lazy
-from keras_tx.pretrained.files import aligned
+from keras_tx.pretrained.files import Tensors, aligned
+from keras_tx.pretrained.table import Row
+from keras_tx.types import DType
 
 tf, torch = Lazy("tensorflow"), Lazy("torch")
 
@@ -26,13 +30,13 @@ class VariableLoader:
         names: {name as rows have it: name in the file}.
     """
 
-    def __init__(self, tensors, names):
+    def __init__(self, tensors: Tensors, names: dict[str, str]) -> None:
         self._tensors, self._names = tensors, names
         self._waiting: dict = {}  # id of a variable: (the variable, its row)
         self._last: tuple = (None, [])  # a row of several variables is read once
         self._error: BaseException | None = None
 
-    def prepare(self, rows) -> None:
+    def prepare(self, rows: Iterable[Row]) -> None:
         """Inside the scope: says where the values of the variables of these rows will come from."""
         for row in rows:
             for variable in row.variables:
@@ -47,7 +51,7 @@ class VariableLoader:
         for variable, row in self._waiting.values():  # of a Keras that has asked otherwise
             variable.assign(self._read(variable, row))
 
-    def _initial(self, key, shape, dtype=None):
+    def _initial(self, key: int, shape: Any, dtype: DType = None) -> Any:
         # An error here would leave Keras with variables that it tries to fill again, wherever it is used next.
         try:
             value = _tensor(self._read(*self._waiting[key]), dtype)
@@ -57,7 +61,7 @@ class VariableLoader:
             self._error = self._error or error
             return ops.zeros(shape, dtype=dtype)
 
-    def _read(self, variable, row):
+    def _read(self, variable: Any, row: Row) -> Any:
         if self._last[0] is not row:
             self._last = (row, row.read(self._tensors.read(self._names[row.theirs])))
         values = self._last[1]
@@ -71,7 +75,7 @@ class VariableLoader:
         return array
 
 
-def _tensor(value, dtype):
+def _tensor(value: Any, dtype: DType) -> Any:
     """A float32 array as a tensor. A large one is taken as it is, where the usual way makes one or two copies of it."""
     if value.nbytes >= LARGE and dtype == "float32":
         if keras.backend.backend() == "tensorflow":

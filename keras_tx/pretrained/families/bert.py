@@ -1,5 +1,6 @@
 """BERT, and what the encoders that came from it share. Devlin et al. 2018, arXiv:1810.04805."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -7,8 +8,11 @@ import keras
 from keras_tx.layers import Encoder, LearnedPositionalEncoding, TokenEmbedding
 from keras_tx.layers.projection import Projection
 from keras_tx.pretrained import table
+from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.family import Family, PaddingMask, Positions, attention_sizes, split
 from keras_tx.pretrained.heads import ClassHead, TokenHead, answer_spans
+from keras_tx.pretrained.table import Row
+from keras_tx.types import DType, Tensor
 
 # In a checkpoint -> in an `EncoderLayer`.
 LAYER = {
@@ -49,7 +53,7 @@ class PostNormEncoder(Family):
     pooled_tasks: tuple[str, ...] = ()  # those that read the pooler, beside "base"
     counts_padding = True  # whether positions count the padding tokens
 
-    def __init__(self, config, task, *, tied=True, dtype=None):
+    def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
         config.refuse("position_embedding_type", "absolute")
         for key in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
@@ -99,17 +103,17 @@ class PostNormEncoder(Family):
             )
         self.head = self._head()
 
-    def _epsilon(self):
+    def _epsilon(self) -> float:
         return self.config.number("layer_norm_eps", default=1e-12, kind=float)
 
-    def _num_segments(self):
+    def _num_segments(self) -> int:
         return self.config.number("type_vocab_size", default=2)
 
-    def _embedding_dim(self):
+    def _embedding_dim(self) -> int | None:
         """The width of the tables, if it is another than D."""
         return None
 
-    def _head(self):
+    def _head(self) -> Any:
         """The head of the task, or None."""
         if self.task in ("masked_lm", "pretraining"):
             return self._token_head(self.activation)
@@ -117,18 +121,18 @@ class PostNormEncoder(Family):
             return ClassHead(self.config.num_labels, dropout=self._classifier_dropout(), dtype=self.dtype)
         return ClassHead(2, dtype=self.dtype) if self.task == "question_answering" else None
 
-    def _token_head(self, activation):
+    def _token_head(self, activation: Any) -> TokenHead:
         return TokenHead(self.embedding, activation, self.epsilon, tied=self.tied, dtype=self.dtype)
 
-    def _sentence_head(self, activation):
+    def _sentence_head(self, activation: Any) -> ClassHead:
         """What classifies by the first vector, through a layer of its own."""
         options = {"hidden_dim": self.hidden_dim, "activation": activation, "dropout": self._classifier_dropout()}
         return ClassHead(self.config.num_labels, **options, dtype=self.dtype)
 
-    def _classifier_dropout(self):
+    def _classifier_dropout(self) -> float:
         return self.config.number("classifier_dropout", default=self.dropout, kind=float)
 
-    def outputs(self, inputs, hidden_states):
+    def outputs(self, inputs: dict[str, Tensor], hidden_states: bool) -> dict[str, Tensor]:
         ids = inputs["input_ids"]
         mask = self.padding_mask(ids, inputs["attention_mask"])
         positions = self.positions(ids, inputs["position_ids"])
@@ -140,7 +144,7 @@ class PostNormEncoder(Family):
         hidden, beside = (hidden[0], {"hidden_states": split(hidden[1])}) if hidden_states else (hidden, {})
         return {**self._task_outputs(hidden), **beside}
 
-    def _task_outputs(self, hidden):
+    def _task_outputs(self, hidden: Tensor) -> dict[str, Tensor]:
         pooled = None if self.pooler is None else self.pooler(hidden[:, 0])
         if self.task == "base":
             return {"last_hidden_state": hidden, **({} if pooled is None else {"pooler_output": pooled})}
@@ -150,7 +154,7 @@ class PostNormEncoder(Family):
             hidden = hidden[:, 0] if pooled is None else pooled
         return {"logits": self.head(hidden)}
 
-    def rows(self):
+    def rows(self) -> Iterator[Row]:
         embeddings, embedding = f"{self.prefix}embeddings", self.embedding
         yield table.Row(f"{self.prefix}{self.embedding_key}", embedding.tokens._embeddings)
         yield table.Row(f"{embeddings}.position_embeddings.weight", embedding.positions.embeddings)
@@ -165,7 +169,7 @@ class PostNormEncoder(Family):
             yield from table.linear(f"{self.prefix}pooler.dense", self.pooler)
         yield from self._head_rows()
 
-    def _head_rows(self):
+    def _head_rows(self) -> Iterator[Row]:
         if self.task == "question_answering":
             yield from self.head.rows("qa_outputs")
         elif self.head is not None:
@@ -197,13 +201,13 @@ class Bert(PostNormEncoder):
         r"(classifier|qa_outputs)\.(weight|bias)",
     )
 
-    def _head(self):
+    def _head(self) -> Any:
         self.next_sentence: Any = None
         if self.task in ("pretraining", "next_sentence_prediction"):
             self.next_sentence = ClassHead(2, dtype=self.dtype, name="next_sentence")
         return super()._head()
 
-    def _task_outputs(self, hidden):
+    def _task_outputs(self, hidden: Tensor) -> dict[str, Tensor]:
         if self.next_sentence is None:
             return super()._task_outputs(hidden)
         follows = self.next_sentence(self.pooler(hidden[:, 0]))
@@ -211,7 +215,7 @@ class Bert(PostNormEncoder):
             return {"logits": follows}
         return {"prediction_logits": self.head(hidden), "seq_relationship_logits": follows}
 
-    def _head_rows(self):
+    def _head_rows(self) -> Iterator[Row]:
         if self.next_sentence is not None:
             yield from self.next_sentence.rows("cls.seq_relationship")
         if self.task in ("masked_lm", "pretraining"):

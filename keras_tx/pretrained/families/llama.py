@@ -4,9 +4,15 @@ Touvron et al. 2023, arXiv:2302.13971; Jiang et al. 2023, arXiv:2310.06825; Yang
 2025, arXiv:2505.09388.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 from keras_tx.layers import Decoder, TokenEmbedding
 from keras_tx.pretrained import rope, table
+from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.families.causal import CausalFamily
+from keras_tx.pretrained.table import Row
+from keras_tx.types import DType
 
 # In a checkpoint -> in a `DecoderLayer`.
 LAYER = {
@@ -24,7 +30,7 @@ QK_NORMS = {"self_attn.q_norm": "self_attention.query_norm", "self_attn.k_norm":
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def tasks_of(name):
+def tasks_of(name: str) -> dict[str, str | tuple[str, ...]]:
     return {
         "base": f"{name}Model",
         "causal_lm": f"{name}ForCausalLM",
@@ -53,7 +59,7 @@ class Llama(CausalFamily):
     key_dim: int | None = None  # where the config is silent; None: the hidden size divided by the heads
     qk_norm = False
 
-    def __init__(self, config, task, *, tied=True, dtype=None):
+    def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
         hidden_dim = config.number("hidden_size")
         num_layers, self.num_heads = config.number("num_hidden_layers"), config.number("num_attention_heads")
@@ -88,7 +94,7 @@ class Llama(CausalFamily):
             name="decoder",
         )
 
-    def _key_dim(self, hidden_dim):
+    def _key_dim(self, hidden_dim: int) -> int:
         """The size of a head."""
         key_dim = self.config.number("head_dim", default=self.key_dim or 0)
         if not key_dim and hidden_dim % self.num_heads:
@@ -98,7 +104,7 @@ class Llama(CausalFamily):
             )
         return key_dim or hidden_dim // self.num_heads
 
-    def _key_value_heads(self):
+    def _key_value_heads(self) -> int:
         name, missing = "num_key_value_heads", self.key_value_heads or self.num_heads
         silent = name not in self.config.values  # null is as many as query heads
         count = self.config.number(name, default=missing if silent else self.num_heads)
@@ -109,25 +115,25 @@ class Llama(CausalFamily):
             )
         return count
 
-    def _biases(self):
+    def _biases(self) -> dict[str, bool]:
         """Whether queries, keys and values have biases, and whether the output has."""
         self.config.refuse("attention_bias", True, False)
         return (self.config.flag("attention_bias", default=False),) * 2
 
-    def _feed_forward_bias(self):
+    def _feed_forward_bias(self) -> bool:
         self.config.refuse("mlp_bias", True, False)
         return self.config.flag("mlp_bias", default=False)
 
-    def _windows(self, num_layers):
+    def _windows(self, num_layers: int) -> Any:
         """For each layer, how many tokens a token sees, itself among them; None for all."""
         for name in ("sliding_window", "use_sliding_window", "layer_types"):
             self.config.take(name, default=None)  # nothing in transformers reads it for Llama
         return [None] * num_layers
 
-    def both_spellings(self):
+    def both_spellings(self) -> dict[str, Any]:
         return rope.both_spellings(self.rope)
 
-    def rows(self):
+    def rows(self) -> Iterator[Row]:
         prefix, decoder = self.prefix, self.decoder
         yield table.Row(f"{prefix}{self.embedding_key}", self.embedding.tokens.embeddings)
         for index, layer in enumerate(decoder.layers):
@@ -145,15 +151,15 @@ class Mistral(Llama):
     other_prefix, other_tasks = None, ()
     key_value_heads = 8
 
-    def _biases(self):
+    def _biases(self) -> dict[str, bool]:
         self.config.refuse("attention_bias", False)
         return False, False
 
-    def _feed_forward_bias(self):
+    def _feed_forward_bias(self) -> bool:
         self.config.refuse("mlp_bias", False)
         return False
 
-    def _windows(self, num_layers):
+    def _windows(self, num_layers: int) -> Any:
         values = self.config.values
         window = self.config.number("sliding_window", default=None if "sliding_window" in values else 4096)
         types = [FULL if window is None else SLIDING] * num_layers
@@ -168,15 +174,15 @@ class Qwen2(Llama):
     tasks = tasks_of("Qwen2")
     key_value_heads = 32
 
-    def _biases(self):
+    def _biases(self) -> dict[str, bool]:
         self.config.take("attention_bias", default=None)  # nothing in transformers reads it for Qwen2
         return True, False
 
-    def _feed_forward_bias(self):
+    def _feed_forward_bias(self) -> bool:
         self.config.refuse("mlp_bias", False)
         return False
 
-    def _windows(self, num_layers):
+    def _windows(self, num_layers: int) -> Any:
         config, window = self.config, None
         if config.flag("use_sliding_window", default=False):
             silent = "sliding_window" not in config.values

@@ -2,6 +2,9 @@
 aclanthology.org/2020.eamt-1.61.
 """
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import numpy as np
 from keras import ops
 
@@ -9,6 +12,7 @@ from keras_tx.layers import SinusoidalPositionalEncoding
 from keras_tx.layers.positions import sinusoids
 from keras_tx.pretrained import table
 from keras_tx.pretrained.families.bart import Bart
+from keras_tx.pretrained.table import Row
 
 _ROUNDED = 0.01  # half precision
 
@@ -24,7 +28,7 @@ class Marian(Bart):
     }
     padding_id, start_id, eos_id = 58100, 58100, 0
 
-    def check_ignored(self, name, read):
+    def check_ignored(self, name: str, read: Callable[[], np.ndarray]) -> None:
         if name.endswith("embed_positions.weight"):
             table = read().astype("float32")
             expected = sinusoids(np.arange(len(table)), self.hidden_dim, layout="concatenated")
@@ -34,30 +38,30 @@ class Marian(Bart):
                     f"another table, of shape {table.shape}"
                 )
 
-    def _make_embeddings(self):
+    def _make_embeddings(self) -> None:
         self.embedding = self.target_embedding = self._embedding("vocab_size", "embedding")
         if not self.config.flag("share_encoder_decoder_embeddings", default=True):
             size = "vocab_size" if self.config.values.get("decoder_vocab_size") is None else "decoder_vocab_size"
             self.target_embedding = self._embedding(size, "target_embedding")
             self.copies = ()
 
-    def _position_encoding(self, side):
+    def _position_encoding(self, side: str) -> Any:
         return SinusoidalPositionalEncoding(layout="concatenated", dtype=self.dtype, name=f"{side}_positions")
 
-    def _norm(self, side):
+    def _norm(self, side: str) -> Any:
         return None
 
-    def _embedding_rows(self):
+    def _embedding_rows(self) -> Iterator[Row]:
         if self.target_embedding is self.embedding:
             yield from super()._embedding_rows()
             return
         for side, embedding in (("encoder", self.embedding), ("decoder", self.target_embedding)):
             yield table.Row(f"{self.prefix}{side}.embed_tokens.weight", embedding.tokens.embeddings)
 
-    def _side_rows(self, side):
+    def _side_rows(self, side: str) -> Iterator[Row]:
         return ()
 
-    def computed(self):
+    def computed(self) -> dict[str, np.ndarray]:
         tables = super().computed()
         if self.task != "base":
             return tables

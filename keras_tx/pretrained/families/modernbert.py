@@ -1,5 +1,6 @@
 """ModernBERT. Warner et al. 2024, arXiv:2412.13663."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from keras_tx.layers import Encoder, TokenEmbedding
@@ -8,8 +9,11 @@ from keras_tx.layers.projection import Projection
 from keras_tx.layers.residual import make_norm
 from keras_tx.models.pooling import TokenPooling
 from keras_tx.pretrained import rope, table
+from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.family import Family, PaddingMask, Positions, attention_sizes, split
 from keras_tx.pretrained.heads import TokenHead, answer_spans
+from keras_tx.pretrained.table import Row
+from keras_tx.types import DType, Tensor
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 # By the type of a layer: where transformers 4 had the base of its rotary embedding, and what it is by default.
@@ -38,7 +42,7 @@ class ModernBert(Family):
         "question_answering": "ModernBertForQuestionAnswering",
     }
 
-    def __init__(self, config, task, *, tied=True, dtype=None):
+    def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
         config.refuse("position_embedding_type", "absolute")  # which old files say, and nothing reads
         hidden_dim, num_heads = attention_sizes(config)
@@ -87,7 +91,7 @@ class ModernBert(Family):
         )
         self._make_head(hidden_dim)
 
-    def _layer_types(self, num_layers):
+    def _layer_types(self, num_layers: int) -> list[str]:
         every = self.config.number("global_attn_every_n_layers", default=3)
         types = self.config.take("layer_types", default=[SLIDING if i % every else FULL for i in range(num_layers)])
         if not isinstance(types, list) or len(types) != num_layers or not set(types) <= {FULL, SLIDING}:
@@ -97,7 +101,7 @@ class ModernBert(Family):
             )
         return types
 
-    def _rope(self, types):
+    def _rope(self, types: list[str]) -> dict[str, dict[str, Any]]:
         """Rotary parameters of each type of layer."""
         given = self.config.take("rope_parameters", default={})
         if not isinstance(given, dict) or not set(given) <= set(THETAS):
@@ -111,7 +115,7 @@ class ModernBert(Family):
             for kind, (name, theta) in THETAS.items()
         }
 
-    def _make_head(self, hidden_dim):
+    def _make_head(self, hidden_dim: int) -> Any:
         config, dtype = self.config, self.dtype
         self.head: Any = None
         self.dense: Any = None
@@ -138,7 +142,7 @@ class ModernBert(Family):
         config.refuse("classifier_pooling", "cls", "mean")
         self.pooling = TokenPooling("mean", name="pooling")
 
-    def outputs(self, inputs, hidden_states):
+    def outputs(self, inputs: dict[str, Tensor], hidden_states: bool) -> dict[str, Tensor]:
         ids = inputs["input_ids"]
         mask = self.padding_mask(ids, inputs["attention_mask"])
         positions = self.positions(ids, inputs["position_ids"])
@@ -148,7 +152,7 @@ class ModernBert(Family):
         outputs = self._task_outputs(hidden, mask)
         return {**outputs, **({"hidden_states": split(states[0])} if hidden_states else {})}
 
-    def _task_outputs(self, hidden, mask):
+    def _task_outputs(self, hidden: Tensor, mask: Tensor) -> dict[str, Tensor]:
         if self.task == "base":
             return {"last_hidden_state": hidden}
         if self.task == "masked_lm":
@@ -159,11 +163,11 @@ class ModernBert(Family):
         logits = self.classes(self.dropout(self.norm(self.dense(hidden))))
         return answer_spans(logits) if self.task == "question_answering" else {"logits": logits}
 
-    def both_spellings(self):
+    def both_spellings(self) -> dict[str, Any]:
         thetas = {name: self.rope[kind]["rope_theta"] for kind, (name, _) in THETAS.items()}
         return {"rope_parameters": self.rope, **thetas}
 
-    def rows(self):
+    def rows(self) -> Iterator[Row]:
         prefix = self.prefix
         yield table.Row(f"{prefix}{self.embedding_key}", self.embedding.tokens.embeddings)
         yield from table.norm(f"{prefix}embeddings.norm", self.embedding.norm)

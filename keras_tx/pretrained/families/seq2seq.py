@@ -3,14 +3,18 @@
 B batch, S source tokens, T target tokens, D hidden, V vocabulary.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 from keras import ops
 
 from keras_tx.pretrained import generation_config, table
+from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.family import Family, PaddingMask, split
 from keras_tx.pretrained.heads import answer_spans
+from keras_tx.pretrained.table import Row
+from keras_tx.types import DType, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -21,20 +25,20 @@ class TargetIds(keras.layers.Layer):
         start_id: the token that starts.
     """
 
-    def __init__(self, start_id, **kwargs):
+    def __init__(self, start_id: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.start_id = start_id
         self._convert_input_args = False
 
-    def call(self, ids, target_ids=None):
+    def call(self, ids: Tensor, target_ids: Tensor = None) -> Tensor:
         if target_ids is not None:
             return target_ids
         return ops.concatenate([ops.full_like(ids[:, :1], self.start_id), ids[:, :-1]], axis=1)
 
-    def compute_output_spec(self, ids, target_ids=None):
+    def compute_output_spec(self, ids: Tensor, target_ids: Tensor = None) -> Any:
         return keras.KerasTensor(ids.shape if target_ids is None else target_ids.shape, dtype="int32")
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "start_id": self.start_id}
 
 
@@ -42,24 +46,24 @@ class TargetIds(keras.layers.Layer):
 class AtLast(keras.layers.Layer):
     """Vectors (B, T, D), ids (B, T) -> the vectors (B, D) at the last token that is `token_id`."""
 
-    def __init__(self, token_id, **kwargs):
+    def __init__(self, token_id: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
         self.token_id = token_id
         self._convert_input_args = False
 
-    def call(self, hidden, ids):
+    def call(self, hidden: Tensor, ids: Tensor) -> Tensor:
         slots = ops.arange(ops.shape(ids)[1], dtype="int32")
         last = ops.max(ops.where(ops.equal(ids, self.token_id), slots, 0), axis=1)
         return ops.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
 
-    def compute_mask(self, hidden, mask=None):
+    def compute_mask(self, hidden: Tensor, mask: Tensor = None) -> None:
         return None
 
-    def compute_output_spec(self, hidden, ids):
+    def compute_output_spec(self, hidden: Tensor, ids: Tensor) -> Any:
         return keras.KerasTensor((hidden.shape[0], hidden.shape[2]), dtype=hidden.dtype)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "token_id": self.token_id}
 
 
@@ -83,14 +87,14 @@ class Seq2SeqFamily(Family):
     target_ids: Any = None  # where the decoder reads the source if it is given nothing
     at_last: Any = None  # of "sequence_classification"
 
-    def __init__(self, config, task, *, tied=True, dtype=None):
+    def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
         config.refuse("is_decoder", False)
         config.refuse("is_encoder_decoder", *([True] if task not in self.encoder_tasks else [True, False]))
         self.padding_mask = PaddingMask(name="padding_mask")
         self.target_mask = PaddingMask(name="decoder_padding_mask")
 
-    def _padding_id(self, vocabulary_size, default):
+    def _padding_id(self, vocabulary_size: int, default: Any) -> int:
         """The id that stands for no token, or raises."""
         padding_id = self.config.take("pad_token_id", default=default)
         if type(padding_id) is not int or not 0 <= padding_id < vocabulary_size:
@@ -100,7 +104,7 @@ class Seq2SeqFamily(Family):
             )
         return padding_id
 
-    def _embed(self, side, ids, mask=None, by_slot=False):
+    def _embed(self, side: str, ids: Tensor, mask: Tensor = None, by_slot: bool = False) -> Tensor:
         """Ids of one `side`, "encoder" or "decoder" -> (B, T, D).
 
         Args:
@@ -109,26 +113,26 @@ class Seq2SeqFamily(Family):
         """
         raise NotImplementedError
 
-    def _encoded(self, hidden):
+    def _encoded(self, hidden: Tensor) -> Tensor:
         """What is done with the output of the encoder."""
         return hidden
 
-    def _decoded(self, hidden):
+    def _decoded(self, hidden: Tensor) -> Tensor:
         """What is done with the output of the decoder."""
         return hidden
 
-    def _logits(self, hidden):
+    def _logits(self, hidden: Tensor) -> Tensor:
         """(B, T, D) -> (B, T, V)."""
         return self.target_embedding(hidden, reverse=True) if self.head is None else self.head(hidden)
 
-    def _make_head(self):
+    def _make_head(self) -> Any:
         """The layer of the logits; None where the token table serves or there are none."""
         if self.tied or self.task != "conditional_generation":
             return None
         size = self.target_embedding.vocabulary_size
         return keras.layers.Dense(size, use_bias=False, dtype=self.dtype, name="lm_head")
 
-    def outputs(self, inputs, hidden_states):
+    def outputs(self, inputs: dict[str, Tensor], hidden_states: bool) -> dict[str, Tensor]:
         ids, target = inputs["input_ids"], self._target(inputs)
         mask = self.padding_mask(ids, inputs["attention_mask"])
         target_mask = self.target_mask(target, inputs["decoder_attention_mask"])
@@ -146,12 +150,12 @@ class Seq2SeqFamily(Family):
             outputs["decoder_hidden_states"] = split(target_states[0])
         return outputs
 
-    def _target(self, inputs):
+    def _target(self, inputs: dict[str, Tensor]) -> Tensor:
         """The ids that the decoder reads."""
         given = inputs["decoder_input_ids"]
         return given if self.target_ids is None else self.target_ids(inputs["input_ids"], given)
 
-    def _task_outputs(self, hidden, ids):
+    def _task_outputs(self, hidden: Tensor, ids: Tensor) -> dict[str, Tensor]:
         if self.task == "base":
             return {"last_hidden_state": hidden}
         if self.task == "sequence_classification":
@@ -160,7 +164,7 @@ class Seq2SeqFamily(Family):
             return answer_spans(self.class_head(hidden))
         return {"logits": self._logits(hidden)}
 
-    def writing(self):
+    def writing(self) -> keras.Model | None:
         if self.task != "conditional_generation":
             return None
         ids = keras.Input((None,), dtype="int32", name="input_ids")
@@ -170,12 +174,12 @@ class Seq2SeqFamily(Family):
         embedded = self._embed("decoder", target, self.target_mask(target))
         return keras.Model([ids, target], self._logits(self._decoded(self.decoder(embedded, memory))))
 
-    def generation_options(self, values):
+    def generation_options(self, values: dict[str, Any]) -> dict[str, Any]:
         return generation_config.options(
             values or self.config.values
         )  # older checkpoints have these values in config.json
 
-    def _head_rows(self):
+    def _head_rows(self) -> Iterator[Row]:
         if self.task == "sequence_classification":
             yield from self.class_head.rows("classification_head.out_proj", "classification_head.dense")
         elif self.class_head is not None:

@@ -3,19 +3,24 @@
 Raffel et al. 2020, arXiv:1910.10683; gated: Shazeer 2020, arXiv:2002.05202; mT5: Xue et al. 2021, arXiv:2010.11934.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 import keras
 from keras import ops
 
 from keras_tx.layers import Decoder, Encoder, RelativePositionBias, TokenEmbedding
 from keras_tx.layers.dropout import Dropout
 from keras_tx.pretrained import table
-from keras_tx.pretrained.config import activation
+from keras_tx.pretrained.config import Config, activation
 from keras_tx.pretrained.families.seq2seq import AtLast, Seq2SeqFamily, TargetIds
 from keras_tx.pretrained.family import split
 from keras_tx.pretrained.heads import ClassHead
+from keras_tx.pretrained.table import Row
+from keras_tx.types import DType, Shape, Tensor
 
 
-def _attention(theirs, ours):
+def _attention(theirs: str, ours: Any) -> Iterator[Row]:
     return {f"{theirs}.{name}": f"{ours}.{dense}_dense" for name, dense in _DENSE.items()}
 
 
@@ -28,22 +33,22 @@ _CROSS = {**_attention("layer.1.EncDecAttention", "cross_attention"), "layer.1.l
 class Scale(keras.layers.Layer):
     """`inputs` times a constant `factor`, any shape."""
 
-    def __init__(self, factor, **kwargs):
+    def __init__(self, factor: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
         self.factor = factor
 
-    def call(self, inputs):
+    def call(self, inputs: Tensor) -> Tensor:
         return inputs * ops.cast(self.factor, inputs.dtype)
 
-    def compute_output_shape(self, inputs_shape):
+    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
         return inputs_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "factor": self.factor}
 
 
-def tasks_of(name):
+def tasks_of(name: str) -> dict[str, str | tuple[str, ...]]:
     return {
         "base": f"{name}Model",
         "conditional_generation": f"{name}ForConditionalGeneration",
@@ -81,7 +86,7 @@ class T5(Seq2SeqFamily):
     tied_by_file = True
     feed_forward = "relu"  # where config.json has none
 
-    def __init__(self, config, task, *, tied=True, dtype=None):
+    def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
         function, gated = self._activation()
         rate = config.number("dropout_rate", default=0.1, kind=float)
@@ -132,7 +137,7 @@ class T5(Seq2SeqFamily):
             self.target_ids = TargetIds(config.take("decoder_start_token_id", default=0), name="target_ids")
             self.at_last = AtLast(config.take("eos_token_id", default=1), name="at_last")
 
-    def _make_class_head(self):
+    def _make_class_head(self) -> Any:
         config, rate = self.config, self.config.number("classifier_dropout", default=0.0, kind=float)
         if self.task == "sequence_classification":
             width = self.embedding.hidden_dim
@@ -142,7 +147,7 @@ class T5(Seq2SeqFamily):
             return ClassHead(config.num_labels, dropout=rate, dtype=self.dtype)
         return ClassHead(2, dtype=self.dtype) if self.task == "question_answering" else None
 
-    def outputs(self, inputs, hidden_states):
+    def outputs(self, inputs: dict[str, Tensor], hidden_states: bool) -> dict[str, Tensor]:
         if self.task not in self.encoder_tasks:
             return super().outputs(inputs, hidden_states)
         ids = inputs["input_ids"]
@@ -153,10 +158,10 @@ class T5(Seq2SeqFamily):
         name, made = ("last_hidden_state", hidden) if self.class_head is None else ("logits", self.class_head(hidden))
         return {name: made, **({"hidden_states": split(states[0])} if hidden_states else {})}
 
-    def is_of_other_task(self, name):
+    def is_of_other_task(self, name: str) -> bool:
         return super().is_of_other_task(name) or (self.task in self.encoder_tasks and name.startswith("decoder."))
 
-    def _activation(self):
+    def _activation(self) -> Any:
         """The activation of the feed-forward, and whether it is gated: "relu", "gated-gelu", ..."""
         name = self.config.take("feed_forward_proj", default=self.feed_forward)
         kind, _, last = str(name).rpartition("-")
@@ -175,16 +180,16 @@ class T5(Seq2SeqFamily):
                 )
         return activation(last, "feed_forward_proj"), kind == "gated"
 
-    def _is_scaled(self):
+    def _is_scaled(self) -> bool:
         default = self.config.values.get("tie_word_embeddings") is not False
         return self.config.flag("scale_decoder_outputs", default=default)
 
-    def saved_values(self):
+    def saved_values(self) -> dict[str, Any]:
         # Where `tie_word_embeddings` is written anew it no longer says whether the output is scaled.
         values = {**super().saved_values(), "scale_decoder_outputs": self._is_scaled()}
         return {**values, "is_encoder_decoder": self.task not in self.encoder_tasks}
 
-    def _bias(self, num_heads, bidirectional):
+    def _bias(self, num_heads: int, bidirectional: bool) -> Any:
         return RelativePositionBias(
             num_heads,
             num_buckets=self.config.number("relative_attention_num_buckets", default=32),
@@ -193,19 +198,19 @@ class T5(Seq2SeqFamily):
             name="position_bias",
         )
 
-    def _embed(self, side, ids, mask=None, by_slot=False):
+    def _embed(self, side: str, ids: Tensor, mask: Tensor = None, by_slot: bool = False) -> Tensor:
         return self.embedding(ids, mask=mask)
 
-    def _encoded(self, hidden):
+    def _encoded(self, hidden: Tensor) -> Tensor:
         return self.encoder_dropout(hidden)
 
-    def _decoded(self, hidden):
+    def _decoded(self, hidden: Tensor) -> Tensor:
         return self.decoder_dropout(hidden)
 
-    def _logits(self, hidden):
+    def _logits(self, hidden: Tensor) -> Tensor:
         return super()._logits(self.scale(hidden) if self._is_scaled() else hidden)
 
-    def rows(self):
+    def rows(self) -> Iterator[Row]:
         yield table.Row(self.embedding_key, self.embedding.tokens.embeddings)
         stacks = {"encoder": self.encoder}
         if self.task not in self.encoder_tasks:
@@ -222,7 +227,7 @@ class T5(Seq2SeqFamily):
             yield from table.norm(f"{side}.final_layer_norm", stack.final_norm)
         yield from self._head_rows()
 
-    def _feed_forward_rows(self, theirs, layer):
+    def _feed_forward_rows(self, theirs: str, layer: Any) -> Iterator[Row]:
         if layer.gated:
             yield from table.linear(f"{theirs}.wi_0", layer.gate_dense)
         yield from table.linear(f"{theirs}.{'wi_1' if layer.gated else 'wi'}", layer.intermediate_dense)
@@ -236,7 +241,7 @@ class MT5(T5):
     tasks = tasks_of("MT5")
     feed_forward = "gated-gelu"
 
-    def _is_scaled(self):
+    def _is_scaled(self) -> bool:
         return False
 
 
