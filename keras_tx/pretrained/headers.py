@@ -1,7 +1,7 @@
-"""The header of a safetensors file: bytes <-> names, dtypes, shapes and offsets, every one of them checked.
+"""Reads and writes the header of a safetensors file: names, dtypes, shapes and offsets, all of them checked.
 
-A file is the length of the header (8 bytes, little endian), the header (JSON), and the tensors, one directly after the
-other. A header comes from somewhere else, so nothing in it is believed: github.com/huggingface/safetensors#format.
+A file consists of the length of the header (8 bytes, little endian), the header (JSON), and the tensors, one directly
+after the other. Headers come from strangers, so nothing in them is trusted: github.com/huggingface/safetensors#format.
 """
 
 import json
@@ -30,8 +30,8 @@ DTYPES = {
     "BOOL": np.dtype("bool"),
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
-LONGEST = 100_000_000  # bytes of a header, as in the safetensors library
-CHECKSUMS = "keras_tx.crc32"  # the key of the metadata under which `write_tensors` puts the checksums
+LONGEST = 100_000_000  # bytes of a header, the limit of the safetensors library
+CHECKSUMS = "keras_tx.crc32"  # the metadata key under which `write_tensors` stores checksums
 _METADATA = "__metadata__"
 _KEYS = {"dtype", "shape", "data_offsets"}
 _MOST_AXES = 32
@@ -39,7 +39,7 @@ _MOST_AXES = 32
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor as the header describes it: `begin` is its first byte in the file."""
+    """The header's description of one tensor. `begin` is the offset of its first byte in the file."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -53,12 +53,11 @@ class Entry:
 
 
 def parse(path: str | Path, size: int, read: Callable[[int], bytes]) -> dict[str, Entry]:
-    """The header of the file `path` of `size` bytes, of which `read(n)` gives the next n -> {name: Entry}.
+    """Reads the header of the file `path` of `size` bytes: {name: Entry}. `read(n)` returns the next n bytes.
 
     Raises:
-        ValueError: for a header that is longer than the file or than 100 MB, that is not a JSON object in UTF-8, names
-            a tensor twice, has a dtype, shape or offset that cannot be, or leaves bytes of the file to no tensor or to
-            two.
+        ValueError: the header is longer than the file or than 100 MB, is not a JSON object in UTF-8, names a tensor
+            twice, has an impossible dtype, shape or offset, or assigns bytes of the file to no tensor or to two.
     """
     start = read(8)
     if start.startswith(b"version "):
@@ -88,28 +87,31 @@ def parse(path: str | Path, size: int, read: Callable[[int], bytes]) -> dict[str
 
 
 def make(arrays: dict[str, tuple[np.dtype, tuple[int, ...]]], checksums: dict[str, str]) -> bytes:
-    """The first bytes of a file: length and header.
+    """The first bytes of a file: the length and the header.
 
     Args:
-        arrays: {name: (dtype, shape)}, in the order in which they lie in the file.
+        arrays: {name: (dtype, shape)}, in the order in which they are stored.
         checksums: {name: str}.
     """
-    metadata = {"format": "pt", CHECKSUMS: json.dumps(checksums, ensure_ascii=False)}  # older transformers ask for "pt"
-    header: dict[str, dict] = {_METADATA: metadata}
+    metadata = {
+        "format": "pt",
+        CHECKSUMS: json.dumps(checksums, ensure_ascii=False),
+    }  # older versions of transformers require "pt"
+    header: dict[str, dict[str, Any]] = {_METADATA: metadata}
     end = 0
     for name, (dtype, shape) in arrays.items():
         begin, end = end, end + dtype.itemsize * math.prod(shape)
         header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     data = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    data += b" " * (-len(data) % 8)  # so that numbers lie where processors like them
+    data += b" " * (-len(data) % 8)  # aligns the tensors
     return len(data).to_bytes(8, "little") + data
 
 
 def json_object(what: str, data: bytes) -> dict[str, Any]:
-    """Bytes -> dict. `what` begins the error.
+    """Parses bytes as a JSON object. `what` is the beginning of the error message.
 
     Raises:
-        ValueError: unless they are UTF-8 and a JSON object, in which no key comes twice.
+        ValueError: the bytes are not a JSON object in UTF-8, or a key appears twice.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -126,7 +128,7 @@ def json_object(what: str, data: bytes) -> dict[str, Any]:
     try:
         text = data.decode("utf-8")
         value = json.loads(text, object_pairs_hook=unique, parse_constant=no_number)
-        if "\\u" in text:  # half a surrogate pair is a string to Python, and to nobody else
+        if "\\u" in text:  # Python accepts half a surrogate pair as a string; UTF-8 cannot encode it
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} must be a JSON object in UTF-8. Received: {error}") from error
@@ -136,7 +138,7 @@ def json_object(what: str, data: bytes) -> dict[str, Any]:
 
 
 def _checksums(path: str | Path, metadata: dict[str, str], header: dict[str, Any]) -> dict[str, str] | None:
-    """The checksums that `write_tensors` left, {name: str}; None in files of others."""
+    """The checksums that `write_tensors` stored, {name: str}; None in files written by other programs."""
     if CHECKSUMS not in metadata:
         return None
     checksums = json_object(f"`{CHECKSUMS}` of {path}", metadata[CHECKSUMS].encode())
@@ -153,7 +155,7 @@ def _entry(path: str | Path, name: str, values: Any, start: int) -> Entry:
     code, shape, offsets = values["dtype"], values["shape"], values["data_offsets"]
     if not isinstance(code, str) or code not in DTYPES:
         raise ValueError(f"{what} must have a dtype of {list(DTYPES)}. Received: {_short(code)}")
-    # Numbers that NumPy could not count are refused also where another axis is 0.
+    # Sizes that NumPy cannot represent are refused even if another axis is 0.
     fits = _are_sizes(shape) and len(shape) <= _MOST_AXES and math.prod(max(n, 1) for n in shape) < 2**48
     if not fits:
         raise ValueError(f"{what} must have a shape of non-negative integers. Received: {_short(shape)}")
@@ -173,7 +175,7 @@ def _are_sizes(values: Any) -> bool:
 
 
 def _check_covers(path: str | Path, entries: dict[str, Entry], start: int, size: int) -> None:
-    """Raises unless the tensors lie one after the other from `start` to the end of the file."""
+    """Raises unless the tensors follow each other without gaps from `start` to the end of the file."""
     end = start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].size)):
         if entry.begin != end:

@@ -1,4 +1,4 @@
-"""Heads: vectors -> logits, as Hugging Face's models of a task have them.
+"""Heads of checkpoints: the layers between the vectors of a base model and its logits, as in Hugging Face's models.
 
 B batch, T tokens, D hidden, C classes, V vocabulary.
 """
@@ -15,7 +15,7 @@ from keras_tx.pretrained import table
 from keras_tx.pretrained.table import Row
 from keras_tx.types import DType, Shape, Tensor
 
-_STDDEV = 0.02  # of new kernels, as Hugging Face's
+_STDDEV = 0.02  # of new kernels, as in Hugging Face's models
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -37,16 +37,16 @@ class OutputBias(keras.layers.Layer):
 
 
 class TokenHead:
-    """(B, T, D) -> (B, T, V): dense, activation, norm, products with the token table, bias.
+    """Masked-language head, (B, T, D) -> (B, T, V): dense, activation, norm, products with a token table, bias.
 
     Args:
-        embedding: the `TokenEmbedding`, whose width the dense layer has.
-        activation: of the dense layer.
-        epsilon: of the norm.
-        tied: whether the products are with the token table; else with one of the head's own.
-        use_bias: of the dense layer.
-        normalization: which norm.
-        output_bias: whether there is the last bias.
+        embedding: the `TokenEmbedding`. The dense layer has the width of its table.
+        activation: the activation of the dense layer.
+        epsilon: the epsilon of the norm.
+        tied: whether the logits are products with the embedding's table instead of a table of the head.
+        use_bias: whether the dense layer has a bias.
+        normalization: the kind of norm, as in `EncoderLayer`.
+        output_bias: whether a bias is added to the logits.
         dtype: dtype policy.
     """
 
@@ -75,8 +75,8 @@ class TokenHead:
         logits = self.embedding(hidden, reverse=True) if self.output is None else self.output(hidden)
         return logits if self.bias is None else self.bias(logits)
 
-    def rows(self, dense: str | None, norm: str | None, output: str, bias: str | None = None) -> Iterator[Row]:
-        """Rows of these names; of `output` none where it is tied."""
+    def rows(self, dense: str, norm: str, output: str, bias: str = "") -> Iterator[Row]:
+        """Rows with these names; none for `output` if the logits are tied to the embedding."""
         yield from table.linear(dense, self.dense)
         yield from table.norm(norm, self.norm)
         if self.output is not None:
@@ -84,18 +84,21 @@ class TokenHead:
         if self.bias is not None:
             yield table.Row(bias, self.bias.bias)
             if self.output is not None and bias != f"{output}.bias":
-                yield table.Row(f"{output}.bias", self.bias.bias)  # the one that counts, where the table is not tied
+                # The bias that transformers uses if the table is not tied.
+                yield table.Row(f"{output}.bias", self.bias.bias)
 
 
 class ClassHead:
-    """(B, ..., D) -> (B, ..., C): dropout and the classes; with `hidden_dim`, dropout and a dense layer before them.
+    """Classification head, (B, ..., D) -> (B, ..., C): dropout, an optional dense layer, dropout, logits.
 
     Args:
         num_classes: C.
-        hidden_dim, activation: of the dense layer; None for none.
-        dropout: rate before the classes; `first_dropout`: before the dense layer, the same if None.
+        hidden_dim: the width of the dense layer; None for no dense layer.
+        activation: the activation of the dense layer.
+        dropout: the dropout rate before the logits.
+        first_dropout: the dropout rate before the dense layer; `dropout` if None.
         dtype: dtype policy.
-        name: what the names of the layers begin with.
+        name: the prefix of the names of the layers.
     """
 
     def __init__(
@@ -123,15 +126,15 @@ class ClassHead:
             hidden = self.dense(self.first_dropout(hidden))
         return self.output(self.dropout(hidden))
 
-    def rows(self, output: str, dense: str | None = None) -> Iterator[Row]:
-        """Rows of these names."""
+    def rows(self, output: str, dense: str = "") -> Iterator[Row]:
+        """Rows with these names."""
         if self.dense is not None:
             yield from table.linear(dense, self.dense)
         yield from table.linear(output, self.output)
 
 
 def answer_spans(logits: Tensor) -> dict[str, Tensor]:
-    """(B, T, 2) -> the outputs of question answering: where the answer begins and where it ends, (B, T) each."""
+    """Splits logits (B, T, 2) into the logits of where the answer starts and where it ends, each (B, T)."""
     return {"start_logits": logits[:, :, 0], "end_logits": logits[:, :, 1]}
 
 

@@ -197,7 +197,7 @@ def test_positions_past_the_table_are_refused():
 
 
 def test_a_model_that_only_reads_does_not_generate():
-    with pytest.raises(ValueError, match="`generate` needs a model that writes, .* Received: task='masked_lm'"):
+    with pytest.raises(ValueError, match="`generate` needs a generative model, .* Received: task='masked_lm'"):
         loaded("bert").generate([[5, 7]])
 
 

@@ -505,8 +505,8 @@ def test_older_configs_say_how_a_model_writes(tmp_path):
     strategy = pretrained.from_pretrained(folder).family.strategy({})
     assert (strategy.num_beams, strategy.length_penalty) == (3, 0.5)
     old = {"force_bos_token_to_be_generated": True, "bos_token_id": 5}
-    assert generation_config.options(old)["forced_tokens"] == {0: 5}
-    assert generation_config.options({**old, "forced_bos_token_id": 7})["forced_tokens"] == {0: 7}
+    assert generation_config.generate_options(old)["forced_tokens"] == {0: 5}
+    assert generation_config.generate_options({**old, "forced_bos_token_id": 7})["forced_tokens"] == {0: 7}
 
 
 def test_space_before_a_config_is_allowed(tmp_path):
@@ -550,7 +550,7 @@ def test_every_key_of_the_config_class_in_transformers_is_read_or_known_to_chang
         made = family(record, task, tied=True)
         made.outputs(made.symbolic_inputs(), False)
         record.check()
-        if made.writing() is not None:
+        if made.generation_model() is not None:
             made.generation_options({})
         read |= record._read
     left = {key for key in config if key not in base and key not in read and key not in CHANGING} - HARMLESS

@@ -157,7 +157,7 @@ def test_a_family_must_say_what_it_is():
         family.outputs({}, False)
     with pytest.raises(NotImplementedError):
         family.rows()
-    assert family.writing() is None and family.generation_options({}) == {}
+    assert family.generation_model() is None and family.generation_options({}) == {}
 
 
 def test_strategies_of_a_generation_config():

@@ -31,11 +31,11 @@ _DECODER = {
     **{f"encoder_attn.{name}": f"cross_attention.{dense}_dense" for name, dense in _DENSE.items()},
     "encoder_attn_layer_norm": "cross_attention_norm",
 }
-_EPSILON = 1e-5  # of all norms; no config has it
+_EPSILON = 1e-5  # of all norms; it is in no config
 
 
 class Bart(Seq2SeqFamily):
-    """Post-norm; learned positions for encoder and decoder, whose tables begin with two rows that are not used."""
+    """Post-norm layers; encoder and decoder have learned positions, whose first two rows are not used."""
 
     model_types: tuple[str, ...] = ("bart",)
     prefix = "model."
@@ -48,7 +48,7 @@ class Bart(Seq2SeqFamily):
     needed = ("input_ids",)
     embedding_key = "shared.weight"
     copies: tuple[str, ...] = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
-    ignored = {r"model\.(encoder|decoder)\.version": "of the format, before it had another"}
+    ignored = {r"model\.(encoder|decoder)\.version": "the version of an older format"}
     zeros = ("final_logits_bias",)
     heads = (
         r"final_logits_bias",
@@ -56,7 +56,7 @@ class Bart(Seq2SeqFamily):
         r"qa_outputs\.bias",
         r"classification_head\.(dense|out_proj)\.(weight|bias)",
     )
-    padding_id, start_id, eos_id = 1, 2, 2  # where config.json has none
+    padding_id, start_id, eos_id = 1, 2, 2  # the defaults of config.json
     offset = 2
 
     def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
@@ -97,11 +97,11 @@ class Bart(Seq2SeqFamily):
         self.embedding = self.target_embedding = self._embedding("vocab_size", "embedding")
 
     def _embedding(self, size: str, name: str) -> TokenEmbedding:
-        size = self.config.number(size)
+        vocabulary_size = self.config.number(size)
         return TokenEmbedding(
-            size,
+            vocabulary_size,
             self.hidden_dim,
-            padding_id=self._padding_id(size, self.padding_id),
+            padding_id=self._padding_id(vocabulary_size, self.padding_id),
             scale=self.config.flag("scale_embedding", default=False),
             embeddings_initializer=self.initializer,
             dtype=self.dtype,
@@ -158,7 +158,7 @@ class Bart(Seq2SeqFamily):
         return {f"{self.prefix}{side}.embed_tokens.weight": table for side in ("encoder", "decoder")}
 
     def _side_rows(self, side: str) -> Iterator[Row]:
-        """The positions and the norm of the embedding of one side."""
+        """Rows for the positions and the embedding norm of the encoder or the decoder."""
         yield table.Row(f"{self.prefix}{side}.embed_positions.weight", self.position_encodings[side].embeddings)
         yield from table.norm(f"{self.prefix}{side}.layernorm_embedding", self.norms[side])
 

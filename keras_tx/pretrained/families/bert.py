@@ -1,4 +1,4 @@
-"""BERT, and what the encoders that came from it share. Devlin et al. 2018, arXiv:1810.04805."""
+"""BERT, and the base class of the encoders derived from it. Devlin et al. 2018, arXiv:1810.04805."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ from keras_tx.pretrained.heads import ClassHead, TokenHead, answer_spans
 from keras_tx.pretrained.table import Row
 from keras_tx.types import DType, Tensor
 
-# In a checkpoint -> in an `EncoderLayer`.
+# {name in a checkpoint: path inside an `EncoderLayer`}
 LAYER = {
     "attention.self.query": "self_attention.query_dense",
     "attention.self.key": "self_attention.key_dense",
@@ -28,10 +28,10 @@ LAYER = {
 
 
 class PostNormEncoder(Family):
-    """An encoder of BERT's kind: tables, norm, dropout, post-norm layers, a pooler where there is one, and a head.
+    """An encoder like BERT: embeddings with norm and dropout, post-norm layers, an optional pooler, and a head.
 
-    Subclasses say where config.json has the sizes (`sizes`) and what a checkpoint calls the layers (`layers`, `layer`),
-    and make the heads that are not BERT's.
+    Subclasses define the keys of config.json (`sizes`), the names of the layers in a checkpoint (`layers`, `layer`),
+    and heads that differ from BERT's.
     """
 
     inputs: tuple[str, ...] = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
@@ -50,7 +50,7 @@ class PostNormEncoder(Family):
         "dropout": "hidden_dropout_prob",
         "attention_dropout": "attention_probs_dropout_prob",
     }
-    pooled_tasks: tuple[str, ...] = ()  # those that read the pooler, beside "base"
+    pooled_tasks: tuple[str, ...] = ()  # the tasks that use the pooler, besides "base"
     counts_padding = True  # whether positions count the padding tokens
 
     def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
@@ -104,13 +104,13 @@ class PostNormEncoder(Family):
         self.head = self._head()
 
     def _epsilon(self) -> float:
-        return self.config.number("layer_norm_eps", default=1e-12, kind=float)
+        return float(self.config.number("layer_norm_eps", default=1e-12, kind=float))
 
     def _num_segments(self) -> int:
-        return self.config.number("type_vocab_size", default=2)
+        return int(self.config.number("type_vocab_size", default=2))
 
     def _embedding_dim(self) -> int | None:
-        """The width of the tables, if it is another than D."""
+        """The width of the embedding tables, if it differs from D."""
         return None
 
     def _head(self) -> Any:
@@ -125,12 +125,12 @@ class PostNormEncoder(Family):
         return TokenHead(self.embedding, activation, self.epsilon, tied=self.tied, dtype=self.dtype)
 
     def _sentence_head(self, activation: Any) -> ClassHead:
-        """What classifies by the first vector, through a layer of its own."""
+        """A head that classifies the first vector, with a dense layer of its own."""
         options = {"hidden_dim": self.hidden_dim, "activation": activation, "dropout": self._classifier_dropout()}
         return ClassHead(self.config.num_labels, **options, dtype=self.dtype)
 
     def _classifier_dropout(self) -> float:
-        return self.config.number("classifier_dropout", default=self.dropout, kind=float)
+        return float(self.config.number("classifier_dropout", default=self.dropout, kind=float))
 
     def outputs(self, inputs: dict[str, Tensor], hidden_states: bool) -> dict[str, Tensor]:
         ids = inputs["input_ids"]
@@ -138,7 +138,7 @@ class PostNormEncoder(Family):
         positions = self.positions(ids, inputs["position_ids"])
         segments = {"segment_ids": inputs["token_type_ids"]} if "token_type_ids" in inputs else {}
         embedded = self.embedding(ids, mask=mask, positions=positions, **segments)
-        if self.padding_id is not None:  # the first rows of the table are no positions
+        if self.padding_id is not None:  # the first rows of the table are not used as positions
             self.embedding.positions.max_length = self.num_positions - self.padding_id - 1
         hidden = self.encoder(embedded, mask=mask, return_hidden_states=hidden_states)
         hidden, beside = (hidden[0], {"hidden_states": split(hidden[1])}) if hidden_states else (hidden, {})
@@ -177,7 +177,7 @@ class PostNormEncoder(Family):
 
 
 class Bert(PostNormEncoder):
-    """Tasks beside the usual: "pretraining", masked tokens and next sentence, and "next_sentence_prediction"."""
+    """Further tasks are "next_sentence_prediction", and "pretraining": masked tokens and next sentence."""
 
     model_types = ("bert",)
     tasks = {

@@ -1,4 +1,4 @@
-"""Decoders that write, and what those of all families share: ids in, logits of the next token out.
+"""The base class of causal language models: ids -> logits of the next token.
 
 B batch, T tokens, D hidden, V vocabulary, C classes.
 """
@@ -18,12 +18,12 @@ from keras_tx.pretrained.heads import ClassHead, answer_spans
 from keras_tx.pretrained.table import Row
 from keras_tx.types import DType, Tensor
 
-_WITH_THE_PROMPT = {"min_length": (None, 0), "forced_bos_token_id": (None,)}  # and the values that say it is off
+_DEPEND_ON_THE_PROMPT = {"min_length": (None, 0), "forced_bos_token_id": (None,)}  # and the values that switch them off
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class LastToken(keras.layers.Layer):
-    """Vectors (B, T, D), ids (B, T) -> (B, D), that of the last id that is not `padding_id`; if None, of the last."""
+    """Vectors (B, T, D), ids (B, T) -> the vector (B, D) of the last id that is not `padding_id`, or of the last id."""
 
     def __init__(self, padding_id: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -37,7 +37,7 @@ class LastToken(keras.layers.Layer):
         if self.padding_id is None:
             return inputs[:, -1]
         places = ops.where(ops.not_equal(ids, self.padding_id), ops.arange(ops.shape(ids)[1], dtype="int32"), 0)
-        last = ops.max(places, axis=1)  # a row of nothing but padding gives its first, as in transformers
+        last = ops.max(places, axis=1)  # a row of padding tokens gives its first vector, as in transformers
         return ops.take_along_axis(inputs, last[:, None, None], axis=1)[:, 0]
 
     def compute_output_spec(self, inputs: Tensor, ids: Tensor) -> Any:
@@ -50,13 +50,13 @@ class LastToken(keras.layers.Layer):
 class CausalFamily(Family):
     """A token embedding, a pre-norm decoder, and a head.
 
-    A subclass makes `embedding` and `decoder`, and says what the heads of classes are called.
+    A subclass makes `embedding` and `decoder`, and defines the names of the classification heads.
     """
 
     inputs = ("input_ids", "attention_mask", "position_ids")
     head_key = "lm_head.weight"
     heads: tuple[str, ...] = (r"lm_head\.weight", r"(score|qa_outputs)\.(weight|bias)")
-    token_head = "score"  # in a checkpoint, the layer that classifies tokens
+    token_head = "score"  # the name of the layer that classifies tokens
     embedding: TokenEmbedding
     decoder: Decoder
 
@@ -70,7 +70,7 @@ class CausalFamily(Family):
 
     @property
     def padding_id(self) -> int | None:
-        """The id that stands for no token in a prompt; None where it ends a text too: then it is one like others."""
+        """The id of padding tokens in a prompt; None if it also ends a text, and so counts as a real token."""
         padding_id = self.config.token("pad_token_id")
         ends = self.config.take("eos_token_id", default=[])
         known = padding_id is not None and 0 <= padding_id < self.config.number("vocab_size")
@@ -111,24 +111,26 @@ class CausalFamily(Family):
         """(B, T, D) -> (B, T, V)."""
         return self.embedding(hidden, reverse=True) if self.head is None else self.head(hidden)
 
-    def writing(self) -> keras.Model | None:
+    def generation_model(self) -> keras.Model | None:
         if self.task != "causal_lm":
             return None
         ids = keras.Input((None,), dtype="int32", name="input_ids")
-        # `generate` says which slots of a prompt are padding. What the model writes is a token, the padding id too.
+        # `generate` passes the mask of the prompt. Generated tokens are real, also if their id is the padding id.
         embedded = self.embedding(ids, mask=self.padding_mask(ids))
         return keras.Model(ids, self._logits(self.decoder(embedded)))
 
     def generation_options(self, values: dict[str, Any]) -> dict[str, Any]:
-        # Lengths in the file count the prompt, which is not known here; and prompts bring their first token.
+        # Lengths in the file count the prompt, which is unknown here; and prompts contain their start token.
         values = values or self.config.values
-        for name, off in _WITH_THE_PROMPT.items():
+        for name, off in _DEPEND_ON_THE_PROMPT.items():
             if values.get(name) not in off:
                 raise ValueError(
-                    f"`{name}` of the generation config must be one of {off}: it depends on the prompt; change "
+                    f"`{name}` of the generation config must be one of {off}: it depends on the prompt. Change "
                     f"`model.generation_config`. Received: {name}={values[name]!r}"
                 )
-        options = generation_config.options({name: value for name, value in values.items() if name != "max_length"})
+        options = generation_config.generate_options(
+            {name: value for name, value in values.items() if name != "max_length"}
+        )
         return {name: value for name, value in options.items() if name != "start_token"}
 
     def max_length(self, values: dict[str, Any]) -> int | None:

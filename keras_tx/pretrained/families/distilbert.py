@@ -1,4 +1,4 @@
-"""DistilBERT: BERT without segments and pooler, under other names. Sanh et al. 2019, arXiv:1910.01108."""
+"""DistilBERT: BERT without segments and pooler, with other names. Sanh et al. 2019, arXiv:1910.01108."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from keras_tx.pretrained.table import Row
 
 
 class DistilBert(PostNormEncoder):
-    """In training there is dropout on the output of attention, too, where Hugging Face has it on the scores alone."""
+    """In training, dropout also applies to the output of attention; in Hugging Face's model only to the scores."""
 
     model_types = ("distilbert",)
     tasks = {
@@ -54,7 +54,7 @@ class DistilBert(PostNormEncoder):
         return 0
 
     def _classifier_dropout(self) -> float:
-        return self.dropout
+        return float(self.dropout)
 
     def _head(self) -> Any:
         config, options = self.config, {"dtype": self.dtype}

@@ -1,4 +1,4 @@
-"""ELECTRA: BERT whose tables may be narrower than its layers. Clark et al. 2020, arXiv:2003.10555."""
+"""ELECTRA: BERT whose embedding tables may be narrower than its layers. Clark et al. 2020, arXiv:2003.10555."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from keras_tx.types import Tensor
 
 
 class Electra(PostNormEncoder):
-    """Its task "pretraining" says of each token whether it was replaced, (B, T); "masked_lm" is the generator."""
+    """The task "pretraining" predicts for each token whether it was replaced, (B, T); "masked_lm" is the generator."""
 
     model_types = ("electra",)
     tasks = {

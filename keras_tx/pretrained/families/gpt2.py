@@ -11,9 +11,9 @@ from keras_tx.types import DType
 
 
 class Gpt2(CausalFamily):
-    """Learned positions, pre-norm layers, and queries, keys and values in one tensor, stored as (inputs, outputs).
+    """Learned positions and pre-norm layers. Queries, keys and values are one tensor, stored as (inputs, outputs).
 
-    `reorder_and_upcast_attn` is ignored: here products and softmax are float32 under any dtype policy.
+    `reorder_and_upcast_attn` is ignored, because attention scores are float32 here under any dtype policy.
     """
 
     model_types = ("gpt2",)
@@ -65,7 +65,7 @@ class Gpt2(CausalFamily):
         )
 
     def _scale(self, key_dim: int, index: int) -> float:
-        """What the products of layer `index` are multiplied by."""
+        """The factor of the products of queries and keys in layer `index`."""
         scale = key_dim**-0.5 if self.config.flag("scale_attn_weights", default=True) else 1.0
         return scale / (index + 1) if self.config.flag("scale_attn_by_inverse_layer_idx", default=False) else scale
 

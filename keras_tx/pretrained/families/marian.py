@@ -1,5 +1,6 @@
-"""Marian, the translators of OPUS-MT. Junczys-Dowmunt et al. 2018, arXiv:1804.00344; Tiedemann and Thottingal 2020,
-aclanthology.org/2020.eamt-1.61.
+"""Marian, the translation models of OPUS-MT.
+
+Junczys-Dowmunt et al. 2018, arXiv:1804.00344; Tiedemann and Thottingal 2020, aclanthology.org/2020.eamt-1.61.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,17 +15,17 @@ from keras_tx.pretrained import table
 from keras_tx.pretrained.families.bart import Bart
 from keras_tx.pretrained.table import Row
 
-_ROUNDED = 0.01  # half precision
+_ROUNDED = 0.01  # the tolerance for tables in half precision
 
 
 class Marian(Bart):
-    """BART with sinusoids, all sines before all cosines, in place of learned positions, and no norm behind them."""
+    """BART with sinusoidal positions (all sines before all cosines) and without a norm after the embedding."""
 
     model_types = ("marian",)
     tasks = {"base": "MarianModel", "conditional_generation": "MarianMTModel"}
     ignored = {
         **Bart.ignored,
-        r"model\.(encoder|decoder)\.embed_positions\.weight": "sinusoids, which are computed",
+        r"model\.(encoder|decoder)\.embed_positions\.weight": "sinusoids, which the model computes",
     }
     padding_id, start_id, eos_id = 58100, 58100, 0
 
@@ -35,7 +36,7 @@ class Marian(Bart):
             if table.shape != expected.shape or np.abs(table - ops.convert_to_numpy(expected)).max() > _ROUNDED:
                 raise ValueError(
                     f"{name!r} must be sinusoids, all sines before all cosines, of width {self.hidden_dim}. Received: "
-                    f"another table, of shape {table.shape}"
+                    f"a different table of shape {table.shape}"
                 )
 
     def _make_embeddings(self) -> None:
@@ -59,7 +60,7 @@ class Marian(Bart):
             yield table.Row(f"{self.prefix}{side}.embed_tokens.weight", embedding.tokens.embeddings)
 
     def _side_rows(self, side: str) -> Iterator[Row]:
-        return ()
+        yield from ()
 
     def computed(self) -> dict[str, np.ndarray]:
         tables = super().computed()

@@ -16,16 +16,16 @@ from keras_tx.pretrained.table import Row
 from keras_tx.types import DType, Tensor
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-# By the type of a layer: where transformers 4 had the base of its rotary embedding, and what it is by default.
+# {type of layer: (the key of its rotary base in transformers 4, the default)}
 THETAS = {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}
 
 
 class ModernBert(Family):
-    """An encoder of pre-norm layers without biases, most of which see a window, with rotary bases of their own.
+    """A pre-norm encoder without biases. Most layers have a sliding window, and a rotary base of their own.
 
-    `local_attention` is a window's whole width: a token sees half of it to each side. The embedding ends with a norm,
-    so the first layer has none before its attention. transformers drops out the output of attention too, by
-    `attention_dropout`, which is 0 in the models published; here that acts on the scores alone.
+    `local_attention` is the whole width of a window: a token sees half of it on each side. The embedding ends with a
+    norm, so the first layer has no norm before its attention. transformers applies `attention_dropout` also to the
+    output of attention; here it applies to the scores only. In the published models it is 0.
     """
 
     model_types = ("modernbert",)
@@ -44,7 +44,7 @@ class ModernBert(Family):
 
     def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
-        config.refuse("position_embedding_type", "absolute")  # which old files say, and nothing reads
+        config.refuse("position_embedding_type", "absolute")  # in older files; nothing reads it
         hidden_dim, num_heads = attention_sizes(config)
         self.epsilon = config.number("norm_eps", default=1e-5, kind=float)
         self.normalization = "layer_norm" if config.flag("norm_bias", default=False) else "layer_norm_no_bias"
@@ -80,7 +80,7 @@ class ModernBert(Family):
             attention_options=[
                 {
                     "rotary": rotary[kind],
-                    "sliding_window": width // 2 + 1 if kind == SLIDING else None,  # the token itself counts
+                    "sliding_window": width // 2 + 1 if kind == SLIDING else None,  # the token itself included
                     "use_bias": attention_bias,
                 }
                 for kind in types
@@ -102,11 +102,12 @@ class ModernBert(Family):
         return types
 
     def _rope(self, types: list[str]) -> dict[str, dict[str, Any]]:
-        """Rotary parameters of each type of layer."""
+        """The rotary parameters of each type of layer."""
         given = self.config.take("rope_parameters", default={})
         if not isinstance(given, dict) or not set(given) <= set(THETAS):
             raise ValueError(
-                f"`rope_parameters` in config.json must be dicts by {list(THETAS)}. Received: rope_parameters={given}"
+                f"`rope_parameters` in config.json must be a dict of dicts with the keys {list(THETAS)}. Received: "
+                f"rope_parameters={given}"
             )
         scaling = rope.as_dict("rope_scaling", self.config.take("rope_scaling", default=None))
         by_kind = {kind: rope.as_dict(f"rope_parameters['{kind}']", given.get(kind)) for kind in THETAS}

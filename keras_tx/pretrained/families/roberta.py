@@ -10,7 +10,7 @@ _NAMES = ("Roberta", "Camembert", "XLMRoberta")
 
 
 class Roberta(PostNormEncoder):
-    """Positions begin behind the row of the padding id; a sentence is classified by its first vector, not pooled."""
+    """Positions start after the padding id; sequences are classified by their first vector, without the pooler."""
 
     model_types = ("roberta", "camembert", "xlm-roberta")
     tasks = {

@@ -1,4 +1,4 @@
-"""Sequence to sequence: what T5, BART and Marian share. Ids in, an encoder's memory, a decoder's logits out.
+"""The base class of encoder-decoder models: T5, BART and Marian. Source ids, target ids -> logits.
 
 B batch, S source tokens, T target tokens, D hidden, V vocabulary.
 """
@@ -19,10 +19,10 @@ from keras_tx.types import DType, Tensor
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class TargetIds(keras.layers.Layer):
-    """Source ids (B, S), target ids (B, T) or None -> target ids; without, the source behind the token that starts.
+    """Returns the target ids (B, T), or, without them, the source ids (B, S) shifted right by a start token.
 
     Args:
-        start_id: the token that starts.
+        start_id: the id of the start token.
     """
 
     def __init__(self, start_id: int, **kwargs: Any) -> None:
@@ -44,7 +44,7 @@ class TargetIds(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class AtLast(keras.layers.Layer):
-    """Vectors (B, T, D), ids (B, T) -> the vectors (B, D) at the last token that is `token_id`."""
+    """Vectors (B, T, D), ids (B, T) -> the vectors (B, D) at the last occurrence of `token_id`."""
 
     def __init__(self, token_id: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -68,23 +68,23 @@ class AtLast(keras.layers.Layer):
 
 
 class Seq2SeqFamily(Family):
-    """A family with encoder and decoder.
+    """A family with an encoder and a decoder.
 
-    A subclass makes `embedding` of the sources, `target_embedding`, `encoder`, `decoder` and `head`, and says what is
-    between them: `_embed` and, where there is more, `_encoded`, `_decoded` and `_logits`.
+    A subclass makes `embedding` (of the sources), `target_embedding`, `encoder`, `decoder` and `head`, and connects
+    them by `_embed` and, if there is more between them, by `_encoded`, `_decoded` and `_logits`.
     """
 
     inputs: tuple[str, ...] = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
     needed: tuple[str, ...] = ("input_ids", "decoder_input_ids")
     head_key = "lm_head.weight"
-    encoder_tasks: tuple[str, ...] = ()  # those that have no decoder
+    encoder_tasks: tuple[str, ...] = ()  # the tasks without a decoder
     embedding: Any
     target_embedding: Any
     encoder: Any
     decoder: Any
     head: Any
-    class_head: Any = None  # of the tasks that classify
-    target_ids: Any = None  # where the decoder reads the source if it is given nothing
+    class_head: Any = None  # of classification tasks
+    target_ids: Any = None  # if the decoder reads the source when there is no target
     at_last: Any = None  # of "sequence_classification"
 
     def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
@@ -95,7 +95,7 @@ class Seq2SeqFamily(Family):
         self.target_mask = PaddingMask(name="decoder_padding_mask")
 
     def _padding_id(self, vocabulary_size: int, default: Any) -> int:
-        """The id that stands for no token, or raises."""
+        """The id of padding tokens; raises if it is not in the vocabulary."""
         padding_id = self.config.take("pad_token_id", default=default)
         if type(padding_id) is not int or not 0 <= padding_id < vocabulary_size:
             raise ValueError(
@@ -105,20 +105,21 @@ class Seq2SeqFamily(Family):
         return padding_id
 
     def _embed(self, side: str, ids: Tensor, mask: Tensor = None, by_slot: bool = False) -> Tensor:
-        """Ids of one `side`, "encoder" or "decoder" -> (B, T, D).
+        """Embeds the ids of one `side`, "encoder" or "decoder": (B, T) -> (B, T, D).
 
         Args:
-            mask: (B, T), True at real tokens; None for the one that the padding id makes.
-            by_slot: positions count slots, as in Hugging Face; otherwise real tokens, as generation needs.
+            mask: (B, T), True at real tokens; None: all ids but the padding id are real.
+            by_slot: whether positions count all tokens, as in Hugging Face, instead of real tokens, as generation
+            needs.
         """
         raise NotImplementedError
 
     def _encoded(self, hidden: Tensor) -> Tensor:
-        """What is done with the output of the encoder."""
+        """Processes the output of the encoder."""
         return hidden
 
     def _decoded(self, hidden: Tensor) -> Tensor:
-        """What is done with the output of the decoder."""
+        """Processes the output of the decoder."""
         return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -126,7 +127,7 @@ class Seq2SeqFamily(Family):
         return self.target_embedding(hidden, reverse=True) if self.head is None else self.head(hidden)
 
     def _make_head(self) -> Any:
-        """The layer of the logits; None where the token table serves or there are none."""
+        """The layer of the logits; None if they are tied to the token table, or the task has none."""
         if self.tied or self.task != "conditional_generation":
             return None
         size = self.target_embedding.vocabulary_size
@@ -164,20 +165,19 @@ class Seq2SeqFamily(Family):
             return answer_spans(self.class_head(hidden))
         return {"logits": self._logits(hidden)}
 
-    def writing(self) -> keras.Model | None:
+    def generation_model(self) -> keras.Model | None:
         if self.task != "conditional_generation":
             return None
         ids = keras.Input((None,), dtype="int32", name="input_ids")
         target = keras.Input((None,), dtype="int32", name="decoder_input_ids")
         memory = self._encoded(self.encoder(self._embed("encoder", ids)))
-        # The target begins with the padding id in T5 and Marian, and holds it wherever the model writes it.
+        # In T5 and Marian the target starts with the padding id, and may contain it: all target ids are real tokens.
         embedded = self._embed("decoder", target, self.target_mask(target))
         return keras.Model([ids, target], self._logits(self._decoded(self.decoder(embedded, memory))))
 
     def generation_options(self, values: dict[str, Any]) -> dict[str, Any]:
-        return generation_config.options(
-            values or self.config.values
-        )  # older checkpoints have these values in config.json
+        # Older checkpoints have these values in config.json.
+        return generation_config.generate_options(values or self.config.values)
 
     def _head_rows(self) -> Iterator[Row]:
         if self.task == "sequence_classification":

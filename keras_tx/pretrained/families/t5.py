@@ -20,7 +20,7 @@ from keras_tx.pretrained.table import Row
 from keras_tx.types import DType, Shape, Tensor
 
 
-def _attention(theirs: str, ours: Any) -> Iterator[Row]:
+def _attention(theirs: str, ours: str) -> dict[str, str]:
     return {f"{theirs}.{name}": f"{ours}.{dense}_dense" for name, dense in _DENSE.items()}
 
 
@@ -31,7 +31,7 @@ _CROSS = {**_attention("layer.1.EncDecAttention", "cross_attention"), "layer.1.l
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class Scale(keras.layers.Layer):
-    """`inputs` times a constant `factor`, any shape."""
+    """Multiplies inputs of any shape by a constant `factor`."""
 
     def __init__(self, factor: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -60,14 +60,15 @@ def tasks_of(name: str) -> dict[str, str | tuple[str, ...]]:
 
 
 class T5(Seq2SeqFamily):
-    """No biases, no scaled products, RMS norms first; relative positions that all layers of a stack share.
+    """Pre-norm with RMS norms, no biases, no scaling of attention scores, relative positions shared by all layers.
 
-    In the first version the token table is also that of the logits, and the decoder's output is scaled by D ** -0.5
-    before. From 1.1 on neither. transformers 5 writes `tie_word_embeddings: true` for all of them: whether the file has
-    a table of the logits says whether it is tied, and `scale_decoder_outputs`, if it is there, whether it is scaled.
+    In T5 1.0 the logits are tied to the token table, and the decoder's output is scaled by D ** -0.5. Since T5 1.1 they
+    are not. transformers 5 writes `tie_word_embeddings: true` for all versions, so the presence of a table of the
+    logits in the file decides whether they are tied, and `scale_decoder_outputs`, if present, whether the output is
+    scaled.
 
-    The tasks "encoder" and "token_classification" are of the encoder alone. Classifying a sequence and finding answers
-    the decoder reads the source, one step behind.
+    The tasks "encoder" and "token_classification" use the encoder only. For sequence classification and question
+    answering the decoder reads the source, shifted right by one token.
     """
 
     model_types: tuple[str, ...] = ("t5",)
@@ -77,14 +78,16 @@ class T5(Seq2SeqFamily):
     other_tasks = ("sequence_classification", "token_classification")
     embedding_key = "shared.weight"
     copies = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-    ignored = {r"decoder\..*\.EncDecAttention\.relative_attention_bias\.weight": "of the first release, never used"}
+    ignored = {
+        r"decoder\..*\.EncDecAttention\.relative_attention_bias\.weight": "of the first release, which never used it"
+    }
     heads = (
         r"lm_head\.weight",
         r"classification_head\.(dense|out_proj)\.(weight|bias)",
         r"(classifier|qa_outputs)\.(weight|bias)",
     )
     tied_by_file = True
-    feed_forward = "relu"  # where config.json has none
+    feed_forward = "relu"  # the default of config.json
 
     def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
@@ -161,21 +164,21 @@ class T5(Seq2SeqFamily):
     def is_of_other_task(self, name: str) -> bool:
         return super().is_of_other_task(name) or (self.task in self.encoder_tasks and name.startswith("decoder."))
 
-    def _activation(self) -> Any:
+    def _activation(self) -> tuple[Any, bool]:
         """The activation of the feed-forward, and whether it is gated: "relu", "gated-gelu", ..."""
         name = self.config.take("feed_forward_proj", default=self.feed_forward)
         kind, _, last = str(name).rpartition("-")
         if kind not in ("", "gated"):
             raise ValueError(
-                "`feed_forward_proj` in config.json must be an activation, or 'gated-' and one. Received: "
+                "`feed_forward_proj` in config.json must be an activation, or 'gated-' and an activation. Received: "
                 f"feed_forward_proj={name!r}"
             )
         last = "gelu_new" if name == "gated-gelu" else last
         for key, ours in (("dense_act_fn", last), ("is_gated_act", kind == "gated")):
             value = self.config.take(key, default=ours)
-            if value != ours:  # transformers would take this one
+            if value != ours:  # transformers would use this one
                 raise ValueError(
-                    f"`feed_forward_proj` and `{key}` in config.json must say the same. Received: "
+                    f"`feed_forward_proj` and `{key}` in config.json must agree. Received: "
                     f"feed_forward_proj={name!r}, {key}={value!r}"
                 )
         return activation(last, "feed_forward_proj"), kind == "gated"
@@ -185,7 +188,7 @@ class T5(Seq2SeqFamily):
         return self.config.flag("scale_decoder_outputs", default=default)
 
     def saved_values(self) -> dict[str, Any]:
-        # Where `tie_word_embeddings` is written anew it no longer says whether the output is scaled.
+        # `tie_word_embeddings` is saved anew, and then no longer tells whether the output is scaled.
         values = {**super().saved_values(), "scale_decoder_outputs": self._is_scaled()}
         return {**values, "is_encoder_decoder": self.task not in self.encoder_tasks}
 
@@ -235,7 +238,7 @@ class T5(Seq2SeqFamily):
 
 
 class MT5(T5):
-    """T5 1.1 over many languages."""
+    """The multilingual T5 1.1."""
 
     model_types = ("mt5",)
     tasks = tasks_of("MT5")

@@ -31,7 +31,7 @@ _LAYER = {
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class ImageEncoder(TransformerStack):
-    """`Encoder` without masks, whose hidden states are those before the final norm, the last one too."""
+    """`Encoder` without masks. Its hidden states are the outputs of the layers before the final norm."""
 
     block = EncoderLayer
 
@@ -51,14 +51,14 @@ class ImageEncoder(TransformerStack):
 
 
 class ViT(Family):
-    """Pre-norm over patches, and a class token whose last vector is classified."""
+    """A pre-norm encoder of image patches and a class token, whose output vector is classified."""
 
     model_types = ("vit",)
     prefix = "vit."
     tasks = {"base": "ViTModel", "image_classification": "ViTForImageClassification"}
     inputs = needed = ("pixel_values",)
     parts = {"pooler": "pooler.dense.weight"}
-    ignored = {r"vit\.embeddings\.mask_token": "of patches that are hidden, in pretraining"}
+    ignored = {r"vit\.embeddings\.mask_token": "the token of hidden patches, used in pretraining"}
     heads = (r"(vit\.pooler\.dense|classifier|decoder\.0)\.(weight|bias)",)
 
     def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
@@ -110,7 +110,7 @@ class ViT(Family):
         sizes = value if isinstance(value, (list, tuple)) else (value, value)
         if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
             raise ValueError(
-                f"`image_size` in config.json must be a positive integer, or two. Received: image_size={value!r}"
+                f"`image_size` in config.json must be a positive integer or two of them. Received: image_size={value!r}"
             )
         return sizes
 
