@@ -13,6 +13,7 @@ import numpy as np
 from keras import ops
 
 from keras_tx import generation
+from keras_tx.generation.strategy import Strategy
 from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.table import Row
 from keras_tx.types import DType, Tensor
@@ -109,7 +110,7 @@ class Family:
         """The limit that generation_config.json sets for prompt and new tokens together, if it sets no other limit."""
         return None
 
-    def strategy(self, values: dict[str, Any]) -> generation.Strategy:
+    def strategy(self, values: dict[str, Any]) -> Strategy:
         """The strategy that generation_config.json sets, or config.json in older checkpoints without that file.
 
         The defaults are those of transformers.

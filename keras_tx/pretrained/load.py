@@ -231,7 +231,7 @@ def _check(
     return new
 
 
-def _stored_dtypes(tensors: Tensors, names: dict[str, str], new: Collection[str]) -> dict[str, str]:
+def _stored_dtypes(tensors: Tensors, names: dict[str, Any], new: Collection[str]) -> dict[str, str]:
     """Returns the most frequent dtype under "*", and the dtypes of the tensors with another one by name."""
     stored = {name: str(tensors.dtype(file_name)) for name, file_name in names.items() if name not in new}
     usual = max(sorted(set(stored.values())), key=list(stored.values()).count)

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_tx import generation
+from keras_tx.generation.strategy import Strategy
 from keras_tx.layers import Encoder
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids, check_integers
@@ -156,7 +157,7 @@ class PretrainedModel(keras.Model):
             )
         return {name: given.get(name) for name in names}
 
-    def generate(self, inputs: Any, strategy: generation.Strategy | None = None, **options: Any) -> Any:
+    def generate(self, inputs: Any, strategy: Strategy | None = None, **options: Any) -> Any:
         """Generates a continuation of each prompt, or a target for each source, by `keras_tx.generation.generate`.
 
         `generation_config` gives the defaults: the strategy, start and stop tokens, lengths, forbidden and forced
@@ -191,7 +192,7 @@ class PretrainedModel(keras.Model):
         array = array_prompts.as_array(answers, prompts, padding_id)
         return (array, scores) if options.get("return_scores") else array
 
-    def stream(self, inputs: Any, strategy: generation.Strategy | None = None, **options: Any) -> Iterator[Any]:
+    def stream(self, inputs: Any, strategy: Strategy | None = None, **options: Any) -> Iterator[Any]:
         """Yields new tokens while they are generated, by `keras_tx.generation.stream`.
 
         `generation_config` gives the defaults, as for `generate`.
@@ -210,8 +211,8 @@ class PretrainedModel(keras.Model):
         return pieces
 
     def _as_configured(
-        self, inputs: Any, strategy: generation.Strategy | None, options: dict[str, Any]
-    ) -> tuple[generation.Strategy, dict[str, Any]]:
+        self, inputs: Any, strategy: Strategy | None, options: dict[str, Any]
+    ) -> tuple[Strategy, dict[str, Any]]:
         strategy = self.family.strategy(self.generation_config) if strategy is None else strategy
         most = self.family.max_length(self.generation_config)
         if most is not None and "max_new_tokens" not in options:
