@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints, both ways."""
+"""Loads Hugging Face checkpoints as Keras models, and saves them back."""
 
 from keras_tx.pretrained.load import from_pretrained
 from keras_tx.pretrained.model import PretrainedModel

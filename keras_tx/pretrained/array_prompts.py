@@ -1,9 +1,10 @@
-"""Arrays for `generate`, laid out as in transformers: ids and masks (B, P) -> rows, and answers -> an array.
+"""Converts between the padded arrays that transformers' `generate` takes and returns, and rows of ids.
 
-B prompts, P slots of a prompt, N new tokens, n answers for each prompt.
+B prompts, P tokens of a padded prompt, N new tokens, n generated results for each prompt.
 """
 
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 from keras import ops
@@ -11,21 +12,21 @@ from keras import ops
 from keras_tx.generation.prompts import as_strings, is_text
 
 
-def is_array(value) -> bool:
-    """Whether this is an array or tensor of integers."""
+def is_array(value: Any) -> bool:
+    """Whether `value` is an array or tensor of integers."""
     return "int" in str(getattr(value, "dtype", ""))
 
 
-def rows_of(ids, mask, padding_id) -> list[np.ndarray]:
+def rows_of(ids: Any, mask: Any, padding_id: int | None) -> list[np.ndarray]:
     """The real tokens of each row.
 
     Args:
         ids: (B, P) integers.
-        mask: (B, P), 1 at real tokens; None: all that are not `padding_id`.
-        padding_id: None if no id is padding.
+        mask: (B, P), 1 at real tokens. None: all ids but `padding_id` are real.
+        padding_id: the id of padding tokens; None if there is none.
 
     Raises:
-        ValueError: for other shapes.
+        ValueError: `ids` is not (B, P), or `mask` has another shape.
     """
     ids = np.asarray(ops.convert_to_numpy(ids))
     if mask is None:
@@ -40,8 +41,8 @@ def rows_of(ids, mask, padding_id) -> list[np.ndarray]:
     return [row[kept] for row, kept in zip(ids, real, strict=True)]
 
 
-def longest(prompts, tokenizer=None) -> int:
-    """The tokens of the longest prompt, as `generate` takes them; of an array its width, padding included."""
+def longest(prompts: Any, tokenizer: Any = None) -> int:
+    """The number of tokens of the longest prompt; for an array its width, padding tokens included."""
     if hasattr(prompts, "shape") and is_array(prompts):
         return int(prompts.shape[-1])
     if hasattr(prompts, "to_list"):
@@ -56,14 +57,14 @@ def longest(prompts, tokenizer=None) -> int:
     return max(np.size(row) for row in prompts)
 
 
-def laid_out(answers, prompts, padding_id) -> np.ndarray:
-    """Answers to prompts, rows of any lengths -> (B, P + N) or (B, n, P + N), filled up behind the end.
+def as_array(answers: Any, prompts: Any, padding_id: int) -> np.ndarray:
+    """Generated rows of any lengths -> one array (B, P + N) or (B, n, P + N), padded on the right.
 
     Args:
-        answers: for each prompt a row, or n rows; they begin with the prompt.
-        prompts: (ids, rows): the prompts as they came, (B, P), padded on the left, and their real tokens; None where
-            answers have no prompts before them.
-        padding_id: fills up.
+        answers: one row for each prompt, or n rows. Each begins with its prompt.
+        prompts: the prompts as the caller gave them, (B, P), padded on the left, and the rows of their real tokens;
+            None if the answers do not begin with prompts.
+        padding_id: the id that pads the rows.
     """
     several = [rows if np.ndim(rows[0]) else [rows] for rows in answers]
     before = [0] * len(several) if prompts is None else [len(row) for row in prompts[1]]

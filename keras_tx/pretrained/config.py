@@ -1,4 +1,4 @@
-"""config.json -> arguments of our layers; what would change the computation unseen is refused by name."""
+"""Reads config.json, and refuses by name every value that would change the computation and is not supported."""
 
 import copy
 from collections.abc import Collection
@@ -6,7 +6,7 @@ from typing import Any
 
 from keras_tx.layers import activations
 
-# Their names -> those that our layers take. "gelu" is the exact one.
+# Hugging Face's names of activations: the names that our layers take. "gelu" is the exact one.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -25,10 +25,10 @@ ACTIVATIONS = {
     "tanh": "tanh",
 }
 
-# Keys by which one model or another of transformers computes something else, and the values that change nothing; all
-# others are refused unless the family has read the key. What is in no list is kept for writing: transformers itself
-# ignores what its class of this `model_type` does not know.
-CHANGING: dict[str, tuple] = {
+# Keys that change what some model of transformers computes, with the values that change nothing. Any other value is
+# refused unless the family has read the key. Keys that are not listed are kept and saved again: transformers ignores
+# keys that the class of a `model_type` does not know.
+CHANGING: dict[str, tuple[Any, ...]] = {
     "adapters": ({},),
     "add_cross_attention": (False,),
     "alibi": (False,),
@@ -66,7 +66,7 @@ CHANGING: dict[str, tuple] = {
     "use_qk_norm": (False,),
     "use_sliding_window": (False,),
 }
-# Two names of one number, of which transformers takes the second where both are there.
+# Two names of one number. If a config has both, transformers uses the second.
 ALIASES = {
     "d_kv": "head_dim",
     "d_model": "hidden_size",
@@ -94,17 +94,17 @@ _NEEDED: Any = object()
 
 
 class Config:
-    """The dict of a config.json, `values`, with a record of the keys that were read.
+    """The content of config.json, with a record of the keys that were read.
 
-    A family reads with the methods below, for which null is the same as no key. When its layers are made, `check`
-    refuses what changes the computation and was not read.
+    Families read values with the methods below, which treat null like a missing key. After the family has made its
+    layers, `check` refuses values that change the computation and were not read.
 
     Args:
-        values: the dict. It is copied.
-        absent: optional parts of the model that the checkpoint lacks, as "pooler".
+        values: the content of config.json, which is copied.
+        absent: optional parts of the model that the checkpoint lacks, such as "pooler".
     """
 
-    def __init__(self, values: dict, absent: Collection[str] = ()):
+    def __init__(self, values: dict[str, Any], absent: Collection[str] = ()) -> None:
         if not isinstance(values, dict):
             raise ValueError(f"`config` must be a dict, that of config.json. Received: config={values!r}")
         self.values = copy.deepcopy(dict(values))
@@ -112,10 +112,10 @@ class Config:
         self._read: set[str] = set()
 
     def take(self, *keys: str, default: Any = _NEEDED) -> Any:
-        """The value of a key, or of the first of several that is there.
+        """The value of the first key that is present.
 
         Raises:
-            ValueError: there is none, and no default.
+            ValueError: no key is present, and there is no default.
         """
         self._read.update(keys)
         for key in keys:
@@ -126,7 +126,7 @@ class Config:
         return default
 
     def number(self, *keys: str, default: Any = _NEEDED, kind: type = int) -> Any:
-        """`take` for a positive integer; with `kind=float`, for a number that is not negative. A default may be any."""
+        """`take` for a positive integer, or with `kind=float` for a non-negative number. The default is not checked."""
         if default is not _NEEDED and all(self.values.get(key) is None for key in keys):
             return self.take(*keys, default=default)
         value = self.take(*keys)
@@ -137,25 +137,25 @@ class Config:
         return value
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """`take` for true or false."""
+        """`take` for a boolean."""
         value = self.take(key, default=default)
         if not isinstance(value, bool):
             raise ValueError(f"`{key}` in config.json must be true or false. Received: {key}={value!r}")
         return value
 
     def token(self, key: str, *, default: Any = None) -> Any:
-        """`take` for the id of a token, an integer, or the default."""
+        """`take` for the id of a token."""
         value = self.take(key, default=default)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise ValueError(f"`{key}` in config.json must be an integer. Received: {key}={value!r}")
         return value
 
-    def activation(self, *keys: str, default: Any = _NEEDED):
-        """The function that a key names."""
+    def activation(self, *keys: str, default: Any = _NEEDED) -> Any:
+        """The activation function that a key names."""
         return activation(self.take(*keys, default=default), keys[0])
 
     def refuse(self, key: str, *supported: Any) -> None:
-        """Raises for a value that is none of `supported`."""
+        """Raises if the value of a key is not among `supported`."""
         value = self.take(key, default=None)
         if value is not None and value not in supported:
             rule = " or ".join(map(repr, supported)) or "null"
@@ -163,14 +163,14 @@ class Config:
 
     @property
     def num_labels(self) -> int:
-        """The number of classes: of `id2label`, else `num_labels`, else 2."""
+        """The number of classes: the size of `id2label`, else `num_labels`, else 2."""
         labels = self.take("id2label", default={})
         if not isinstance(labels, dict):
             raise ValueError(f"`id2label` in config.json must be a dict. Received: id2label={labels!r}")
         return len(labels) if labels else self.number("num_labels", default=2)
 
     def check(self) -> None:
-        """Raises for a value that changes the computation and that nobody has read, and for two that contradict."""
+        """Raises if a value that changes the computation was not read, or if two values contradict each other."""
         for key, other in ALIASES.items():
             value, another = self.values.get(key), self.values.get(other)
             if key in self._read and None not in (value, another) and value != another:
@@ -187,8 +187,8 @@ class Config:
                 )
 
 
-def check_layers(values: dict, most: int) -> None:
-    """Raises for more layers than a checkpoint has tensors: they would be made before anybody saw that."""
+def check_layers(values: dict[str, Any], most: int) -> None:
+    """Raises if there are more layers than tensors, before any of these layers is made."""
     for key in LAYERS:
         if isinstance(values.get(key), int) and values[key] > most:
             raise ValueError(
@@ -196,11 +196,11 @@ def check_layers(values: dict, most: int) -> None:
             )
 
 
-def activation(name: Any, key: str):
-    """The function of this name, which `key` of config.json has.
+def activation(name: Any, key: str) -> Any:
+    """The activation function with the name that `key` of config.json has.
 
     Raises:
-        ValueError: the name is not known.
+        ValueError: the name is unknown.
     """
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ValueError(f"`{key}` in config.json must be one of {sorted(ACTIVATIONS)}. Received: {key}={name!r}")

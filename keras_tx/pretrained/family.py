@@ -1,51 +1,56 @@
-"""A family of checkpoints: config -> layers -> outputs by Hugging Face's names, and the rows of its table.
+"""The base class of checkpoint families, which make layers from a config, connect them, and map their tensors.
 
-A file in families/ has classes for checkpoints that differ by their config alone. families/bert.py is the one to read
-first. B batch, T tokens, D hidden, L layers.
+Each module in families/ has the classes of one family. Read families/bert.py first. B batch, T tokens, D hidden, L
+layers.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_tx import generation
+from keras_tx.generation.strategy import Strategy
 from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.table import Row
+from keras_tx.types import DType, Tensor
 
-_NOT_SAMPLED = {"typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "num_beams": 1}  # and the values that say so
+_NOT_SAMPLED = {"typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "num_beams": 1}  # the values that switch them off
 
 
 class Family:
-    """The base of all families. A subclass makes its layers in `__init__`, joins them in `outputs`, and names in `rows`
-    the tensor of each variable. `outputs` is called once, `rows` when the layers are built.
+    """The base of all families. A subclass makes its layers in `__init__`, connects them in `outputs`, and maps each
+    variable to a tensor in `rows`. `outputs` is called once; `rows` is called when the layers are built.
 
     Attributes of the class:
-        model_types: the `model_type`s of config.json.
-        tasks: {task: architecture}, or {task: architectures}, one for each of `model_types`.
-        inputs: the names of the inputs; `needed`: those that cannot be left out.
-        prefix: what the names of the base model begin with in a checkpoint with a head, as "bert."; rows have it.
-        other_prefix: what stands in place of `prefix` in the checkpoints of `other_tasks`.
-        embedding_key: the name, without prefix, of the token table, by which a checkpoint without prefix is known.
-        head_key: the name of the table of the logits, which a checkpoint with tied ones lacks, or has as a copy.
-        tied_by_default: whether they are tied where config.json has no `tie_word_embeddings`.
-        tied_by_file: whether they are tied unless the file has a table of the logits, whatever config.json says.
-        copies: names of further copies of the token table; or {name: the name of the tensor that it must equal}.
-        parts: {part: name without prefix}: parts of the base model that are left out if it lacks this tensor.
-        ignored: {regular expression: reason} of tensors that may be there and have no place in the model.
-        zeros: names of tensors that are zeros where the checkpoint lacks them.
-        heads: regular expressions of the tensors of all heads, and of parts: a model of another task has no place for
-            them, and they are new where a task is asked for whose head the checkpoint lacks.
+        model_types: the values of `model_type` in config.json.
+        tasks: {task: architecture}, or {task: architectures} with one for each of `model_types`.
+        inputs: the names of the inputs.
+        needed: the inputs that cannot be left out.
+        prefix: the prefix of the base model's tensors in a checkpoint with a head, such as "bert."; rows include it.
+        other_prefix: the prefix in the checkpoints of `other_tasks`.
+        embedding_key: the name of the token table, without prefix. It tells checkpoints without prefix.
+        head_key: the name of the table of the logits, which a checkpoint with tied logits lacks, or stores as a copy.
+        tied_by_default: whether logits are tied if config.json has no `tie_word_embeddings`.
+        tied_by_file: whether logits are tied exactly if the file has no table of the logits, whatever config.json says.
+        copies: names of further copies of the token table; or {name: name of the tensor that it must be equal to}.
+        parts: {part: name without prefix}: optional parts of the base model, left out if this tensor is missing.
+        ignored: {regular expression: reason}: tensors that a checkpoint may contain and the model does not need.
+        zeros: names of tensors that are zeros if the checkpoint lacks them.
+        heads: regular expressions for the tensors of all heads and optional parts. A model for another task does not
+            need them, and if the caller asks for a task whose head the checkpoint lacks, they are new.
 
     Args:
-        config: what config.json says.
+        config: the content of config.json.
         task: one of `tasks`.
-        tied: whether logits are products with the token table.
-        dtype: dtype policy of the layers.
+        tied: whether the logits are products with the token table.
+        dtype: the dtype policy of the layers.
 
     Raises:
-        ValueError: for a value in config.json that is missing or not supported.
+        ValueError: a value in config.json is missing or not supported.
     """
 
     model_types: tuple[str, ...] = ()
@@ -65,70 +70,70 @@ class Family:
     zeros: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
 
-    def __init__(self, config: Config, task: str, *, tied: bool = True, dtype=None):
+    def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         self.config, self.task, self.tied, self.dtype = config, task, tied, dtype
 
-    def symbolic_inputs(self) -> dict:
-        """The inputs by name, (B, T) integers; those that are not needed may be None in a call."""
+    def symbolic_inputs(self) -> dict[str, Any]:
+        """The symbolic inputs by name, integers (B, T). Inputs that are not in `needed` may be None in a call."""
         return {
             name: keras.Input((None,), dtype="int32", name=name, optional=name not in self.needed)
             for name in self.inputs
         }
 
-    def outputs(self, inputs: dict, hidden_states: bool) -> dict:
-        """The outputs by Hugging Face's names.
+    def outputs(self, inputs: dict[str, Tensor], hidden_states: bool) -> dict[str, Tensor]:
+        """Connects the layers: returns the symbolic outputs by Hugging Face's names.
 
         Args:
-            inputs: symbolic, by name. One that is not needed will be None in some calls: it may go into layers of this
-                package, as an argument that may be None, and into nothing else.
-            hidden_states: whether `hidden_states`, a tuple of L + 1, is among the outputs.
+            inputs: symbolic inputs by name. An input that is not in `needed` is None in some calls, so pass it only to
+                layers of this package, as an argument that may be None.
+            hidden_states: whether the outputs include `hidden_states`, a tuple of L + 1 tensors.
         """
         raise NotImplementedError
 
     def rows(self) -> Iterable[Row]:
-        """Rows that fill every variable of the model."""
+        """The rows of the table, which fill every variable of the model."""
         raise NotImplementedError
 
-    def computed(self) -> dict:
-        """{name: array} of tensors that fill no variable and that transformers wants in a file of this task."""
+    def computed(self) -> dict[str, Any]:
+        """Returns {name: array} for tensors without a variable that transformers expects in such a checkpoint."""
         return {}
 
-    def writing(self) -> keras.Model | None:
-        """The same layers as a functional model over ids alone with logits as its output, for `generate`; or None."""
+    def generation_model(self) -> keras.Model | None:
+        """The same layers as a functional model from ids to logits, for `generate`; None if the task has none."""
         return None
 
-    def generation_options(self, values: dict) -> dict:
-        """Keywords of `generation.generate` that generation_config.json asks for."""
+    def generation_options(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The keyword arguments of `generate` that generation_config.json sets."""
         return {}
 
-    def max_length(self, values: dict) -> int | None:
-        """What generation_config.json allows for prompt and new tokens together, where it says nothing else."""
+    def max_length(self, values: dict[str, Any]) -> int | None:
+        """The limit that generation_config.json sets for prompt and new tokens together, if it sets no other limit."""
         return None
 
-    def strategy(self, values: dict):
-        """The strategy that generation_config.json asks for, or config.json of an older checkpoint that has no other.
+    def strategy(self, values: dict[str, Any]) -> Strategy:
+        """The strategy that generation_config.json sets, or config.json in older checkpoints without that file.
 
         The defaults are those of transformers.
 
         Raises:
-            ValueError: for sampling of a kind that there is not; the message has its name.
+            ValueError: a setting is not supported; the message names it.
         """
         values = values or self.config.values
         if values.get("num_return_sequences") not in (None, 1):
             raise ValueError(
-                "`num_return_sequences` of the generation config must be 1; for more, give a `strategy`. Received: "
+                "`num_return_sequences` of the generation config must be 1; for more, pass a `strategy`. Received: "
                 f"num_return_sequences={values['num_return_sequences']!r}"
             )
         if values.get("do_sample"):
             for name, off in _NOT_SAMPLED.items():
                 if values.get(name) not in (None, off):
                     raise ValueError(
-                        f"`{name}` of the generation config is not supported with `do_sample`; to go without, give a "
-                        f"`strategy`. Received: {name}={values[name]!r}"
+                        f"`{name}` of the generation config is not supported with `do_sample`. To sample without it, "
+                        f"pass a `strategy`. Received: {name}={values[name]!r}"
                     )
             given = {name: values[name] for name in ("temperature", "top_p", "min_p") if values.get(name) is not None}
             top_k = values.get("top_k")
-            return generation.Sample(**given, top_k=50 if top_k is None else top_k or None)  # 0 is all of them
+            return generation.Sample(**given, top_k=50 if top_k is None else top_k or None)  # 0 means all tokens
         if (values.get("num_beams") or 1) > 1:
             names = ("length_penalty", "early_stopping")
             given = {name: values[name] for name in names if values.get(name) is not None}
@@ -136,24 +141,24 @@ class Family:
         return generation.Greedy()
 
     def architecture(self) -> str:
-        """The architecture of config.json that means this task."""
+        """The architecture that config.json names for this task."""
         names = self.tasks[self.task]
         return names if isinstance(names, str) else names[self.model_types.index(self.config.take("model_type"))]
 
-    def saved_values(self) -> dict:
-        """What config.json says anew when it is written."""
+    def saved_values(self) -> dict[str, Any]:
+        """The values of config.json that are written anew."""
         return {"architectures": [self.architecture()], **self.both_spellings()}
 
-    def both_spellings(self) -> dict:
-        """What transformers 4 and 5 spell in two ways, in both: of families with rotary embedding."""
+    def both_spellings(self) -> dict[str, Any]:
+        """Values that transformers 4 and 5 spell differently, in both spellings (of rotary embeddings)."""
         return {}
 
     @classmethod
     def task_of(cls, config: Config) -> str:
-        """The task that the `architectures` of config.json mean.
+        """The task for the `architectures` of config.json.
 
         Raises:
-            ValueError: they mean none that is known.
+            ValueError: there is none for them.
         """
         architectures = config.take("architectures", default=None) or [None]
         if not isinstance(architectures, list):
@@ -165,13 +170,13 @@ class Family:
                 return task
         known = [name for names in cls.tasks.values() for name in ((names,) if isinstance(names, str) else names)]
         raise ValueError(
-            f"`architectures` in config.json must begin with one of {known}; or give `task`, one of "
+            f"`architectures` in config.json must begin with one of {known}; or pass `task`, one of "
             f"{list(cls.tasks)}. Received: architectures={config.values.get('architectures')!r}"
         )
 
     @classmethod
     def check_task(cls, task: str) -> str:
-        """Returns `task` if the family has it."""
+        """Returns `task` if the family has it; raises otherwise."""
         if task not in cls.tasks:
             raise ValueError(
                 f"`task` must be None or, for {cls.model_types}, one of {list(cls.tasks)}. Received: task={task!r}"
@@ -179,59 +184,59 @@ class Family:
         return task
 
     def is_ignored(self, name: str) -> bool:
-        """Whether a tensor without a place in the model may be there."""
+        """Whether a tensor may be in the checkpoint without being used."""
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)
 
-    def check_ignored(self, name: str, read) -> None:
-        """Raises if an ignored tensor, `read()`, says something else than the model does."""
+    def check_ignored(self, name: str, read: Callable[[], np.ndarray]) -> None:
+        """Raises if an ignored tensor, which `read()` returns, contradicts what the model computes."""
 
     def is_of_head(self, name: str) -> bool:
-        """Whether a tensor is of a part that is new where a task is asked for and the checkpoint lacks the part."""
+        """Whether a tensor belongs to a head or an optional part, which may be new in a model."""
         if not self.heads:
             return not name.startswith(self.prefix) if self.prefix else name == self.head_key
         return any(re.fullmatch(pattern, name) for pattern in self.heads)
 
     def is_of_other_task(self, name: str) -> bool:
-        """Whether a tensor is of a head, so that a model of another task has no place for it."""
+        """Whether a tensor belongs to another task, so that this model does not need it."""
         return self.is_of_head(name)
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class PaddingMask(keras.layers.Layer):
-    """Ids (B, T), and an attention mask (B, T) or None -> booleans (B, T); without a mask every token is real.
+    """Returns the attention mask (B, T) as booleans. Without a mask every token is real, also the padding token.
 
-    That is so in Hugging Face's models for the padding token, too.
+    This is what Hugging Face's models do.
     """
 
-    def __init__(self, **kwargs):
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
 
-    def call(self, ids, attention_mask=None):
+    def call(self, ids: Tensor, attention_mask: Tensor = None) -> Tensor:
         return ops.ones_like(ids, dtype="bool") if attention_mask is None else ops.cast(attention_mask, "bool")
 
-    def compute_mask(self, ids, mask=None):
+    def compute_mask(self, ids: Tensor, mask: Tensor = None) -> None:
         return None
 
-    def compute_output_spec(self, ids, attention_mask=None):
+    def compute_output_spec(self, ids: Tensor, attention_mask: Tensor = None) -> Any:
         return keras.KerasTensor(ids.shape, dtype="bool")
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class Positions(keras.layers.Layer):
-    """Ids (B, T), and positions (B, T) or None -> the positions: those given, else 0, 1, 2, ... whatever is masked.
+    """Returns the positions (B, T) that the caller gave, else 0, 1, 2, ..., whatever is masked.
 
     Args:
-        padding_id: if given, positions count the ids that are not this one, from `padding_id + 1` on; at this one they
-            are `padding_id`. So RoBERTa has it.
+        padding_id: if given, positions count the ids other than this one, starting at `padding_id + 1`, and are
+            `padding_id` at this one, as in RoBERTa.
     """
 
-    def __init__(self, padding_id=None, **kwargs):
+    def __init__(self, padding_id: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
         self.padding_id = padding_id
 
-    def call(self, ids, positions=None):
+    def call(self, ids: Tensor, positions: Tensor = None) -> Tensor:
         if positions is not None:
             return positions
         if self.padding_id is None:
@@ -239,18 +244,18 @@ class Positions(keras.layers.Layer):
         counted = ops.cast(ops.not_equal(ids, self.padding_id), "int32")
         return ops.cumsum(counted, axis=1) * counted + self.padding_id
 
-    def compute_mask(self, ids, mask=None):
+    def compute_mask(self, ids: Tensor, mask: Tensor = None) -> None:
         return None
 
-    def compute_output_spec(self, ids, positions=None):
+    def compute_output_spec(self, ids: Tensor, positions: Tensor = None) -> Any:
         return keras.KerasTensor(ids.shape, dtype="int32")
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "padding_id": self.padding_id}
 
 
-def attention_sizes(config: Config, hidden="hidden_size", heads="num_attention_heads") -> tuple[int, int]:
-    """The hidden size and the number of heads, of which it must be a multiple."""
+def attention_sizes(config: Config, hidden: str = "hidden_size", heads: str = "num_attention_heads") -> tuple[int, int]:
+    """The hidden size and the number of heads. The hidden size must be divisible by the number of heads."""
     hidden_dim, num_heads = config.number(hidden), config.number(heads)
     if hidden_dim % num_heads:
         raise ValueError(
@@ -260,6 +265,6 @@ def attention_sizes(config: Config, hidden="hidden_size", heads="num_attention_h
     return hidden_dim, num_heads
 
 
-def split(stacked) -> tuple:
-    """Hidden states (B, L + 1, T, D), as our stacks return them -> a tuple of L + 1 tensors (B, T, D)."""
+def split(stacked: Tensor) -> tuple[Tensor, ...]:
+    """Splits the hidden states (B, L + 1, T, D) that our stacks return into a tuple of L + 1 tensors (B, T, D)."""
     return tuple(stacked[:, index] for index in range(stacked.shape[1]))

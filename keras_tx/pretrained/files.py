@@ -1,11 +1,11 @@
-"""Files of weights: names -> arrays, read and written one at a time.
+"""Reads and writes files of weights, one tensor at a time.
 
-Reading takes `model.safetensors`, one or in shards, and `tf_model.h5`; no pickle is ever loaded. A file is read by
-`seek` and `read`: no more than one tensor is in memory, and no page of a mapping counts as such. What a file says of
-itself is checked in full before the first tensor is read, by headers.py.
+Readable are `model.safetensors`, whole or in shards, and `tf_model.h5`; pickles are never loaded. Files are read with
+`seek` and `read` instead of being mapped into memory, so that at most one tensor is in memory. The header is checked
+completely before the first tensor is read (headers.py).
 
-The format has no checksum: in a file of others, damaged numbers, or a damaged name, cannot be seen here. Files written
-here have one for each tensor, over its name, dtype, shape and numbers, and reading checks it.
+The safetensors format has no checksums, so damaged numbers in other programs' files go unnoticed. Files written here
+store a checksum for each tensor, over its name, dtype, shape and numbers, which is verified when the tensor is read.
 """
 
 import json
@@ -13,9 +13,10 @@ import os
 import re
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,13 +30,13 @@ _CHUNK = 2**24
 
 
 class Tensors:
-    """Tensors in files, by name: `names`, `shape(name)`, `dtype(name)`, and `read(name)`, which reads that one.
+    """The tensors of files by name. `read(name)` reads one tensor; the other methods read nothing.
 
-    dtypes are NumPy's, and `ml_dtypes.bfloat16`. An unknown name is a KeyError.
+    Dtypes are NumPy's and `ml_dtypes.bfloat16`. An unknown name raises KeyError.
     """
 
-    def __init__(self, entries: Mapping):
-        self._entries = dict(entries)
+    def __init__(self, entries: Mapping[str, Any]) -> None:
+        self._entries: dict[str, _Tensor | h5.Dataset] = dict(entries)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,17 +61,16 @@ class Tensors:
         return len(self._entries)
 
 
-def open_tensors(path) -> Tensors:
+def open_tensors(path: str | Path) -> Tensors:
     """The tensors of a checkpoint.
 
     Args:
-        path: a directory with `model.safetensors`, with `model.safetensors.index.json` and the shards that it names, or
-            with `tf_model.h5`, of which the first that is there is taken; or a file of weights.
+        path: a file of weights; or a directory with `model.safetensors`, or `model.safetensors.index.json` and its
+            shards, or `tf_model.h5`, tried in this order.
 
     Raises:
-        ValueError: for a path without weights or with pickled ones only; for a file that is damaged, whose header
-            contradicts itself or the file; for an index that names files elsewhere or that are not there, or that does
-            not name the tensors that its shards hold.
+        ValueError: the path has no weights, or only pickled ones; a file is damaged or its header is wrong; or an index
+            names files that are missing or in other folders, or does not match the tensors of its shards.
     """
     path = Path(path)
     if path.is_file():
@@ -86,7 +86,7 @@ def open_tensors(path) -> Tensors:
     raise ValueError(f"`path` must have one of {[SINGLE, INDEX, TENSORFLOW]}. Received: path={str(path)!r}, {listed}")
 
 
-def _open(path):
+def _open(path: Path) -> Tensors:
     if path.name.endswith(PICKLES) or path.name.startswith("pytorch_model"):
         raise pickled(path.parent, path)
     if path.suffix == ".h5":
@@ -98,16 +98,16 @@ def _open(path):
     raise ValueError(f"`path` must end with .safetensors, .index.json or .h5. Received: path={str(path)!r}")
 
 
-def pickled(directory, file):
-    """The error for a checkpoint, a directory or an id of the hub, whose weights are pickled."""
+def pickled(directory: str | Path, file: str | Path) -> ValueError:
+    """The error for a checkpoint (a directory, or a model id of the hub) whose weights are pickled."""
     return ValueError(
         "`path` must have weights in safetensors: a pickle can run any code while it is loaded. If you trust it, "
         f"convert it once with transformers and torch: {remedy(directory)}. Received: path={str(file)!r}"
     )
 
 
-def remedy(directory):
-    """The one line that makes `model.safetensors` out of a checkpoint with pickled weights."""
+def remedy(directory: str | Path) -> str:
+    """The command that converts a checkpoint with pickled weights to `model.safetensors`."""
     code = "c = t.AutoConfig.from_pretrained(d); getattr(t, c.architectures[0]).from_pretrained(d).save_pretrained(d)"
     return f'python -c "import transformers as t; d = {str(directory)!r}; {code}"'
 
@@ -121,14 +121,14 @@ class _Tensor:
     entry: headers.Entry
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, ...]:
         return self.entry.shape
 
     @property
-    def dtype(self):
+    def dtype(self) -> np.dtype:
         return self.entry.dtype
 
-    def read(self):
+    def read(self) -> np.ndarray:
         data = aligned(self.entry.size)
         buffer = memoryview(data.data)
         with open(self.path, "rb", buffering=0) as file:
@@ -149,20 +149,20 @@ class _Tensor:
         return array
 
 
-def aligned(size):
-    """Bytes that begin at a multiple of 64, where TensorFlow and JAX take an array as it is instead of copying it."""
+def aligned(size: int) -> np.ndarray:
+    """Uninitialized bytes at an address that is a multiple of 64. TensorFlow and JAX need not copy such an array."""
     data = np.empty(size + 63, "uint8")
     begin = -data.ctypes.data % 64
     return data[begin : begin + size]
 
 
-def _tensors(path):
+def _tensors(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         entries = headers.parse(path, os.fstat(file.fileno()).st_size, file.read)
     return {name: _Tensor(path, name, entry) for name, entry in entries.items()}
 
 
-def _shards(index):
+def _shards(index: Path) -> dict[str, Any]:
     """The tensors of all shards that the file `index` names."""
     if index.stat().st_size > headers.LONGEST:
         raise ValueError(f"{index} must have at most {headers.LONGEST} bytes. Received: {index.stat().st_size} bytes")
@@ -172,9 +172,7 @@ def _shards(index):
     found = {}
     for shard in dict.fromkeys(map(str, weight_map.values())):
         if not re.fullmatch(r"[\w.-]+\.safetensors", shard) or not (index.parent / shard).is_file():
-            raise ValueError(
-                f"The index {index} must name .safetensors files beside it. Received: {shard!r}, which is none"
-            )
+            raise ValueError(f"The index {index} must name .safetensors files in its own folder. Received: {shard!r}")
         held = _tensors(index.parent / shard)
         named = {name for name, file in weight_map.items() if file == shard}
         if held.keys() != named:
@@ -188,27 +186,29 @@ def _shards(index):
     return {name: found[name] for name in weight_map}
 
 
-def write_tensors(directory, tensors, *, max_shard_bytes=5_000_000_000):
-    """Writes `model.safetensors`, or shards and `model.safetensors.index.json`, in place of such files that are there.
+def write_tensors(
+    directory: str | Path, tensors: Iterable[tuple[str, np.ndarray]], *, max_shard_bytes: int = 5_000_000_000
+) -> None:
+    """Writes `model.safetensors`, or shards and `model.safetensors.index.json`, and replaces such files.
 
-    No more than one tensor is in memory, if `tensors` is a generator. Until all is written nothing in the directory
-    changes; nor does it if something is refused.
+    If `tensors` is a generator, at most one tensor is in memory. Existing files are replaced only after everything has
+    been written; if a tensor is refused, nothing changes.
 
     Args:
-        directory: a directory, which is made if it is not there.
-        tensors: pairs of a name and an array, in any memory order.
-        max_shard_bytes: the most bytes of tensors in one file; a larger tensor has a file of its own.
+        directory: the directory, which is created if needed.
+        tensors: pairs of a name and an array. The memory order of the arrays does not matter.
+        max_shard_bytes: the most bytes of tensors in one file; a larger tensor gets its own file.
 
     Raises:
-        ValueError: for no tensors, a name that is empty, taken or not a string, a dtype that the format does not have,
-            or a `max_shard_bytes` that is not positive.
+        ValueError: there are no tensors; a name is empty, duplicated or not a string; the format does not have a dtype;
+            or `max_shard_bytes` is not positive.
     """
     checks.positive_int("max_shard_bytes", max_shard_bytes)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".writing-") as work:
         shards, total = [_Shard(Path(work) / "0")], 0
-        weight_map: dict[str, int] = {}  # to the number of the shard, from 1 on
+        weight_map: dict[str, int] = {}  # name: number of its shard, from 1
         for name, array in tensors:
             array = _checked(name, array, weight_map)
             if shards[-1].size and shards[-1].size + array.nbytes > max_shard_bytes:
@@ -231,38 +231,38 @@ def write_tensors(directory, tensors, *, max_shard_bytes=5_000_000_000):
         stale = [entry for entry in directory.iterdir() if _OURS.fullmatch(entry.name) and entry.name not in made]
         for name, path in made.items():
             os.replace(path, directory / name)
-        for entry in stale:  # of a checkpoint that was here before
+        for entry in stale:  # of the checkpoint that was here before
             entry.unlink()
 
 
-def _checked(name, array, taken):
-    """The array in C order, or raises."""
+def _checked(name: Any, array: Any, taken: Container[str]) -> np.ndarray:
+    """Returns the array in C order, or raises."""
     if not isinstance(name, str) or name in ("", "__metadata__") or name in taken:
         raise ValueError(f"The names of `tensors` must be strings, each once. Received: {name!r}")
-    array = np.asarray(array, order="C")  # a transposed array is stored as it reads, not as it lies
-    if array.dtype not in headers.CODES:
-        raise ValueError(f"`tensors` must have a dtype of {list(headers.DTYPES)}. Received: {array.dtype} in {name!r}")
-    return array
+    found: np.ndarray = np.asarray(array, order="C")  # a transposed array is stored by its own axes
+    if found.dtype not in headers.CODES:
+        raise ValueError(f"`tensors` must have a dtype of {list(headers.DTYPES)}. Received: {found.dtype} in {name!r}")
+    return found
 
 
 class _Shard:
-    """A file in the making: the tensors come first, and when all are known the header is put before them."""
+    """A file that is being written: first the tensors, then, when all are known, the header in front of them."""
 
-    def __init__(self, path):
+    def __init__(self, path: Path) -> None:
         self.path, self.size = path, 0
         self._data = path.with_suffix(".data")
-        self._tensors = {}  # name: (dtype, shape, first byte)
-        self._checksums = {}
+        self._tensors: dict[str, tuple[np.dtype, tuple[int, ...], int]] = {}  # (dtype, shape, first byte)
+        self._checksums: dict[str, str] = {}
 
-    def add(self, name, array):
+    def add(self, name: str, array: np.ndarray) -> None:
         self._tensors[name] = (array.dtype, array.shape, self.size)
         self._checksums[name] = _checksum(name, array)
         with open(self._data, "ab") as file:
             file.write(_bytes(array))
         self.size += array.nbytes
 
-    def finish(self):
-        # Wide dtypes first, so that every number lies at a multiple of its size, which readers rely on.
+    def finish(self) -> None:
+        # Wide dtypes first, so that the address of every number is a multiple of its size, as readers expect.
         order = sorted(self._tensors, key=lambda name: -self._tensors[name][0].itemsize)
         arrays = {name: self._tensors[name][:2] for name in order}
         with open(self.path, "wb") as file, open(self._data, "rb") as data:
@@ -276,10 +276,10 @@ class _Shard:
         self._data.unlink()
 
 
-def _checksum(name, array):
+def _checksum(name: str, array: np.ndarray) -> str:
     what = f"{name} {headers.CODES[array.dtype]} {list(array.shape)}"
     return f"{zlib.crc32(_bytes(array), zlib.crc32(what.encode())):08x}"
 
 
-def _bytes(array):
+def _bytes(array: np.ndarray) -> memoryview:
     return array.reshape(-1).view("uint8").data

@@ -1,7 +1,9 @@
-"""generation_config.json of a model with a source -> keywords of `generation.generate`."""
+"""Translates generation_config.json into keyword arguments of `keras_tx.generation.generate`."""
 
-# What changes the text and is not done here, with the values that say it is off.
-_NOT_DONE = {
+from typing import Any
+
+# Settings that would change the generated text and are not supported, with the values that switch them off.
+_UNSUPPORTED = {
     "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1,),
     "num_beam_groups": (1,),
@@ -19,19 +21,19 @@ _NOT_DONE = {
 DEFAULT_LENGTH = 20  # new tokens, as in transformers
 
 
-def options(values):
-    """The keywords for a target that begins with one token: what starts, stops, is forbidden and forced, and lengths.
+def generate_options(values: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments for a target that begins with one start token.
 
-    Lengths of the file count the token that starts, those of `generate` do not.
+    Lengths in the file count the start token; those of `generate` do not.
 
     Raises:
-        ValueError: for a setting that changes the text and is not supported; the message has its name.
+        ValueError: a setting would change the generated text and is not supported; the message names it.
     """
-    for name, off in _NOT_DONE.items():
+    for name, off in _UNSUPPORTED.items():
         if values.get(name) is not None and values[name] not in off:
             raise ValueError(
-                f"`{name}` of the generation config must be None, it is not supported; to go without, change "
-                f"`model.generation_config`. Received: {name}={values[name]!r}"
+                f"`{name}` of the generation config must be None, because it is not supported. To generate without it, "
+                f"change `model.generation_config`. Received: {name}={values[name]!r}"
             )
     stop_tokens = _listed(values.get("eos_token_id"))
     start = values.get("decoder_start_token_id")
@@ -40,7 +42,7 @@ def options(values):
     forced = {}
     if values.get("forced_bos_token_id") is not None:
         forced[0] = values["forced_bos_token_id"]
-    elif values.get("force_bos_token_to_be_generated"):  # in config.json of old summarizers
+    elif values.get("force_bos_token_to_be_generated"):  # in config.json of older summarization models
         forced[0] = values.get("bos_token_id")
     if values.get("forced_eos_token_id") is not None:
         forced[-1] = _listed(values["forced_eos_token_id"])[0]
@@ -59,7 +61,7 @@ def options(values):
     return {name: value for name, value in found.items() if value or value == 0}
 
 
-def _listed(value):
+def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -1,35 +1,37 @@
-"""`tf_model.h5`, as transformers up to 4 saved TensorFlow models: its tensors, by the names and shapes of PyTorch.
+"""Reads `tf_model.h5`, in which transformers up to version 4 saved TensorFlow models, with PyTorch's names and shapes.
 
-The rule that leads from the one name to the other is that of `modeling_tf_pytorch_utils.py` in transformers 4.
+Names are translated as in `modeling_tf_pytorch_utils.py` of transformers 4.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 
-# What h5py raises for a file that is damaged depends on where.
+# The type of the error that h5py raises depends on where the file is damaged.
 _DAMAGED = (OSError, KeyError, RuntimeError, TypeError, ValueError, AttributeError, UnicodeDecodeError, OverflowError)
 
 
 class _Refused(ValueError):
-    """A ValueError of this file, not one of h5py."""
+    """A ValueError that this module raises itself, to tell it from those of h5py."""
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """One array of the file."""
+    """One array of the file, as it will be read."""
 
     path: Path
     key: str
-    axes: tuple[int, ...]  # the order in which PyTorch has them
+    axes: tuple[int, ...]  # the stored axes in PyTorch's order
     stored: tuple[int, ...]
     shape: tuple[int, ...]
     dtype: np.dtype
 
-    def read(self):
+    def read(self) -> np.ndarray:
         try:
             with h5py.File(self.path, "r") as file:
                 array = np.asarray(file[self.key][()])
@@ -42,12 +44,12 @@ class Dataset:
         return array.transpose(self.axes).reshape(self.shape)
 
 
-def datasets(path):
-    """The arrays of the file by PyTorch's names -> {name: Dataset}.
+def datasets(path: str | Path) -> dict[str, Dataset]:
+    """Returns {PyTorch's name: Dataset} for all arrays of the file.
 
     Raises:
-        ValueError: for a file that is damaged, that links to other files, whose arrays are compressed, not there in
-            full or not numbers, or in which two arrays have the same name.
+        ValueError: the file is damaged or links to other files; an array is compressed, incomplete or not of numbers;
+            or two arrays have the same name.
     """
     found: dict[str, Dataset] = {}
     try:
@@ -64,15 +66,15 @@ def datasets(path):
             axes = (*axes[:-3:-1], *axes[:-2]) if len(shape) == 4 else axes[::-1]
         torch_shape = tuple(shape[axis] for axis in axes)
         if name.endswith("bias") and len(shape) == 2 and shape[0] == 1 and name != "final_logits_bias":
-            torch_shape = shape[1:]  # those of `Conv1D` in GPT-2
+            torch_shape = shape[1:]  # the biases of `Conv1D` in GPT-2
         if name in found:
             raise ValueError(f"The arrays of {path} must have different names. Received: {name!r} for two")
         found[name] = Dataset(Path(path), key, axes, shape, torch_shape, dtype)
     return found
 
 
-def torch_name(name):
-    """A name as TensorFlow has it -> PyTorch's, and whether it is a kernel, whose axes PyTorch has in another order.
+def torch_name(name: str) -> tuple[str, bool]:
+    """Translates TensorFlow's name of a tensor into PyTorch's, and says whether it is a kernel.
 
     ```python
     torch_name("tf_bert_model/bert/encoder/layer_._0/output/dense/kernel:0")
@@ -86,15 +88,17 @@ def torch_name(name):
     return ".".join([*levels, renamed]), last == "kernel"
 
 
-def _arrays(path, group, prefix, seen):
-    """The key, shape and dtype of each array in a group and the groups in it."""
+def _arrays(
+    path: str | Path, group: Any, prefix: str, seen: set[Any]
+) -> Iterator[tuple[str, tuple[int, ...], np.dtype]]:
+    """Yields the key, shape and dtype of each array in a group and in the groups below it."""
     for key in group:
         where = f"{prefix}{key}"
         if not isinstance(group.get(key, getlink=True), h5py.HardLink):
-            raise _Refused(f"The file {path} must not link to elsewhere. Received: a link at {where!r}")
+            raise _Refused(f"The file {path} must not contain links. Received: a link at {where!r}")
         value = group[key]
         if value.id in seen:
-            raise _Refused(f"The file {path} must hold everything once. Received: {where!r} again")
+            raise _Refused(f"The file {path} must hold each array once. Received: {where!r} a second time")
         seen.add(value.id)
         if isinstance(value, h5py.Group):
             yield from _arrays(path, value, f"{where}/", seen)

@@ -1,12 +1,15 @@
-"""The header of a safetensors file: bytes <-> names, dtypes, shapes and offsets, every one of them checked.
+"""Reads and writes the header of a safetensors file: names, dtypes, shapes and offsets, all of them checked.
 
-A file is the length of the header (8 bytes, little endian), the header (JSON), and the tensors, one directly after the
-other. A header comes from somewhere else, so nothing in it is believed: github.com/huggingface/safetensors#format.
+A file consists of the length of the header (8 bytes, little endian), the header (JSON), and the tensors, one directly
+after the other. Headers come from strangers, so nothing in them is trusted: github.com/huggingface/safetensors#format.
 """
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
 
 import ml_dtypes
 import numpy as np
@@ -27,8 +30,8 @@ DTYPES = {
     "BOOL": np.dtype("bool"),
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
-LONGEST = 100_000_000  # bytes of a header, as in the safetensors library
-CHECKSUMS = "keras_tx.crc32"  # the key of the metadata under which `write_tensors` puts the checksums
+LONGEST = 100_000_000  # bytes of a header, the limit of the safetensors library
+CHECKSUMS = "keras_tx.crc32"  # the metadata key under which `write_tensors` stores checksums
 _METADATA = "__metadata__"
 _KEYS = {"dtype", "shape", "data_offsets"}
 _MOST_AXES = 32
@@ -36,7 +39,7 @@ _MOST_AXES = 32
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor as the header describes it: `begin` is its first byte in the file."""
+    """The header's description of one tensor. `begin` is the offset of its first byte in the file."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -44,18 +47,17 @@ class Entry:
     checksum: str | None = None
 
     @property
-    def size(self):
+    def size(self) -> int:
         """The number of bytes."""
         return self.dtype.itemsize * math.prod(self.shape)
 
 
-def parse(path, size, read):
-    """The header of the file `path` of `size` bytes, of which `read(n)` gives the next n -> {name: Entry}.
+def parse(path: str | Path, size: int, read: Callable[[int], bytes]) -> dict[str, Entry]:
+    """Reads the header of the file `path` of `size` bytes: {name: Entry}. `read(n)` returns the next n bytes.
 
     Raises:
-        ValueError: for a header that is longer than the file or than 100 MB, that is not a JSON object in UTF-8, names
-            a tensor twice, has a dtype, shape or offset that cannot be, or leaves bytes of the file to no tensor or to
-            two.
+        ValueError: the header is longer than the file or than 100 MB, is not a JSON object in UTF-8, names a tensor
+            twice, has an impossible dtype, shape or offset, or assigns bytes of the file to no tensor or to two.
     """
     start = read(8)
     if start.startswith(b"version "):
@@ -84,32 +86,35 @@ def parse(path, size, read):
     return entries
 
 
-def make(arrays, checksums):
-    """The first bytes of a file: length and header.
+def make(arrays: dict[str, tuple[np.dtype, tuple[int, ...]]], checksums: dict[str, str]) -> bytes:
+    """The first bytes of a file: the length and the header.
 
     Args:
-        arrays: {name: (dtype, shape)}, in the order in which they lie in the file.
+        arrays: {name: (dtype, shape)}, in the order in which they are stored.
         checksums: {name: str}.
     """
-    metadata = {"format": "pt", CHECKSUMS: json.dumps(checksums, ensure_ascii=False)}  # older transformers ask for "pt"
-    header: dict[str, dict] = {_METADATA: metadata}
+    metadata = {
+        "format": "pt",
+        CHECKSUMS: json.dumps(checksums, ensure_ascii=False),
+    }  # older versions of transformers require "pt"
+    header: dict[str, dict[str, Any]] = {_METADATA: metadata}
     end = 0
     for name, (dtype, shape) in arrays.items():
         begin, end = end, end + dtype.itemsize * math.prod(shape)
         header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     data = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    data += b" " * (-len(data) % 8)  # so that numbers lie where processors like them
+    data += b" " * (-len(data) % 8)  # aligns the tensors
     return len(data).to_bytes(8, "little") + data
 
 
-def json_object(what, data):
-    """Bytes -> dict. `what` begins the error.
+def json_object(what: str, data: bytes) -> dict[str, Any]:
+    """Parses bytes as a JSON object. `what` is the beginning of the error message.
 
     Raises:
-        ValueError: unless they are UTF-8 and a JSON object, in which no key comes twice.
+        ValueError: the bytes are not a JSON object in UTF-8, or a key appears twice.
     """
 
-    def unique(pairs):
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counted = dict(pairs)
         if len(counted) < len(pairs):
             keys = [key for key, _ in pairs]
@@ -117,13 +122,13 @@ def json_object(what, data):
             raise ValueError(f"the key {twice!r} twice")
         return counted
 
-    def no_number(text):
+    def no_number(text: str) -> NoReturn:
         raise ValueError(f"the number {text}")
 
     try:
         text = data.decode("utf-8")
         value = json.loads(text, object_pairs_hook=unique, parse_constant=no_number)
-        if "\\u" in text:  # half a surrogate pair is a string to Python, and to nobody else
+        if "\\u" in text:  # Python accepts half a surrogate pair as a string; UTF-8 cannot encode it
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} must be a JSON object in UTF-8. Received: {error}") from error
@@ -132,8 +137,8 @@ def json_object(what, data):
     return value
 
 
-def _checksums(path, metadata, header):
-    """The checksums that `write_tensors` left, {name: str}; None in files of others."""
+def _checksums(path: str | Path, metadata: dict[str, str], header: dict[str, Any]) -> dict[str, str] | None:
+    """The checksums that `write_tensors` stored, {name: str}; None in files written by other programs."""
     if CHECKSUMS not in metadata:
         return None
     checksums = json_object(f"`{CHECKSUMS}` of {path}", metadata[CHECKSUMS].encode())
@@ -143,14 +148,14 @@ def _checksums(path, metadata, header):
     return checksums
 
 
-def _entry(path, name, values, start):
+def _entry(path: str | Path, name: str, values: Any, start: int) -> Entry:
     what = f"The tensor {name!r} of {path}"
     if not isinstance(values, dict) or values.keys() != _KEYS:
         raise ValueError(f"{what} must be described by {sorted(_KEYS)}. Received: {_short(values)}")
     code, shape, offsets = values["dtype"], values["shape"], values["data_offsets"]
     if not isinstance(code, str) or code not in DTYPES:
         raise ValueError(f"{what} must have a dtype of {list(DTYPES)}. Received: {_short(code)}")
-    # Numbers that NumPy could not count are refused also where another axis is 0.
+    # Sizes that NumPy cannot represent are refused even if another axis is 0.
     fits = _are_sizes(shape) and len(shape) <= _MOST_AXES and math.prod(max(n, 1) for n in shape) < 2**48
     if not fits:
         raise ValueError(f"{what} must have a shape of non-negative integers. Received: {_short(shape)}")
@@ -165,12 +170,12 @@ def _entry(path, name, values, start):
     return entry
 
 
-def _are_sizes(values):
+def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
-def _check_covers(path, entries, start, size):
-    """Raises unless the tensors lie one after the other from `start` to the end of the file."""
+def _check_covers(path: str | Path, entries: dict[str, Entry], start: int, size: int) -> None:
+    """Raises unless the tensors follow each other without gaps from `start` to the end of the file."""
     end = start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].size)):
         if entry.begin != end:
@@ -183,6 +188,6 @@ def _check_covers(path, entries, start, size):
         raise ValueError(f"The file {path} must end with its last tensor, at {end}. Received: {size} bytes")
 
 
-def _short(value):
+def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."

@@ -1,8 +1,9 @@
-"""Heads: vectors -> logits, as Hugging Face's models of a task have them.
+"""Heads of checkpoints: the layers between the vectors of a base model and its logits, as in Hugging Face's models.
 
 B batch, T tokens, D hidden, C classes, V vocabulary.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -11,54 +12,56 @@ from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.projection import Projection
 from keras_tx.layers.residual import make_norm
 from keras_tx.pretrained import table
+from keras_tx.pretrained.table import Row
+from keras_tx.types import DType, Shape, Tensor
 
-_STDDEV = 0.02  # of new kernels, as Hugging Face's
+_STDDEV = 0.02  # of new kernels, as in Hugging Face's models
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class OutputBias(keras.layers.Layer):
     """Logits (..., V) plus a learned bias (V,)."""
 
-    def __init__(self, **kwargs):
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
 
-    def build(self, inputs_shape):
+    def build(self, inputs_shape: Shape) -> None:
         self.bias = self.add_weight(shape=(inputs_shape[-1],), initializer="zeros", name="bias")
 
-    def call(self, inputs):
+    def call(self, inputs: Tensor) -> Tensor:
         return inputs + keras.ops.cast(self.bias, inputs.dtype)
 
-    def compute_output_shape(self, inputs_shape):
+    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
         return inputs_shape
 
 
 class TokenHead:
-    """(B, T, D) -> (B, T, V): dense, activation, norm, products with the token table, bias.
+    """Masked-language head, (B, T, D) -> (B, T, V): dense, activation, norm, products with a token table, bias.
 
     Args:
-        embedding: the `TokenEmbedding`, whose width the dense layer has.
-        activation: of the dense layer.
-        epsilon: of the norm.
-        tied: whether the products are with the token table; else with one of the head's own.
-        use_bias: of the dense layer.
-        normalization: which norm.
-        output_bias: whether there is the last bias.
+        embedding: the `TokenEmbedding`. The dense layer has the width of its table.
+        activation: the activation of the dense layer.
+        epsilon: the epsilon of the norm.
+        tied: whether the logits are products with the embedding's table instead of a table of the head.
+        use_bias: whether the dense layer has a bias.
+        normalization: the kind of norm, as in `EncoderLayer`.
+        output_bias: whether a bias is added to the logits.
         dtype: dtype policy.
     """
 
     def __init__(
         self,
-        embedding,
-        activation,
-        epsilon,
+        embedding: Any,
+        activation: Any,
+        epsilon: float,
         *,
-        tied,
-        dtype,
-        use_bias=True,
-        normalization="layer_norm",
-        output_bias=True,
-    ):
+        tied: bool,
+        dtype: DType,
+        use_bias: bool = True,
+        normalization: str = "layer_norm",
+        output_bias: bool = True,
+    ) -> None:
         width = embedding.embedding_dim or embedding.hidden_dim
         self.embedding = embedding
         self.dense = _dense(width, "head_dense", dtype, activation=activation, use_bias=use_bias)
@@ -67,13 +70,13 @@ class TokenHead:
         self.output = None if tied else _dense(size, "head_output", dtype, use_bias=False)
         self.bias = OutputBias(dtype=dtype, name="head_bias") if output_bias else None
 
-    def __call__(self, hidden):
+    def __call__(self, hidden: Tensor) -> Tensor:
         hidden = self.norm(self.dense(hidden))
         logits = self.embedding(hidden, reverse=True) if self.output is None else self.output(hidden)
         return logits if self.bias is None else self.bias(logits)
 
-    def rows(self, dense, norm, output, bias=None):
-        """Rows of these names; of `output` none where it is tied."""
+    def rows(self, dense: str, norm: str, output: str, bias: str = "") -> Iterator[Row]:
+        """Rows with these names; none for `output` if the logits are tied to the embedding."""
         yield from table.linear(dense, self.dense)
         yield from table.norm(norm, self.norm)
         if self.output is not None:
@@ -81,31 +84,34 @@ class TokenHead:
         if self.bias is not None:
             yield table.Row(bias, self.bias.bias)
             if self.output is not None and bias != f"{output}.bias":
-                yield table.Row(f"{output}.bias", self.bias.bias)  # the one that counts, where the table is not tied
+                # The bias that transformers uses if the table is not tied.
+                yield table.Row(f"{output}.bias", self.bias.bias)
 
 
 class ClassHead:
-    """(B, ..., D) -> (B, ..., C): dropout and the classes; with `hidden_dim`, dropout and a dense layer before them.
+    """Classification head, (B, ..., D) -> (B, ..., C): dropout, an optional dense layer, dropout, logits.
 
     Args:
         num_classes: C.
-        hidden_dim, activation: of the dense layer; None for none.
-        dropout: rate before the classes; `first_dropout`: before the dense layer, the same if None.
+        hidden_dim: the width of the dense layer; None for no dense layer.
+        activation: the activation of the dense layer.
+        dropout: the dropout rate before the logits.
+        first_dropout: the dropout rate before the dense layer; `dropout` if None.
         dtype: dtype policy.
-        name: what the names of the layers begin with.
+        name: the prefix of the names of the layers.
     """
 
     def __init__(
         self,
-        num_classes,
+        num_classes: int,
         *,
-        hidden_dim=None,
-        activation=None,
-        dropout=0.0,
-        first_dropout=None,
-        dtype=None,
-        name="head",
-    ):
+        hidden_dim: int | None = None,
+        activation: Any = None,
+        dropout: float = 0.0,
+        first_dropout: float | None = None,
+        dtype: DType = None,
+        name: str = "head",
+    ) -> None:
         self.dense: Any = None
         self.first_dropout: Any = None
         if hidden_dim is not None:
@@ -115,23 +121,23 @@ class ClassHead:
         self.dropout = Dropout(dropout, dtype=dtype, name=f"{name}_dropout")
         self.output = _dense(num_classes, f"{name}_output", dtype)
 
-    def __call__(self, hidden):
+    def __call__(self, hidden: Tensor) -> Tensor:
         if self.dense is not None:
             hidden = self.dense(self.first_dropout(hidden))
         return self.output(self.dropout(hidden))
 
-    def rows(self, output, dense=None):
-        """Rows of these names."""
+    def rows(self, output: str, dense: str = "") -> Iterator[Row]:
+        """Rows with these names."""
         if self.dense is not None:
             yield from table.linear(dense, self.dense)
         yield from table.linear(output, self.output)
 
 
-def answer_spans(logits):
-    """(B, T, 2) -> the outputs of question answering: where the answer begins and where it ends, (B, T) each."""
+def answer_spans(logits: Tensor) -> dict[str, Tensor]:
+    """Splits logits (B, T, 2) into the logits of where the answer starts and where it ends, each (B, T)."""
     return {"start_logits": logits[:, :, 0], "end_logits": logits[:, :, 1]}
 
 
-def _dense(units, name, dtype, **options):
+def _dense(units: int, name: str, dtype: DType, **options: Any) -> Projection:
     initializer = keras.initializers.RandomNormal(stddev=_STDDEV)
     return Projection(units, kernel_initializer=initializer, dtype=dtype, name=name, **options)

@@ -1,22 +1,26 @@
-"""Rows of tensors that have axes of size 1 before those of the variable: (1, V) for (V,)."""
+"""Rows for tensors that have additional leading axes of size 1: (1, V) for a variable (V,)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from keras_tx.pretrained.table import Row
 
 
 @dataclass(frozen=True)
 class LeadingAxesRow(Row):
-    """A `Row` whose tensor has `axes` more axes, of size 1, in front."""
+    """A `Row` whose tensor has `axes` additional leading axes of size 1."""
 
     axes: int = 1
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, ...]:
         return (1,) * self.axes + super().shape
 
-    def read(self, tensor):
+    def read(self, tensor: np.ndarray) -> list[tuple[Any, np.ndarray]]:
         return super().read(tensor.reshape(super().shape))
 
-    def write(self, values):
+    def write(self, values: Sequence[np.ndarray]) -> np.ndarray:
         return super().write(values).reshape(self.shape)

@@ -1,69 +1,82 @@
-"""A checkpoint as a functional model: `input_ids` (B, T), `attention_mask`, ... -> a dict by Hugging Face's names."""
+"""A checkpoint as a functional Keras model, with inputs and outputs by Hugging Face's names."""
 
 import copy
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import keras
 
 from keras_tx import generation
+from keras_tx.generation.strategy import Strategy
 from keras_tx.layers import Encoder
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids, check_integers
 from keras_tx.pretrained import array_prompts
 from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.registry import family_of
+from keras_tx.types import DType, Tensor
 
-_IDS = {"input_ids": "embedding", "decoder_input_ids": "target_embedding"}  # the `TokenEmbedding` in the family
+_IDS = {
+    "input_ids": "embedding",
+    "decoder_input_ids": "target_embedding",
+}  # {input: the attribute of the family that embeds it}
 _MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class PretrainedModel(keras.Model):
-    """A functional `keras.Model` of this package's layers, with inputs and outputs as Hugging Face names them.
+    """A functional `keras.Model` of this package's layers, with inputs and outputs by Hugging Face's names.
 
-    `from_pretrained` makes it and fills it; made directly it has new weights. It takes a dict, ids alone, or ids and
-    keyword arguments: arrays, in `fit` and `predict`, or symbolic tensors of a functional model around it.
+    `from_pretrained` returns one with the weights of a checkpoint; the constructor makes one with new weights. Call it
+    with a dict, with ids alone, or with ids and keyword arguments: arrays in `fit` and `predict`, or symbolic tensors
+    of your functional model.
 
-        encoder = keras_tx.pretrained.from_pretrained("bert-base-uncased", task="base")
-        ids = keras.Input((None,), dtype="int32")
-        mask = keras.Input((None,), dtype="int32")
-        pooled = encoder(ids, attention_mask=mask)["pooler_output"]
-        classifier = keras.Model([ids, mask], keras.layers.Dense(3)(pooled))
-
-    What is not given is as in Hugging Face: without `attention_mask` every token is real, the padding token too;
-    `token_type_ids` are zeros. Outputs are a dict: `last_hidden_state` (B, T, D), `pooler_output` (B, D), `logits`,
-    `start_logits` and `end_logits` (B, T), as the task has them, and on request `hidden_states`.
+    Inputs that you leave out are as in Hugging Face's models: without `attention_mask` every token is real, also the
+    padding token; `token_type_ids` are zeros. The outputs are a dict: depending on the task `last_hidden_state`
+    (B, T, D), `pooler_output` (B, D), `logits`, or `start_logits` and `end_logits` (B, T); on request `hidden_states`.
 
     Args:
-        config: the dict of config.json.
-        task: "base", "masked_lm", "sequence_classification", ...; None: what `architectures` in the config mean.
-        output_hidden_states: whether `hidden_states` is among the outputs: a tuple, the embeddings and the output of
-            each layer, (B, T, D).
-        tied: whether logits are products with the token table; None: as the config says.
-        skip_padding: of the `Encoder`, whose outputs at padding tokens are then 0.
-        absent: optional parts that are left out, as "pooler".
-        generation_config: the dict of generation_config.json: what `generate` does where it is not told.
-        stored_dtypes: {name of a tensor: dtype} for `save_pretrained`, and the dtype of all others under "*".
-        dtype: dtype policy of the layers.
+        config: the content of config.json, a dict.
+        task: "base", "masked_lm", "sequence_classification", ... None: the task of `architectures` in the config.
+        output_hidden_states: whether the outputs include `hidden_states`: a tuple with the embeddings and the output of
+            each layer, (B, T, D) each.
+        tied: whether the logits are products with the token table. None: as the config says.
+        skip_padding: the argument of `Encoder`: computes real tokens only; outputs at padding tokens are then 0.
+        absent: optional parts that are left out, such as "pooler".
+        generation_config: the content of generation_config.json, a dict: the defaults of `generate`.
+        stored_dtypes: {name of a tensor: dtype} for `save_pretrained`; the dtype of all other tensors under "*".
+        dtype: the dtype policy of the layers.
 
     Raises:
-        ValueError: for a model type or task that is not known, or a config that lacks a key or has a value that is not
-            supported; for a `skip_padding` without an `Encoder`; the message names it.
+        ValueError: the model type or task is unknown, the config lacks a key or has an unsupported value, or
+            `skip_padding` is set for a model without an `Encoder`. The message names the cause.
+
+    Examples:
+        >>> config = {"model_type": "bert", "vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1}
+        >>> config |= {"num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 16}
+        >>> encoder = keras_tx.pretrained.PretrainedModel(config, "base")
+        >>> ids = keras.Input((None,), dtype="int32")
+        >>> mask = keras.Input((None,), dtype="int32")
+        >>> pooled = encoder(ids, attention_mask=mask)["pooler_output"]
+        >>> classifier = keras.Model([ids, mask], keras.layers.Dense(3)(pooled))
+        >>> classifier.predict([np.array([[5, 7, 0]]), np.array([[1, 1, 0]])], verbose=0).shape
+        (1, 3)
     """
 
     def __init__(
         self,
-        config,
-        task=None,
+        config: dict[str, Any],
+        task: str | None = None,
         *,
-        output_hidden_states=False,
-        skip_padding=False,
-        tied=None,
-        absent=(),
-        generation_config=None,
-        stored_dtypes=None,
-        dtype=None,
-        **kwargs,
-    ):
+        output_hidden_states: bool = False,
+        skip_padding: bool = False,
+        tied: bool | None = None,
+        absent: Collection[str] = (),
+        generation_config: dict[str, Any] | None = None,
+        stored_dtypes: dict[str, str] | None = None,
+        dtype: DType = None,
+        **kwargs: Any,
+    ) -> None:
         read = Config(config, absent)
         kind = family_of(read)
         task = kind.task_of(read) if task is None else kind.check_task(task)
@@ -76,61 +89,61 @@ class PretrainedModel(keras.Model):
         encoders = [layer for layer in self.layers if isinstance(layer, Encoder)]
         if skip_padding and not encoders:
             raise ValueError(
-                "`skip_padding` needs a model with an encoder over tokens. Received: "
+                "`skip_padding` needs a model with an `Encoder`. Received: "
                 f"skip_padding={skip_padding!r}, model_type={config['model_type']!r}"
             )
         for encoder in encoders:
             encoder.skip_padding = skip_padding
-        # Kept from Keras, which would track them: the layers of the family are those of the model.
+        # Plain attributes: Keras would track the layers of the family a second time.
         object.__setattr__(self, "family", family)
         object.__setattr__(self, "generation_config", copy.deepcopy(dict(generation_config or {})))
         object.__setattr__(self, "stored_dtypes", dict(stored_dtypes or {}))
         object.__setattr__(self, "_policy", keras.dtype_policies.get(dtype or keras.config.dtype_policy()))
-        object.__setattr__(self, "_writing", None)
+        object.__setattr__(self, "_generator", None)
         object.__setattr__(self, "_output_hidden_states", bool(output_hidden_states))
 
     @property
-    def config(self) -> dict:
-        """A copy of the dict of config.json."""
+    def config(self) -> dict[str, Any]:
+        """A copy of the content of config.json."""
         return copy.deepcopy(self.family.config.values)
 
     @property
     def task(self) -> str:
-        return self.family.task
+        return str(self.family.task)
 
     @property
     def tied(self) -> bool:
-        """Whether logits are products with the token table."""
-        return self.family.tied
+        """Whether the logits are products with the token table."""
+        return bool(self.family.tied)
 
-    def __call__(self, inputs, *args, **kwargs):
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         named = {name: kwargs.pop(name) for name in self.family.inputs if name in kwargs}
         return super().__call__(self._named(inputs, named), *args, **kwargs)
 
-    def call(self, inputs, training=None, mask=None, **kwargs):
+    def call(self, inputs: Any, training: bool | None = None, mask: Tensor = None, **kwargs: Any) -> Any:
         inputs = self._named(inputs)
         for name, size in self._ids.items():
             if inputs[name] is not None:
-                check_ids(name, inputs[name], size)  # Keras would cast floats, and cut large integers
+                check_ids(name, inputs[name], size)  # Keras would cast floats, and truncate large integers
         return super().call(inputs, training=training, mask=mask, **kwargs)
 
-    def compute_output_spec(self, inputs, training=None, mask=None):
+    def compute_output_spec(self, inputs: Any, training: bool | None = None, mask: Tensor = None) -> Any:
         inputs = self._named(inputs)
         for name in self._ids:
             if inputs[name] is not None:
                 check_integers(name, inputs[name])
-        # Keras finds no shapes for a None. The symbolic input itself has none that contradict the others.
+        # Keras cannot infer shapes from None. The symbolic input has the shape (None, None), which fits the others.
         symbolic = {x.name: keras.KerasTensor(x.shape, dtype=x.dtype) for x in self.inputs}
         inputs = {name: symbolic[name] if x is None else x for name, x in inputs.items()}
         return super().compute_output_spec(inputs, training=training, mask=mask)
 
     @property
-    def _ids(self):
-        """{input of token ids: size of the vocabulary}."""
+    def _ids(self) -> dict[str, int]:
+        """{name of an input of token ids: size of its vocabulary}."""
         return {name: getattr(self.family, _IDS[name]).vocabulary_size for name in self.family.inputs if name in _IDS}
 
-    def _named(self, inputs, named=None):
-        """What a caller gave -> a dict of all inputs, None for those that are left out."""
+    def _named(self, inputs: Any, named: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Returns a dict of all inputs from what the caller passed, with None for those that were left out."""
         names, needed = self.family.inputs, self.family.needed
         if not isinstance(inputs, dict):
             several = isinstance(inputs, (list, tuple)) and all(hasattr(one, "shape") for one in inputs)
@@ -144,16 +157,16 @@ class PretrainedModel(keras.Model):
             )
         return {name: given.get(name) for name in names}
 
-    def generate(self, inputs, strategy=None, **options):
-        """Writes on from prompts, or the targets of sources: `keras_tx.generation.generate`, which see.
+    def generate(self, inputs: Any, strategy: Strategy | None = None, **options: Any) -> Any:
+        """Generates a continuation of each prompt, or a target for each source, by `keras_tx.generation.generate`.
 
-        What is not given is what `generation_config` says: the strategy, start and stop tokens, lengths, forbidden and
-        forced tokens. Beside what `generate` takes, `inputs` may be a dict with `input_ids` and `attention_mask`. For
-        arrays (B, P) the answer is an array as in transformers: prompts are left padded, answers filled up behind their
-        end.
+        `generation_config` gives the defaults: the strategy, start and stop tokens, lengths, forbidden and forced
+        tokens. Besides what `generate` accepts, `inputs` may be a dict with `input_ids` and `attention_mask`. For
+        arrays (B, P) the result is an array as in transformers: prompts are padded on the left, continuations on the
+        right.
 
         Raises:
-            ValueError: for a model that does not write, and as `keras_tx.generation.generate`.
+            ValueError: the model is not generative, or for the reasons of `keras_tx.generation.generate`.
         """
         model = self._generation_model()
         strategy, options = self._as_configured(inputs, strategy, options)
@@ -176,23 +189,30 @@ class PretrainedModel(keras.Model):
         answers = generation.generate(model, rows, strategy, **options)
         answers, scores = answers if options.get("return_scores") else (answers, None)
         prompts = (given[names[0]], rows[names[0]]) if len(names) == 1 else None
-        laid_out = array_prompts.laid_out(answers, prompts, padding_id)
-        return (laid_out, scores) if options.get("return_scores") else laid_out
+        array = array_prompts.as_array(answers, prompts, padding_id)
+        return (array, scores) if options.get("return_scores") else array
 
-    def stream(self, inputs, strategy=None, **options):
-        """Yields new tokens as they come: `keras_tx.generation.stream`, with what `generation_config` says.
+    def stream(self, inputs: Any, strategy: Strategy | None = None, **options: Any) -> Iterator[Any]:
+        """Yields new tokens while they are generated, by `keras_tx.generation.stream`.
+
+        `generation_config` gives the defaults, as for `generate`.
 
         Args:
-            inputs: texts with a `tokenizer`, or ids, of the model's first input; or a dict of inputs without masks.
+            inputs: texts with a `tokenizer`, or ids, for the model's first input; or a dict of inputs without masks.
+            strategy: `Greedy` or `Sample`; None: as `generation_config` says.
+            options: further arguments of `keras_tx.generation.generate`.
 
         Raises:
-            ValueError: for a model that does not write, a strategy with beams, and as `keras_tx.generation.stream`.
+            ValueError: the model is not generative, or for the reasons of `keras_tx.generation.stream`.
         """
         model = self._generation_model()
         strategy, options = self._as_configured(inputs, strategy, options)
-        return generation.stream(model, inputs, strategy, **options)
+        pieces: Iterator[Any] = generation.stream(model, inputs, strategy, **options)
+        return pieces
 
-    def _as_configured(self, inputs, strategy, options):
+    def _as_configured(
+        self, inputs: Any, strategy: Strategy | None, options: dict[str, Any]
+    ) -> tuple[Strategy, dict[str, Any]]:
         strategy = self.family.strategy(self.generation_config) if strategy is None else strategy
         most = self.family.max_length(self.generation_config)
         if most is not None and "max_new_tokens" not in options:
@@ -200,36 +220,36 @@ class PretrainedModel(keras.Model):
             longest = array_prompts.longest(prompt, options.get("tokenizer"))
             if longest >= most:
                 raise ValueError(
-                    "`max_new_tokens` must be given for prompts as long as `max_length` of the generation config. "
+                    "`max_new_tokens` must be given if the prompt is as long as `max_length` of the generation config. "
                     f"Received: a prompt of {longest}, max_length={most}"
                 )
             options = {**options, "max_new_tokens": most - longest}
         found = self.family.generation_options(self.generation_config)
         embedding = getattr(self.family, "target_embedding", None) or self.family.embedding
-        # Small models have the stop token of large ones in their config: no row ends by it.
+        # Some small models have stop tokens of larger vocabularies in their configs, which never appear.
         stops = [token for token in found.get("stop_tokens", ()) if token in range(embedding.vocabulary_size)]
         return strategy, {**found, "stop_tokens": tuple(stops), **options}
 
-    def _padding_id(self):
-        """What fills up behind the end of an answer: the padding token, or where there is none the one that ends it."""
+    def _padding_id(self) -> int:
+        """The id that pads generated rows: the padding token, or the end-of-sequence token if there is none."""
         for name in ("pad_token_id", "eos_token_id"):
             for values in (self.generation_config, self.family.config.values):
                 if values.get(name) is not None:
-                    return values[name][0] if isinstance(values[name], list) else values[name]
+                    return int(values[name][0] if isinstance(values[name], list) else values[name])
         return 0
 
-    def _generation_model(self):
-        """The functional model over ids alone that `generate` runs, of the same layers."""
-        if self._writing is None:
-            object.__setattr__(self, "_writing", self.family.writing())
-        if self._writing is None:
+    def _generation_model(self) -> keras.Model:
+        """The functional model from ids to logits that `generate` runs; it shares the layers of this model."""
+        if self._generator is None:
+            object.__setattr__(self, "_generator", self.family.generation_model())
+        if self._generator is None:
             raise ValueError(
-                "`generate` needs a model that writes, of the task 'causal_lm' or 'conditional_generation'. Received: "
+                "`generate` needs a generative model, of the task 'causal_lm' or 'conditional_generation'. Received: "
                 f"task={self.task!r}"
             )
-        return self._writing
+        return self._generator
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "trainable": self.trainable,
@@ -245,5 +265,5 @@ class PretrainedModel(keras.Model):
         }
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> "PretrainedModel":
         return cls(**{**config, "dtype": keras.dtype_policies.get(config["dtype"])})

@@ -1,4 +1,4 @@
-"""The families by the `model_type` of config.json. A file is imported when one of its families is asked for."""
+"""Finds the family of a checkpoint by the `model_type` of config.json, and imports its module on first use."""
 
 import importlib
 
@@ -30,7 +30,7 @@ def family_of(config: Config) -> type[Family]:
     """The family of a config.
 
     Raises:
-        ValueError: for a `model_type` that is missing or not known, and for `auto_map`.
+        ValueError: `model_type` is missing or unknown, or there is an `auto_map`.
     """
     model_type = config.take("model_type", default=None)
     if not isinstance(model_type, str) or model_type not in FILES:
@@ -39,8 +39,9 @@ def family_of(config: Config) -> type[Family]:
         )
     if config.take("auto_map", default=None):
         raise ValueError(
-            "`auto_map` in config.json names code that comes with the checkpoint, which is never run. Received: "
+            "`auto_map` in config.json refers to code inside the checkpoint, which is never run. Received: "
             f"auto_map={config.values['auto_map']!r}"
         )
     file = importlib.import_module(f"keras_tx.pretrained.families.{FILES[model_type]}")
-    return next(family for family in file.FAMILIES if model_type in family.model_types)
+    families: tuple[type[Family], ...] = file.FAMILIES
+    return next(family for family in families if model_type in family.model_types)

@@ -1,35 +1,38 @@
-"""Rotary embeddings in the words of config.json -> `RotaryEmbedding`.
+"""Makes a `RotaryEmbedding` from the rotary parameters of config.json.
 
-transformers 5 writes all in `rope_parameters`, 4 wrote `rope_theta` and, beside it, `rope_scaling`.
+transformers 5 writes them all into `rope_parameters`; version 4 wrote `rope_theta` and `rope_scaling`.
 """
 
+from typing import Any
+
 from keras_tx.layers import RotaryEmbedding
+from keras_tx.pretrained.config import Config
 
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
-def parameters_of(config, *, theta=10000.0) -> dict:
-    """What the config says, as transformers 5 has it: a dict with `rope_type` and `rope_theta`.
+def parameters_of(config: Config, *, theta: float = 10000.0) -> dict[str, Any]:
+    """The rotary parameters in the format of transformers 5: a dict with `rope_type`, `rope_theta` and others.
 
     Args:
         config: a `Config`.
-        theta: where the config has none.
+        theta: the default of `rope_theta`.
 
     Raises:
-        ValueError: for parameters that are no dict.
+        ValueError: the parameters are not a dict.
     """
-    for name in ("rope_scaling", "rope_parameters"):  # in the order in which transformers takes them
+    for name in ("rope_scaling", "rope_parameters"):  # transformers looks for them in this order
         given = config.take(name, default=None)
         if given:
             break
     return completed(as_dict(name, given), theta=config.take("rope_theta", default=theta))
 
 
-def as_dict(name: str, given) -> dict:
+def as_dict(name: str, given: Any) -> dict[str, Any]:
     """`given`, or an empty dict for None.
 
     Raises:
-        ValueError: for anything else that is no dict.
+        ValueError: it is neither None nor a dict.
     """
     given = {} if given is None else given
     if not isinstance(given, dict):
@@ -37,28 +40,30 @@ def as_dict(name: str, given) -> dict:
     return given
 
 
-def completed(given: dict, *, theta) -> dict:
-    """`given` with `rope_type` and `rope_theta`; "type" is the older name of the first."""
+def completed(given: dict[str, Any], *, theta: float) -> dict[str, Any]:
+    """`given` with defaults for `rope_type`, formerly called "type", and `rope_theta`."""
     rest = {name: value for name, value in given.items() if name not in ("type", "rope_type", "rope_theta")}
     kind = given.get("rope_type") or given.get("type") or "default"
     base = given.get("rope_theta")
     return {"rope_type": kind, "rope_theta": theta if base is None else base, **rest}
 
 
-def rotary(config, parameters: dict) -> RotaryEmbedding:
-    """The layer of `parameters_of`, with the lengths that transformers takes from elsewhere in the config.
+def rotary(config: Config, parameters: dict[str, Any]) -> RotaryEmbedding:
+    """The layer for `parameters`, with the lengths that transformers takes from other keys of the config.
 
     Raises:
-        ValueError: for a type that is not supported, or parameters that it does not have or must have.
+        ValueError: the type is not supported, or a parameter is unknown or missing.
     """
     kind, original = parameters["rope_type"], "original_max_position_embeddings"
     if kind not in KINDS:
         raise ValueError(f"`rope_type` in config.json must be one of {list(KINDS)}. Received: rope_type={kind!r}")
     config.refuse("partial_rotary_factor", 1)  # these families rotate whole heads
-    scaling = {name: value for name, value in parameters.items() if name != "finetuned"}  # a remark in old files
-    if kind in ("default", "linear"):  # transformers reads no length for these, and some files have one
+    scaling = {
+        name: value for name, value in parameters.items() if name != "finetuned"
+    }  # a comment in old files, without effect
+    if kind in ("default", "linear"):  # some files have a length that transformers does not read
         scaling.pop(original, None)
-    elif kind == "dynamic":  # the length in the parameters is not read
+    elif kind == "dynamic":  # transformers does not read the length in the parameters
         scaling[original] = config.take("max_position_embeddings")
     elif kind in ("yarn", "llama3"):
         own = scaling.get(original)
@@ -69,13 +74,11 @@ def rotary(config, parameters: dict) -> RotaryEmbedding:
     try:
         return RotaryEmbedding(base=parameters["rope_theta"], scaling=scaling, name="rotary")
     except ValueError as error:
-        raise ValueError(
-            f"`rope_parameters` in config.json must be of a kind that can be loaded: {error}. Received: {parameters}"
-        ) from error
+        raise ValueError(f"`rope_parameters` in config.json cannot be used: {error}. Received: {parameters}") from error
 
 
-def both_spellings(parameters: dict) -> dict:
-    """`parameters_of` -> what versions 4 and 5 of transformers read."""
+def both_spellings(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The parameters in the formats of both transformers 4 and 5."""
     scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
     return {
         "rope_parameters": parameters,

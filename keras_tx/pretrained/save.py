@@ -1,8 +1,10 @@
-"""A `PretrainedModel` -> a directory that transformers loads."""
+"""Saves a `PretrainedModel` as a directory that transformers loads."""
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from keras_tx import checks
 from keras_tx.keras_internals import layers_within
 from keras_tx.pretrained import table
+from keras_tx.pretrained.family import Family
 from keras_tx.pretrained.files import write_tensors
 from keras_tx.pretrained.load import CONFIG, GENERATION
 from keras_tx.pretrained.model import PretrainedModel
@@ -39,26 +42,36 @@ def save_pretrained(
     model: PretrainedModel,
     directory: str | Path,
     *,
-    tokenizer=None,
+    tokenizer: Any = None,
     dtype: str | None = None,
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Writes config.json, generation_config.json, safetensors and the tokenizer's files, as transformers reads them.
+    """Saves a model as a Hugging Face checkpoint: config.json, generation_config.json, safetensors and the tokenizer.
 
-    A tensor that has not changed since `from_pretrained` comes out bit for bit. Keys of the config that nobody here
-    knows are kept. Kernels with LoRA are written with what it adds.
+    Tensors that did not change since `from_pretrained` are saved bit for bit. Unknown keys of the config are kept. The
+    product of LoRA matrices is added to the saved kernel.
 
     Args:
-        model: what `from_pretrained` returned; of a Keras model around one, that layer.
-        directory: made if it is not there.
-        tokenizer: with `save(directory)`; if None, the files beside the checkpoint that was loaded are copied.
-        dtype: "float32", "float16" or "bfloat16"; None: the one in which the checkpoint was stored.
-        max_shard_bytes: the most bytes of tensors in one file.
+        model: a `PretrainedModel`, as `from_pretrained` returns it. If it is a layer of your Keras model, pass the
+        layer. directory: the directory, which is created if needed. tokenizer: a tokenizer with `save(directory)`.
+        None: copies the tokenizer's files of the loaded checkpoint. dtype: "float32", "float16" or "bfloat16". None:
+        each tensor keeps the dtype in which it was stored. max_shard_bytes: the most bytes of tensors in one file, by
+        default 5 GB as in transformers.
 
     Raises:
-        TypeError: `model` is no `PretrainedModel`.
-        ValueError: another `dtype`, a `max_shard_bytes` that is not positive, kernels that were quantized, or a
-            tokenizer with more tokens than the model.
+        TypeError: `model` is not a `PretrainedModel`.
+        ValueError: `dtype` is another one, `max_shard_bytes` is not positive, the kernels are quantized, or the
+        tokenizer
+            has more tokens than the model.
+
+    Examples:
+        >>> config = {"model_type": "bert", "vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1}
+        >>> config |= {"num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 16}
+        >>> model = keras_tx.pretrained.PretrainedModel(config, "base")
+        >>> keras_tx.pretrained.save_pretrained(model, "my-bert", dtype="bfloat16")
+        >>> import os
+        >>> sorted(os.listdir("my-bert"))
+        ['config.json', 'model.safetensors']
     """
     if not isinstance(model, PretrainedModel):
         raise TypeError(f"`model` must be a PretrainedModel. Received: model of type {type(model).__name__}")
@@ -76,7 +89,7 @@ def save_pretrained(
         _copy_tokenizer(getattr(model, "source", None), directory)
 
 
-def _tensors(model, dtype):
+def _tensors(model: PretrainedModel, dtype: str | None) -> Iterator[tuple[str, np.ndarray]]:
     merged = table.merged(layers_within(model))
     for row in model.family.rows():
         values = [keras.ops.convert_to_numpy(merged.get(id(one), one)) for one in row.variables]
@@ -88,23 +101,23 @@ def _tensors(model, dtype):
         yield _name(model, name), array.astype(dtype or _stored(model, name), copy=False)
 
 
-def _name(model, name):
-    """The name of a row in a file of this task."""
-    family = model.family
+def _name(model: PretrainedModel, name: str) -> str:
+    """The name of a row's tensor in a checkpoint of the model's task."""
+    family: Family = model.family
     if model.task == "base":
         return name.removeprefix(family.prefix)
     if model.task in family.other_tasks and not family.is_of_head(name):
-        return family.other_prefix + name.removeprefix(family.prefix)
+        return f"{family.other_prefix}{name.removeprefix(family.prefix)}"
     return name
 
 
-def _stored(model, name):
+def _stored(model: PretrainedModel, name: str) -> str:
     dtypes = model.stored_dtypes
-    return dtypes.get(name, dtypes.get("*", "float32"))
+    return str(dtypes.get(name, dtypes.get("*", "float32")))
 
 
-def _values(model, dtype):
-    """The config as it was read, with the dtype in the spellings of 4 and 5, and what the family says anew."""
+def _values(model: PretrainedModel, dtype: str | None) -> dict[str, Any]:
+    """The config as it was read, with the dtype as transformers 4 and 5 spell it, and the family's own changes."""
     family, values = model.family, model.config
     dtype = dtype or _stored(model, "*")
     values |= {"dtype": dtype, "torch_dtype": dtype}
@@ -113,11 +126,13 @@ def _values(model, dtype):
     return {**values, **family.saved_values()}
 
 
-def _write_json(path, values):
+def _write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _copy_tokenizer(source, directory):
-    for name in TOKENIZER_FILES if source is not None else ():
+def _copy_tokenizer(source: Path | None, directory: Path) -> None:
+    if source is None:
+        return
+    for name in TOKENIZER_FILES:
         if (source / name).is_file() and (source / name).resolve() != (directory / name).resolve():
             shutil.copyfile(source / name, directory / name)

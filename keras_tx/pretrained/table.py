@@ -1,11 +1,11 @@
-"""The table of a checkpoint: tensors as PyTorch has them <-> our variables, by rows that read both ways.
+"""The table of a checkpoint: each row maps a tensor as PyTorch stores it to our variables, in both directions.
 
-A row is exact: what it reads it writes back bit for bit. PyTorch stores the kernel of a linear layer as (out, in); ours
-are (in, out), with axes for heads where there are any.
+Rows are exact: writing returns bit for bit what was read. PyTorch stores the kernel of a linear layer as (out, in);
+ours are (in, out), where `in` or `out` may consist of two axes, heads and head size.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -14,8 +14,8 @@ import numpy as np
 
 from keras_tx.keras_internals import kernel_of
 
-AS_IS = "as_is"  # the same axes
-VECTOR = "vector"  # (n,), for a bias that has axes for heads
+AS_IS = "as_is"  # the same axes in both
+VECTOR = "vector"  # (n,), for a bias with an axis for heads
 LINEAR = "linear"  # (out, in), for a kernel (in, out)
 KERNEL = "kernel"  # (in, out), for a kernel (in, out): `Conv1D` of GPT-2
 CONV2D = "conv2d"  # (out, in, height, width), for a kernel (height, width, in, out)
@@ -23,13 +23,13 @@ CONV2D = "conv2d"  # (out, in, height, width), for a kernel (height, width, in, 
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor of theirs, and the variable or variables of ours that it fills.
+    """One tensor of the checkpoint, and the variables that it fills.
 
     Args:
-        theirs: its name, with the family's prefix.
-        ours: a variable; or several, for a tensor that holds them one after the other along its output axis.
-        how: AS_IS, VECTOR, LINEAR, KERNEL or CONV2D: how they store it.
-        inputs: how many axes of our kernel are inputs.
+        theirs: the name of the tensor, with the family's prefix.
+        ours: a variable; or several, if the tensor is their concatenation along its output axis.
+        how: how the checkpoint stores it: AS_IS, VECTOR, LINEAR, KERNEL or CONV2D.
+        inputs: the number of input axes of our kernel.
     """
 
     theirs: str
@@ -38,12 +38,12 @@ class Row:
     inputs: int = 1
 
     @property
-    def variables(self) -> tuple:
+    def variables(self) -> tuple[Any, ...]:
         return tuple(self.ours) if isinstance(self.ours, (list, tuple)) else (self.ours,)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that their tensor must have."""
+        """The shape that the tensor of the checkpoint must have."""
         shapes = [tuple(variable.shape) for variable in self.variables]
         first = shapes[0]
         if self.how == VECTOR:
@@ -57,7 +57,7 @@ class Row:
         return (*first[:-1], sum(shape[-1] for shape in shapes)) if first else ()
 
     def read(self, tensor: np.ndarray) -> list[tuple[Any, np.ndarray]]:
-        """Their tensor -> our variables, each with its value."""
+        """Returns our variables, each with its value from the tensor of the checkpoint."""
         if self.how == LINEAR:
             tensor = tensor.T
         elif self.how == CONV2D:
@@ -67,8 +67,8 @@ class Row:
         parts = np.split(tensor, np.cumsum(widths)[:-1], axis=-1) if len(widths) > 1 else [tensor]
         return [(one, part.reshape(one.shape)) for one, part in zip(self.variables, parts, strict=True)]
 
-    def write(self, values) -> np.ndarray:
-        """The values of our variables -> their tensor."""
+    def write(self, values: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the tensor of the checkpoint from the values of our variables."""
         if self.how == CONV2D:
             return values[0].transpose(3, 2, 0, 1)
         if self.how == LINEAR:
@@ -79,36 +79,42 @@ class Row:
         return np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0].reshape(self.shape)
 
 
-def linear(theirs: str, *layers, how: str = LINEAR) -> Iterator[Row]:
-    """`theirs.weight`, and `theirs.bias` where there is one, of a dense layer; or of several, in one tensor."""
-    # Not `layer.kernel`: under LoRA that is a sum, and no variable.
+def linear(theirs: str, *layers: Any, how: str = LINEAR) -> Iterator[Row]:
+    """Rows for `theirs.weight` and, if there is one, `theirs.bias`, of one dense layer or of several in one tensor."""
+    # With LoRA, `layer.kernel` is a sum instead of a variable.
     yield Row(f"{theirs}.weight", tuple(kernel_of(layer) for layer in layers), how, _input_axes(layers[0]))
     if layers[0].bias is not None:
         yield Row(f"{theirs}.bias", tuple(layer.bias for layer in layers), VECTOR)
 
 
-def norm(theirs: str, layer) -> Iterator[Row]:
-    """`theirs.weight`, and `theirs.bias` where there is one, of a norm."""
+def norm(theirs: str, layer: Any) -> Iterator[Row]:
+    """Rows for `theirs.weight` and, if there is one, `theirs.bias`, of a normalization layer."""
     yield Row(f"{theirs}.weight", layer.gamma if hasattr(layer, "gamma") else layer.scale)
     if getattr(layer, "beta", None) is not None:
         yield Row(f"{theirs}.bias", layer.beta)
 
 
-def by_path(theirs: str, names: dict[str, str], layer) -> Iterator[Row]:
-    """Dense layers and norms inside `layer`: {name under `theirs`: path of the sublayer, as "self_attention_norm"}."""
+def by_path(theirs: str, names: dict[str, str], layer: Any) -> Iterator[Row]:
+    """Rows for the dense and normalization layers inside `layer`.
+
+    Args:
+        theirs: the prefix of the names in the checkpoint.
+        names: {name under `theirs`: path of the sublayer inside `layer`, such as "self_attention.query_dense"}.
+        layer: the layer.
+    """
     for name, path in names.items():
         sublayer = attrgetter(path)(layer)
         rows = linear if hasattr(sublayer, "kernel") else norm
         yield from rows(f"{theirs}.{name}", sublayer)
 
 
-def merged(layers) -> dict[int, Any]:
-    """{id of a kernel: its value with LoRA added} of the layers that have LoRA."""
+def merged(layers: Iterable[Any]) -> dict[int, Any]:
+    """Returns {id of a kernel: the kernel plus the product of its LoRA matrices} for layers with LoRA."""
     return {id(kernel_of(layer)): layer.kernel for layer in layers if getattr(layer, "lora_enabled", False)}
 
 
-def _input_axes(layer):
-    """How many axes of the kernel of a dense layer are inputs."""
+def _input_axes(layer: Any) -> int:
+    """The number of input axes of the kernel of a dense layer."""
     if not hasattr(layer, "equation"):
         return 1
     left, right = layer.equation.split("->")[0].split(",")

@@ -1,10 +1,12 @@
-"""Tensors of a checkpoint -> the values of variables that have none yet, with one tensor in memory at a time.
+"""Initializes variables with the tensors of a checkpoint, with one tensor in memory at a time.
 
-Keras gives variables that are made inside a `StatelessScope` their values when it ends. They get those of the
-checkpoint there: nothing is drawn at random before, and no value is ever replaced, which would leave holes in memory.
+Keras initializes variables that are created inside a `StatelessScope` when the scope ends. They get the values of the
+checkpoint at that moment. So no random values are drawn and replaced, which would cost time and fragment the memory.
 """
 
 import functools
+from collections.abc import Iterable
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,7 +14,9 @@ from keras import ops
 
 from keras_tx.keras_internals import set_initializer
 from keras_tx.optional import Lazy
-from keras_tx.pretrained.files import aligned
+from keras_tx.pretrained.files import Tensors, aligned
+from keras_tx.pretrained.table import Row
+from keras_tx.types import DType
 
 tf, torch = Lazy("tensorflow"), Lazy("torch")
 
@@ -20,36 +24,36 @@ LARGE = 2**24  # bytes
 
 
 class VariableLoader:
-    """The values of rows.
+    """Initializes the variables of rows.
 
     Args:
-        tensors: `Tensors`.
-        names: {name as rows have it: name in the file}.
+        tensors: the tensors of the checkpoint.
+        names: {name in the rows: name in the file}.
     """
 
-    def __init__(self, tensors, names):
+    def __init__(self, tensors: Tensors, names: dict[str, str]) -> None:
         self._tensors, self._names = tensors, names
-        self._waiting: dict = {}  # id of a variable: (the variable, its row)
-        self._last: tuple = (None, [])  # a row of several variables is read once
+        self._waiting: dict[int, tuple[Any, Row]] = {}  # id of a variable: (the variable, its row)
+        self._last: tuple[Row | None, list[Any]] = (None, [])  # a row with several variables is read once
         self._error: BaseException | None = None
 
-    def prepare(self, rows) -> None:
-        """Inside the scope: says where the values of the variables of these rows will come from."""
+    def prepare(self, rows: Iterable[Row]) -> None:
+        """Called inside the scope: makes the tensors the initial values of the variables of these rows."""
         for row in rows:
             for variable in row.variables:
                 self._waiting[id(variable)] = (variable, row)
                 set_initializer(variable, functools.partial(self._initial, id(variable)))
 
     def finish(self) -> None:
-        """Behind the scope: raises what went wrong in reading."""
+        """Called after the scope: raises the first error that reading met."""
         self._last = (None, [])
         if self._error is not None:
             raise self._error
-        for variable, row in self._waiting.values():  # of a Keras that has asked otherwise
+        for variable, row in self._waiting.values():  # if Keras did not use the initializers
             variable.assign(self._read(variable, row))
 
-    def _initial(self, key, shape, dtype=None):
-        # An error here would leave Keras with variables that it tries to fill again, wherever it is used next.
+    def _initial(self, key: int, shape: Any, dtype: DType = None) -> Any:
+        # An error raised here would leave Keras with uninitialized variables, and break its next use anywhere.
         try:
             value = _tensor(self._read(*self._waiting[key]), dtype)
             del self._waiting[key]
@@ -58,7 +62,7 @@ class VariableLoader:
             self._error = self._error or error
             return ops.zeros(shape, dtype=dtype)
 
-    def _read(self, variable, row):
+    def _read(self, variable: Any, row: Row) -> Any:
         if self._last[0] is not row:
             self._last = (row, row.read(self._tensors.read(self._names[row.theirs])))
         values = self._last[1]
@@ -72,8 +76,8 @@ class VariableLoader:
         return array
 
 
-def _tensor(value, dtype):
-    """A float32 array as a tensor. A large one is taken as it is, where the usual way makes one or two copies of it."""
+def _tensor(value: Any, dtype: DType) -> Any:
+    """A float32 array as a tensor, without a copy if it is large; the usual way would make one or two."""
     if value.nbytes >= LARGE and dtype == "float32":
         if keras.backend.backend() == "tensorflow":
             return tf.experimental.dlpack.from_dlpack(value.__dlpack__())

@@ -325,13 +325,13 @@ SECOND = "model-00002-of-00003.safetensors"
     [
         (
             lambda m: m.update(a="../other.safetensors"),
-            "must name .safetensors files beside it. Received: '../other.saf",
+            "must name .safetensors files in its own folder. Received: '../other.saf",
         ),
-        (lambda m: m.update(a="/etc/x.safetensors"), "beside it. Received: '/etc/x.safetensors', which is none"),
-        (lambda m: m.update(a="..\\x.safetensors"), "beside it. Received: .*, which is none"),
-        (lambda m: m.update(a="x.safetensors"), "beside it. Received: 'x.safetensors', which is none"),
-        (lambda m: m.update(a="tokenizer.json"), "beside it. Received: 'tokenizer.json', which is none"),
-        (lambda m: m.update(a=7), "beside it. Received: '7', which is none"),
+        (lambda m: m.update(a="/etc/x.safetensors"), "in its own folder. Received: '/etc/x.safetensors'"),
+        (lambda m: m.update(a="..\\x.safetensors"), "in its own folder. Received: .*"),
+        (lambda m: m.update(a="x.safetensors"), "in its own folder. Received: 'x.safetensors'"),
+        (lambda m: m.update(a="tokenizer.json"), "in its own folder. Received: 'tokenizer.json'"),
+        (lambda m: m.update(a=7), "in its own folder. Received: '7'"),
         (lambda m: m.update(d=SECOND), "must name what .* Received: 'd', which the index has and the shard has not"),
         (lambda m: m.pop("b") and m.update(a=SECOND), "Received: 'a', which the index has and the shard has not"),
         (lambda m: m.update(b2=m.pop("b")), "Received: 'b', which the shard has and the index has not"),
@@ -357,7 +357,7 @@ def test_shards_are_found_missing_and_tensors_twice(sharded):
         open_tensors(directory)
     first.write_bytes(kept)
     (directory / SECOND).unlink()
-    with pytest.raises(ValueError, match=f"beside it. Received: '{SECOND}', which is none"):
+    with pytest.raises(ValueError, match=f"in its own folder. Received: '{SECOND}'"):
         open_tensors(directory)
     for content, message in (('{"weight_map": {"a": 1, "a": 2}}', "the key 'a' twice"), ("[]", r"'\[\]'")):
         (directory / files.INDEX).write_text(content)

@@ -107,7 +107,7 @@ def test_fit_evaluate_and_predict_take_dicts_with_and_without_the_optional_keys(
 
 def test_a_token_classifier_is_not_trained_on_padding():
     """The loss with wrong labels at padding is that of the real tokens alone."""
-    with pytest.warns(UserWarning, match=r"lacks what the task 'token_classification' needs; .*'classifier.weight'"):
+    with pytest.warns(UserWarning, match=r"lacks tensors of the task 'token_classification'. .*'classifier.weight'"):
         model = pretrained.from_pretrained(TINY / "bert", task="token_classification", num_labels=5)
     x = inputs_of("bert", model)
     real = x["attention_mask"].astype("bool")
@@ -197,7 +197,7 @@ def test_positions_past_the_table_are_refused():
 
 
 def test_a_model_that_only_reads_does_not_generate():
-    with pytest.raises(ValueError, match="`generate` needs a model that writes, .* Received: task='masked_lm'"):
+    with pytest.raises(ValueError, match="`generate` needs a generative model, .* Received: task='masked_lm'"):
         loaded("bert").generate([[5, 7]])
 
 

@@ -48,7 +48,7 @@ SETTINGS = {
 def test_beams_with_the_settings_of_known_checkpoints_are_those_of_transformers(name, setting):
     model, arrays = loaded(name), reference(name)
     beam, said = SETTINGS[setting]
-    options = {**generation_config.options({**model.generation_config, **said}), "jit_compile": name == "bart"}
+    options = {**generation_config.generate_options({**model.generation_config, **said}), "jit_compile": name == "bart"}
     strategy = Beam(4, num_return_sequences=4, **beam)
     written, scores = model.generate(arrays["input_ids"], strategy, return_scores=True, **options)
     stop = model.config["eos_token_id"]
@@ -226,7 +226,7 @@ def test_what_a_family_does_not_do_is_refused(model_type, config, message):
 
 
 def test_a_base_model_does_not_write():
-    with pytest.raises(ValueError, match="`generate` needs a model that writes.* Received: task='base'"):
+    with pytest.raises(ValueError, match="`generate` needs a generative model.* Received: task='base'"):
         small("t5", "base").generate(IDS, max_new_tokens=3)
 
 
@@ -352,7 +352,7 @@ def test_the_generation_config_becomes_keywords():
         "num_beams": 4,
         "encoder_no_repeat_ngram_size": 0,
     }
-    assert generation_config.options(values) == {
+    assert generation_config.generate_options(values) == {
         "start_token": 2,
         "stop_tokens": (2, 3),
         "forced_tokens": {0: 0, -1: 2},
@@ -364,12 +364,12 @@ def test_the_generation_config_becomes_keywords():
     }
     few = {"bos_token_id": 0, "eos_token_id": 2, "max_new_tokens": 9, "min_new_tokens": 3, "min_length": 2}
     expected = {"start_token": 0, "stop_tokens": (2,), "max_new_tokens": 9, "min_new_tokens": 3}
-    assert generation_config.options(few) == expected
-    assert generation_config.options({}) == {"max_new_tokens": 20, "min_new_tokens": 0}
+    assert generation_config.generate_options(few) == expected
+    assert generation_config.generate_options({}) == {"max_new_tokens": 20, "min_new_tokens": 0}
 
 
 @pytest.mark.parametrize(("name", "value"), [("num_beam_groups", 2), ("sequence_bias", []), ("guidance_scale", 1.5)])
 def test_settings_that_are_not_done_are_refused(name, value):
     message = f"`{name}` of the generation config must be None, .* Received: {name}={value!r}".replace("[]", r"\[\]")
     with pytest.raises(ValueError, match=message):
-        generation_config.options({name: value})
+        generation_config.generate_options({name: value})

@@ -147,7 +147,7 @@ def test_a_key_that_changes_the_computation_is_refused_unless_it_says_what_is_do
             {"architectures": ["BertLMHeadModel"]},
             r"must begin with one of \['BertModel', .*\['BertLMHeadModel'\]",
         ),
-        ("bert", {"architectures": None}, "or give `task`, one of .*'masked_lm'.* Received: architectures=None"),
+        ("bert", {"architectures": None}, "or pass `task`, one of .*'masked_lm'.* Received: architectures=None"),
         ("bert_cls", {"id2label": None, "num_labels": 0}, "`num_labels` in config.json must be a positive integer"),
     ],
 )
@@ -253,7 +253,7 @@ def test_untied_by_the_config_it_needs_its_own_table(tmp_path):
     ],
 )
 def test_a_head_that_is_asked_for_and_not_there_is_new_and_named(name, task, new):
-    with pytest.warns(UserWarning, match=f"lacks what the task '{task}' needs; new, to be trained: ") as caught:
+    with pytest.warns(UserWarning, match=f"lacks tensors of the task '{task}'. They are new and must be trained: ") as caught:
         model = pretrained.from_pretrained(TINY / name, task=task)
     assert set(eval(str(caught[0].message).split("trained: ")[1])) == new
     assert model.task == task and all(np.isfinite(to_numpy(x)).all() for x in model.weights)
@@ -288,7 +288,7 @@ def test_labels_have_the_names_that_are_given(tmp_path):
     for labels in ("good", [], ["good", "good"], ["good", 7], ["good", ""]):
         with pytest.raises(ValueError, match="`labels` must be different strings, none empty, one for each class. Rec"):
             pretrained.from_pretrained(TINY / "bert_cls", labels=labels)
-    with pytest.raises(ValueError, match="`labels` must be `num_labels` many. Received: .*'so-so'], num_labels=4"):
+    with pytest.raises(ValueError, match="`labels` must have the length `num_labels`. Received: .*'so-so'], num_labels=4"):
         pretrained.from_pretrained(TINY / "bert_cls", labels=names, num_labels=4)
 
 
@@ -505,8 +505,8 @@ def test_older_configs_say_how_a_model_writes(tmp_path):
     strategy = pretrained.from_pretrained(folder).family.strategy({})
     assert (strategy.num_beams, strategy.length_penalty) == (3, 0.5)
     old = {"force_bos_token_to_be_generated": True, "bos_token_id": 5}
-    assert generation_config.options(old)["forced_tokens"] == {0: 5}
-    assert generation_config.options({**old, "forced_bos_token_id": 7})["forced_tokens"] == {0: 7}
+    assert generation_config.generate_options(old)["forced_tokens"] == {0: 5}
+    assert generation_config.generate_options({**old, "forced_bos_token_id": 7})["forced_tokens"] == {0: 7}
 
 
 def test_space_before_a_config_is_allowed(tmp_path):
@@ -550,7 +550,7 @@ def test_every_key_of_the_config_class_in_transformers_is_read_or_known_to_chang
         made = family(record, task, tied=True)
         made.outputs(made.symbolic_inputs(), False)
         record.check()
-        if made.writing() is not None:
+        if made.generation_model() is not None:
             made.generation_options({})
         read |= record._read
     left = {key for key in config if key not in base and key not in read and key not in CHANGING} - HARMLESS

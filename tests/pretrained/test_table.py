@@ -157,7 +157,7 @@ def test_a_family_must_say_what_it_is():
         family.outputs({}, False)
     with pytest.raises(NotImplementedError):
         family.rows()
-    assert family.writing() is None and family.generation_options({}) == {}
+    assert family.generation_model() is None and family.generation_options({}) == {}
 
 
 def test_strategies_of_a_generation_config():
@@ -172,6 +172,6 @@ def test_strategies_of_a_generation_config():
     assert family.strategy(sampled) == generation.Sample(0.7, top_k=50, min_p=0.1)  # what transformers does unasked
     assert family.strategy({"do_sample": True, "top_k": 0, "top_p": 0.9}) == generation.Sample(top_p=0.9)
     with pytest.raises(
-        ValueError, match="`num_beams` of the generation config is not supported with `do_sample`; .*=4"
+        ValueError, match="`num_beams` of the generation config is not supported with `do_sample`. .*=4"
     ):
         family.strategy({"do_sample": True, "num_beams": 4})

@@ -57,7 +57,7 @@ def test_a_model_with_a_pooler_becomes_a_classifier(tmp_path):
     assert to_numpy(model(normal(2, 2, 10, 15))["last_hidden_state"]).shape == (2, 7, 12)
     save_pretrained(model, tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["ViTModel"]
-    with pytest.warns(UserWarning, match=r"lacks what the task 'image_classification' needs.*'classifier.weight'"):
+    with pytest.warns(UserWarning, match=r"lacks tensors of the task 'image_classification'.*'classifier.weight'"):
         classifier = from_pretrained(tmp_path, task="image_classification", num_labels=11)
     assert to_numpy(classifier(normal(2, 2, 10, 15))["logits"]).shape == (2, 11)
     assert_close(classifier.family.encoder.final_norm.gamma, model.family.encoder.final_norm.gamma)

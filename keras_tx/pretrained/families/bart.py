@@ -1,17 +1,22 @@
 """BART. Lewis et al. 2020, arXiv:1910.13461."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_tx.layers import Decoder, Encoder, LearnedPositionalEncoding, TokenEmbedding
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.residual import make_norm
 from keras_tx.pretrained import table
+from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.families.seq2seq import AtLast, Seq2SeqFamily, TargetIds
 from keras_tx.pretrained.family import Positions, attention_sizes
 from keras_tx.pretrained.heads import ClassHead, OutputBias
 from keras_tx.pretrained.leading_axes import LeadingAxesRow
+from keras_tx.pretrained.table import Row
+from keras_tx.types import DType, Tensor
 
 _DENSE = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
 _ENCODER = {
@@ -26,11 +31,11 @@ _DECODER = {
     **{f"encoder_attn.{name}": f"cross_attention.{dense}_dense" for name, dense in _DENSE.items()},
     "encoder_attn_layer_norm": "cross_attention_norm",
 }
-_EPSILON = 1e-5  # of all norms; no config has it
+_EPSILON = 1e-5  # of all norms; it is in no config
 
 
 class Bart(Seq2SeqFamily):
-    """Post-norm; learned positions for encoder and decoder, whose tables begin with two rows that are not used."""
+    """Post-norm layers; encoder and decoder have learned positions, whose first two rows are not used."""
 
     model_types: tuple[str, ...] = ("bart",)
     prefix = "model."
@@ -43,7 +48,7 @@ class Bart(Seq2SeqFamily):
     needed = ("input_ids",)
     embedding_key = "shared.weight"
     copies: tuple[str, ...] = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
-    ignored = {r"model\.(encoder|decoder)\.version": "of the format, before it had another"}
+    ignored = {r"model\.(encoder|decoder)\.version": "the version of an older format"}
     zeros = ("final_logits_bias",)
     heads = (
         r"final_logits_bias",
@@ -51,10 +56,10 @@ class Bart(Seq2SeqFamily):
         r"qa_outputs\.bias",
         r"classification_head\.(dense|out_proj)\.(weight|bias)",
     )
-    padding_id, start_id, eos_id = 1, 2, 2  # where config.json has none
+    padding_id, start_id, eos_id = 1, 2, 2  # the defaults of config.json
     offset = 2
 
-    def __init__(self, config, task, *, tied=True, dtype=None):
+    def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
         self.hidden_dim, encoder_heads = attention_sizes(config, "d_model", "encoder_attention_heads")
         _, decoder_heads = attention_sizes(config, "d_model", "decoder_attention_heads")
@@ -88,22 +93,22 @@ class Bart(Seq2SeqFamily):
         if task == "conditional_generation":
             self.output_bias = OutputBias(dtype=dtype, name="final_logits_bias")
 
-    def _make_embeddings(self):
+    def _make_embeddings(self) -> None:
         self.embedding = self.target_embedding = self._embedding("vocab_size", "embedding")
 
-    def _embedding(self, size, name):
-        size = self.config.number(size)
+    def _embedding(self, size: str, name: str) -> TokenEmbedding:
+        vocabulary_size = self.config.number(size)
         return TokenEmbedding(
-            size,
+            vocabulary_size,
             self.hidden_dim,
-            padding_id=self._padding_id(size, self.padding_id),
+            padding_id=self._padding_id(vocabulary_size, self.padding_id),
             scale=self.config.flag("scale_embedding", default=False),
             embeddings_initializer=self.initializer,
             dtype=self.dtype,
             name=name,
         )
 
-    def _position_encoding(self, side):
+    def _position_encoding(self, side: str) -> Any:
         length = self.config.number("max_position_embeddings")
         return LearnedPositionalEncoding(
             length,
@@ -113,10 +118,10 @@ class Bart(Seq2SeqFamily):
             name=f"{side}_positions",
         )
 
-    def _norm(self, side):
+    def _norm(self, side: str) -> Any:
         return make_norm("layer_norm", _EPSILON, dtype=self.dtype, name=f"{side}_norm")
 
-    def _make_class_head(self):
+    def _make_class_head(self) -> Any:
         if self.task == "sequence_classification":
             labels = self.config.take("id2label", default=None)
             count = self.config.number("num_labels", default=3) if labels is None else len(labels)
@@ -124,16 +129,16 @@ class Bart(Seq2SeqFamily):
             return ClassHead(count, hidden_dim=self.hidden_dim, activation="tanh", dropout=rate, dtype=self.dtype)
         return ClassHead(2, dtype=self.dtype) if self.task == "question_answering" else None
 
-    def _embed(self, side, ids, mask=None, by_slot=False):
+    def _embed(self, side: str, ids: Tensor, mask: Tensor = None, by_slot: bool = False) -> Tensor:
         embedded = (self.embedding if side == "encoder" else self.target_embedding)(ids, mask=mask)
         embedded = self.position_encodings[side](embedded, positions=self.slots(ids) if by_slot else None)
         norm = self.norms[side]
         return self.dropouts[side](embedded if norm is None else norm(embedded))
 
-    def _logits(self, hidden):
+    def _logits(self, hidden: Tensor) -> Tensor:
         return self.output_bias(super()._logits(hidden))
 
-    def rows(self):
+    def rows(self) -> Iterator[Row]:
         yield from self._embedding_rows()
         for side, names, stack in (("encoder", _ENCODER, self.encoder), ("decoder", _DECODER, self.decoder)):
             start = f"{self.prefix}{side}"
@@ -142,22 +147,22 @@ class Bart(Seq2SeqFamily):
                 yield from table.by_path(f"{start}.layers.{index}", names, layer)
         yield from self._head_rows()
 
-    def _embedding_rows(self):
+    def _embedding_rows(self) -> Iterator[Row]:
         yield table.Row(f"{self.prefix}{self.embedding_key}", self.embedding.tokens.embeddings)
 
-    def computed(self):
+    def computed(self) -> dict[str, np.ndarray]:
         if self.tied or self.target_embedding is not self.embedding:
             return {}
         # Where the table of the logits is another, transformers ties none of the others either.
         table = keras.ops.convert_to_numpy(self.embedding.tokens.embeddings)
         return {f"{self.prefix}{side}.embed_tokens.weight": table for side in ("encoder", "decoder")}
 
-    def _side_rows(self, side):
-        """The positions and the norm of the embedding of one side."""
+    def _side_rows(self, side: str) -> Iterator[Row]:
+        """Rows for the positions and the embedding norm of the encoder or the decoder."""
         yield table.Row(f"{self.prefix}{side}.embed_positions.weight", self.position_encodings[side].embeddings)
         yield from table.norm(f"{self.prefix}{side}.layernorm_embedding", self.norms[side])
 
-    def _head_rows(self):
+    def _head_rows(self) -> Iterator[Row]:
         yield from super()._head_rows()
         if self.output_bias is not None:
             yield LeadingAxesRow("final_logits_bias", self.output_bias.bias)

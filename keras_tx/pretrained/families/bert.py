@@ -1,5 +1,6 @@
-"""BERT, and what the encoders that came from it share. Devlin et al. 2018, arXiv:1810.04805."""
+"""BERT, and the base class of the encoders derived from it. Devlin et al. 2018, arXiv:1810.04805."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -8,10 +9,13 @@ from keras_tx.keras_internals import embeddings_of
 from keras_tx.layers import Encoder, LearnedPositionalEncoding, TokenEmbedding
 from keras_tx.layers.projection import Projection
 from keras_tx.pretrained import table
+from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.family import Family, PaddingMask, Positions, attention_sizes, split
 from keras_tx.pretrained.heads import ClassHead, TokenHead, answer_spans
+from keras_tx.pretrained.table import Row
+from keras_tx.types import DType, Tensor
 
-# In a checkpoint -> in an `EncoderLayer`.
+# {name in a checkpoint: path inside an `EncoderLayer`}
 LAYER = {
     "attention.self.query": "self_attention.query_dense",
     "attention.self.key": "self_attention.key_dense",
@@ -25,10 +29,10 @@ LAYER = {
 
 
 class PostNormEncoder(Family):
-    """An encoder of BERT's kind: tables, norm, dropout, post-norm layers, a pooler where there is one, and a head.
+    """An encoder like BERT: embeddings with norm and dropout, post-norm layers, an optional pooler, and a head.
 
-    Subclasses say where config.json has the sizes (`sizes`) and what a checkpoint calls the layers (`layers`, `layer`),
-    and make the heads that are not BERT's.
+    Subclasses define the keys of config.json (`sizes`), the names of the layers in a checkpoint (`layers`, `layer`),
+    and heads that differ from BERT's.
     """
 
     inputs: tuple[str, ...] = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
@@ -47,10 +51,10 @@ class PostNormEncoder(Family):
         "dropout": "hidden_dropout_prob",
         "attention_dropout": "attention_probs_dropout_prob",
     }
-    pooled_tasks: tuple[str, ...] = ()  # those that read the pooler, beside "base"
+    pooled_tasks: tuple[str, ...] = ()  # the tasks that use the pooler, besides "base"
     counts_padding = True  # whether positions count the padding tokens
 
-    def __init__(self, config, task, *, tied=True, dtype=None):
+    def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
         config.refuse("position_embedding_type", "absolute")
         for key in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
@@ -100,17 +104,17 @@ class PostNormEncoder(Family):
             )
         self.head = self._head()
 
-    def _epsilon(self):
-        return self.config.number("layer_norm_eps", default=1e-12, kind=float)
+    def _epsilon(self) -> float:
+        return float(self.config.number("layer_norm_eps", default=1e-12, kind=float))
 
-    def _num_segments(self):
-        return self.config.number("type_vocab_size", default=2)
+    def _num_segments(self) -> int:
+        return int(self.config.number("type_vocab_size", default=2))
 
-    def _embedding_dim(self):
-        """The width of the tables, if it is another than D."""
+    def _embedding_dim(self) -> int | None:
+        """The width of the embedding tables, if it differs from D."""
         return None
 
-    def _head(self):
+    def _head(self) -> Any:
         """The head of the task, or None."""
         if self.task in ("masked_lm", "pretraining"):
             return self._token_head(self.activation)
@@ -118,30 +122,30 @@ class PostNormEncoder(Family):
             return ClassHead(self.config.num_labels, dropout=self._classifier_dropout(), dtype=self.dtype)
         return ClassHead(2, dtype=self.dtype) if self.task == "question_answering" else None
 
-    def _token_head(self, activation):
+    def _token_head(self, activation: Any) -> TokenHead:
         return TokenHead(self.embedding, activation, self.epsilon, tied=self.tied, dtype=self.dtype)
 
-    def _sentence_head(self, activation):
-        """What classifies by the first vector, through a layer of its own."""
+    def _sentence_head(self, activation: Any) -> ClassHead:
+        """A head that classifies the first vector, with a dense layer of its own."""
         options = {"hidden_dim": self.hidden_dim, "activation": activation, "dropout": self._classifier_dropout()}
         return ClassHead(self.config.num_labels, **options, dtype=self.dtype)
 
-    def _classifier_dropout(self):
-        return self.config.number("classifier_dropout", default=self.dropout, kind=float)
+    def _classifier_dropout(self) -> float:
+        return float(self.config.number("classifier_dropout", default=self.dropout, kind=float))
 
-    def outputs(self, inputs, hidden_states):
+    def outputs(self, inputs: dict[str, Tensor], hidden_states: bool) -> dict[str, Tensor]:
         ids = inputs["input_ids"]
         mask = self.padding_mask(ids, inputs["attention_mask"])
         positions = self.positions(ids, inputs["position_ids"])
         segments = {"segment_ids": inputs["token_type_ids"]} if "token_type_ids" in inputs else {}
         embedded = self.embedding(ids, mask=mask, positions=positions, **segments)
-        if self.padding_id is not None:  # the first rows of the table are no positions
+        if self.padding_id is not None:  # the first rows of the table are not used as positions
             self.embedding.positions.max_length = self.num_positions - self.padding_id - 1
         hidden = self.encoder(embedded, mask=mask, return_hidden_states=hidden_states)
         hidden, beside = (hidden[0], {"hidden_states": split(hidden[1])}) if hidden_states else (hidden, {})
         return {**self._task_outputs(hidden), **beside}
 
-    def _task_outputs(self, hidden):
+    def _task_outputs(self, hidden: Tensor) -> dict[str, Tensor]:
         pooled = None if self.pooler is None else self.pooler(hidden[:, 0])
         if self.task == "base":
             return {"last_hidden_state": hidden, **({} if pooled is None else {"pooler_output": pooled})}
@@ -151,7 +155,7 @@ class PostNormEncoder(Family):
             hidden = hidden[:, 0] if pooled is None else pooled
         return {"logits": self.head(hidden)}
 
-    def rows(self):
+    def rows(self) -> Iterator[Row]:
         embeddings, embedding = f"{self.prefix}embeddings", self.embedding
         yield table.Row(f"{self.prefix}{self.embedding_key}", embeddings_of(embedding.tokens))
         yield table.Row(f"{embeddings}.position_embeddings.weight", embedding.positions.embeddings)
@@ -166,7 +170,7 @@ class PostNormEncoder(Family):
             yield from table.linear(f"{self.prefix}pooler.dense", self.pooler)
         yield from self._head_rows()
 
-    def _head_rows(self):
+    def _head_rows(self) -> Iterator[Row]:
         if self.task == "question_answering":
             yield from self.head.rows("qa_outputs")
         elif self.head is not None:
@@ -174,7 +178,7 @@ class PostNormEncoder(Family):
 
 
 class Bert(PostNormEncoder):
-    """Tasks beside the usual: "pretraining", masked tokens and next sentence, and "next_sentence_prediction"."""
+    """Further tasks are "next_sentence_prediction", and "pretraining": masked tokens and next sentence."""
 
     model_types = ("bert",)
     tasks = {
@@ -198,13 +202,13 @@ class Bert(PostNormEncoder):
         r"(classifier|qa_outputs)\.(weight|bias)",
     )
 
-    def _head(self):
+    def _head(self) -> Any:
         self.next_sentence: Any = None
         if self.task in ("pretraining", "next_sentence_prediction"):
             self.next_sentence = ClassHead(2, dtype=self.dtype, name="next_sentence")
         return super()._head()
 
-    def _task_outputs(self, hidden):
+    def _task_outputs(self, hidden: Tensor) -> dict[str, Tensor]:
         if self.next_sentence is None:
             return super()._task_outputs(hidden)
         follows = self.next_sentence(self.pooler(hidden[:, 0]))
@@ -212,7 +216,7 @@ class Bert(PostNormEncoder):
             return {"logits": follows}
         return {"prediction_logits": self.head(hidden), "seq_relationship_logits": follows}
 
-    def _head_rows(self):
+    def _head_rows(self) -> Iterator[Row]:
         if self.next_sentence is not None:
             yield from self.next_sentence.rows("cls.seq_relationship")
         if self.task in ("masked_lm", "pretraining"):

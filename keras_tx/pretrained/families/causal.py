@@ -1,7 +1,10 @@
-"""Decoders that write, and what those of all families share: ids in, logits of the next token out.
+"""The base class of causal language models: ids -> logits of the next token.
 
 B batch, T tokens, D hidden, V vocabulary, C classes.
 """
+
+from collections.abc import Iterator
+from typing import Any
 
 import keras
 from keras import ops
@@ -9,52 +12,55 @@ from keras import ops
 from keras_tx.layers import Decoder, TokenEmbedding
 from keras_tx.layers.projection import Projection
 from keras_tx.pretrained import generation_config, table
+from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.family import Family, PaddingMask, Positions, split
 from keras_tx.pretrained.heads import ClassHead, answer_spans
+from keras_tx.pretrained.table import Row
+from keras_tx.types import DType, Tensor
 
-_WITH_THE_PROMPT = {"min_length": (None, 0), "forced_bos_token_id": (None,)}  # and the values that say it is off
+_DEPEND_ON_THE_PROMPT = {"min_length": (None, 0), "forced_bos_token_id": (None,)}  # and the values that switch them off
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class LastToken(keras.layers.Layer):
-    """Vectors (B, T, D), ids (B, T) -> (B, D), that of the last id that is not `padding_id`; if None, of the last."""
+    """Vectors (B, T, D), ids (B, T) -> the vector (B, D) of the last id that is not `padding_id`, or of the last id."""
 
-    def __init__(self, padding_id=None, **kwargs):
+    def __init__(self, padding_id: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
         self.padding_id = padding_id
 
-    def compute_mask(self, inputs, mask=None):
+    def compute_mask(self, inputs: Tensor, mask: Tensor = None) -> None:
         return None
 
-    def call(self, inputs, ids):
+    def call(self, inputs: Tensor, ids: Tensor) -> Tensor:
         if self.padding_id is None:
             return inputs[:, -1]
         places = ops.where(ops.not_equal(ids, self.padding_id), ops.arange(ops.shape(ids)[1], dtype="int32"), 0)
-        last = ops.max(places, axis=1)  # a row of nothing but padding gives its first, as in transformers
+        last = ops.max(places, axis=1)  # a row of padding tokens gives its first vector, as in transformers
         return ops.take_along_axis(inputs, last[:, None, None], axis=1)[:, 0]
 
-    def compute_output_spec(self, inputs, ids):
+    def compute_output_spec(self, inputs: Tensor, ids: Tensor) -> Any:
         return keras.KerasTensor((inputs.shape[0], inputs.shape[2]), dtype=inputs.dtype)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "padding_id": self.padding_id}
 
 
 class CausalFamily(Family):
     """A token embedding, a pre-norm decoder, and a head.
 
-    A subclass makes `embedding` and `decoder`, and says what the heads of classes are called.
+    A subclass makes `embedding` and `decoder`, and defines the names of the classification heads.
     """
 
     inputs = ("input_ids", "attention_mask", "position_ids")
     head_key = "lm_head.weight"
     heads: tuple[str, ...] = (r"lm_head\.weight", r"(score|qa_outputs)\.(weight|bias)")
-    token_head = "score"  # in a checkpoint, the layer that classifies tokens
+    token_head = "score"  # the name of the layer that classifies tokens
     embedding: TokenEmbedding
     decoder: Decoder
 
-    def __init__(self, config, task, *, tied=True, dtype=None):
+    def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
         for name in ("add_cross_attention", "is_encoder_decoder"):
             config.refuse(name, False)
@@ -63,14 +69,14 @@ class CausalFamily(Family):
         self.head = self._make_head()
 
     @property
-    def padding_id(self):
-        """The id that stands for no token in a prompt; None where it ends a text too: then it is one like others."""
+    def padding_id(self) -> int | None:
+        """The id of padding tokens in a prompt; None if it also ends a text, and so counts as a real token."""
         padding_id = self.config.token("pad_token_id")
         ends = self.config.take("eos_token_id", default=[])
         known = padding_id is not None and 0 <= padding_id < self.config.number("vocab_size")
         return padding_id if known and padding_id not in (ends if isinstance(ends, list) else [ends]) else None
 
-    def _make_head(self):
+    def _make_head(self) -> Any:
         config = self.config
         if self.task == "causal_lm" and not self.tied:
             return Projection(config.number("vocab_size"), use_bias=False, dtype=self.dtype, name="head")
@@ -82,7 +88,7 @@ class CausalFamily(Family):
             return ClassHead(config.num_labels, dropout=rate, dtype=self.dtype)
         return ClassHead(2, dtype=self.dtype) if self.task == "question_answering" else None
 
-    def outputs(self, inputs, hidden_states):
+    def outputs(self, inputs: dict[str, Tensor], hidden_states: bool) -> dict[str, Tensor]:
         ids = inputs["input_ids"]
         mask = self.padding_mask(ids, inputs["attention_mask"])
         positions = self.positions(ids, inputs["position_ids"])
@@ -92,7 +98,7 @@ class CausalFamily(Family):
         hidden, *states = hidden if hidden_states else (hidden,)
         return {**self._task_outputs(hidden, ids), **({"hidden_states": split(states[0])} if hidden_states else {})}
 
-    def _task_outputs(self, hidden, ids):
+    def _task_outputs(self, hidden: Tensor, ids: Tensor) -> dict[str, Tensor]:
         if self.task == "base":
             return {"last_hidden_state": hidden}
         if self.task == "causal_lm":
@@ -101,36 +107,38 @@ class CausalFamily(Family):
             return answer_spans(self.head(hidden))
         return {"logits": self.head(self.last_token(hidden, ids) if hasattr(self, "last_token") else hidden)}
 
-    def _logits(self, hidden):
+    def _logits(self, hidden: Tensor) -> Tensor:
         """(B, T, D) -> (B, T, V)."""
         return self.embedding(hidden, reverse=True) if self.head is None else self.head(hidden)
 
-    def writing(self):
+    def generation_model(self) -> keras.Model | None:
         if self.task != "causal_lm":
             return None
         ids = keras.Input((None,), dtype="int32", name="input_ids")
-        # `generate` says which slots of a prompt are padding. What the model writes is a token, the padding id too.
+        # `generate` passes the mask of the prompt. Generated tokens are real, also if their id is the padding id.
         embedded = self.embedding(ids, mask=self.padding_mask(ids))
         return keras.Model(ids, self._logits(self.decoder(embedded)))
 
-    def generation_options(self, values):
-        # Lengths in the file count the prompt, which is not known here; and prompts bring their first token.
+    def generation_options(self, values: dict[str, Any]) -> dict[str, Any]:
+        # Lengths in the file count the prompt, which is unknown here; and prompts contain their start token.
         values = values or self.config.values
-        for name, off in _WITH_THE_PROMPT.items():
+        for name, off in _DEPEND_ON_THE_PROMPT.items():
             if values.get(name) not in off:
                 raise ValueError(
-                    f"`{name}` of the generation config must be one of {off}: it depends on the prompt; change "
+                    f"`{name}` of the generation config must be one of {off}: it depends on the prompt. Change "
                     f"`model.generation_config`. Received: {name}={values[name]!r}"
                 )
-        options = generation_config.options({name: value for name, value in values.items() if name != "max_length"})
+        options = generation_config.generate_options(
+            {name: value for name, value in values.items() if name != "max_length"}
+        )
         return {name: value for name, value in options.items() if name != "start_token"}
 
-    def max_length(self, values):
+    def max_length(self, values: dict[str, Any]) -> int | None:
         values = values or self.config.values
         most = values.get("max_length")
         return None if values.get("max_new_tokens") is not None or most == generation_config.DEFAULT_LENGTH else most
 
-    def _head_rows(self):
+    def _head_rows(self) -> Iterator[Row]:
         if self.task == "token_classification":
             yield from self.head.rows(self.token_head)
         elif self.task == "question_answering":

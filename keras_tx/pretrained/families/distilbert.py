@@ -1,11 +1,15 @@
-"""DistilBERT: BERT without segments and pooler, under other names. Sanh et al. 2019, arXiv:1910.01108."""
+"""DistilBERT: BERT without segments and pooler, with other names. Sanh et al. 2019, arXiv:1910.01108."""
+
+from collections.abc import Iterator
+from typing import Any
 
 from keras_tx.pretrained.families.bert import PostNormEncoder
 from keras_tx.pretrained.heads import ClassHead
+from keras_tx.pretrained.table import Row
 
 
 class DistilBert(PostNormEncoder):
-    """In training there is dropout on the output of attention, too, where Hugging Face has it on the scores alone."""
+    """In training, dropout also applies to the output of attention; in Hugging Face's model only to the scores."""
 
     model_types = ("distilbert",)
     tasks = {
@@ -43,16 +47,16 @@ class DistilBert(PostNormEncoder):
         "attention_dropout": "attention_dropout",
     }
 
-    def _epsilon(self):
+    def _epsilon(self) -> float:
         return 1e-12  # config.json has none
 
-    def _num_segments(self):
+    def _num_segments(self) -> int:
         return 0
 
-    def _classifier_dropout(self):
-        return self.dropout
+    def _classifier_dropout(self) -> float:
+        return float(self.dropout)
 
-    def _head(self):
+    def _head(self) -> Any:
         config, options = self.config, {"dtype": self.dtype}
         if self.task == "sequence_classification":
             dropout = config.number("seq_classif_dropout", default=0.2, kind=float)
@@ -62,7 +66,7 @@ class DistilBert(PostNormEncoder):
             return ClassHead(2, dropout=config.number("qa_dropout", default=0.1, kind=float), **options)
         return super()._head()
 
-    def _head_rows(self):
+    def _head_rows(self) -> Iterator[Row]:
         if self.task == "masked_lm":
             yield from self.head.rows("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias")
         elif self.task == "sequence_classification":

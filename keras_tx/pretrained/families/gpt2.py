@@ -1,14 +1,19 @@
 """GPT-2. Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"."""
 
+from collections.abc import Iterator
+
 from keras_tx.layers import Decoder, TokenEmbedding
 from keras_tx.pretrained import table
+from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.families.causal import CausalFamily
+from keras_tx.pretrained.table import Row
+from keras_tx.types import DType
 
 
 class Gpt2(CausalFamily):
-    """Learned positions, pre-norm layers, and queries, keys and values in one tensor, stored as (inputs, outputs).
+    """Learned positions and pre-norm layers. Queries, keys and values are one tensor, stored as (inputs, outputs).
 
-    `reorder_and_upcast_attn` is ignored: here products and softmax are float32 under any dtype policy.
+    `reorder_and_upcast_attn` is ignored, because attention scores are float32 here under any dtype policy.
     """
 
     model_types = ("gpt2",)
@@ -25,7 +30,7 @@ class Gpt2(CausalFamily):
     }
     ignored = {r"transformer\.h\.\d+\.attn\.(bias|masked_bias)": "buffers of the causal mask"}
 
-    def __init__(self, config, task, *, tied=True, dtype=None):
+    def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
         hidden_dim, num_heads = config.number("n_embd", "hidden_size"), config.number("n_head", "num_attention_heads")
         if hidden_dim % num_heads:
@@ -59,12 +64,12 @@ class Gpt2(CausalFamily):
             name="decoder",
         )
 
-    def _scale(self, key_dim, index):
-        """What the products of layer `index` are multiplied by."""
+    def _scale(self, key_dim: int, index: int) -> float:
+        """The factor of the products of queries and keys in layer `index`."""
         scale = key_dim**-0.5 if self.config.flag("scale_attn_weights", default=True) else 1.0
         return scale / (index + 1) if self.config.flag("scale_attn_by_inverse_layer_idx", default=False) else scale
 
-    def rows(self):
+    def rows(self) -> Iterator[Row]:
         prefix, embedding, decoder = self.prefix, self.embedding, self.decoder
         yield table.Row(f"{prefix}{self.embedding_key}", embedding.tokens.embeddings)
         yield table.Row(f"{prefix}wpe.weight", embedding.positions.embeddings)

@@ -1,14 +1,20 @@
-"""Llama 1 to 3, Mistral, Qwen2 and Qwen3: one decoder, whose biases, windows and norms of queries and keys differ.
+"""Llama 1 to 3, Mistral, Qwen2 and Qwen3: one decoder with different biases, windows, and norms of queries and keys.
 
 Touvron et al. 2023, arXiv:2302.13971; Jiang et al. 2023, arXiv:2310.06825; Yang et al. 2024, arXiv:2407.10671, and
 2025, arXiv:2505.09388.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 from keras_tx.layers import Decoder, TokenEmbedding
 from keras_tx.pretrained import rope, table
+from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.families.causal import CausalFamily
+from keras_tx.pretrained.table import Row
+from keras_tx.types import DType
 
-# In a checkpoint -> in a `DecoderLayer`.
+# {name in a checkpoint: path inside a `DecoderLayer`}
 LAYER = {
     "input_layernorm": "self_attention_norm",
     "self_attn.q_proj": "self_attention.query_dense",
@@ -24,7 +30,7 @@ QK_NORMS = {"self_attn.q_norm": "self_attention.query_norm", "self_attn.k_norm":
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def tasks_of(name):
+def tasks_of(name: str) -> dict[str, str | tuple[str, ...]]:
     return {
         "base": f"{name}Model",
         "causal_lm": f"{name}ForCausalLM",
@@ -35,10 +41,10 @@ def tasks_of(name):
 
 
 class Llama(CausalFamily):
-    """RMS norms first, rotary positions, grouped heads, a gated feed-forward.
+    """Pre-norm with RMS norms, rotary positions, grouped heads, a gated feed-forward layer.
 
-    What subclasses change: which projections have biases, which layers see a window alone, the norms of queries and
-    keys, and what holds where the config is silent.
+    Subclasses change which projections have biases, which layers have a sliding window, whether queries and keys are
+    normalized, and the defaults of the config.
     """
 
     model_types: tuple[str, ...] = ("llama",)
@@ -49,11 +55,11 @@ class Llama(CausalFamily):
     tasks = tasks_of("Llama")
     ignored = {r"model\..*rotary_emb\.inv_freq": "a buffer of the rotary frequencies"}
     tied_by_default = False
-    key_value_heads: int | None = None  # where the config is silent; None: as many as query heads
-    key_dim: int | None = None  # where the config is silent; None: the hidden size divided by the heads
+    key_value_heads: int | None = None  # the default of the config; None: as many as query heads
+    key_dim: int | None = None  # the default of the config; None: the hidden size divided by the number of heads
     qk_norm = False
 
-    def __init__(self, config, task, *, tied=True, dtype=None):
+    def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
         hidden_dim = config.number("hidden_size")
         num_layers, self.num_heads = config.number("num_hidden_layers"), config.number("num_attention_heads")
@@ -88,7 +94,7 @@ class Llama(CausalFamily):
             name="decoder",
         )
 
-    def _key_dim(self, hidden_dim):
+    def _key_dim(self, hidden_dim: int) -> int:
         """The size of a head."""
         key_dim = self.config.number("head_dim", default=self.key_dim or 0)
         if not key_dim and hidden_dim % self.num_heads:
@@ -96,38 +102,38 @@ class Llama(CausalFamily):
                 "`hidden_size` in config.json must be divisible by `num_attention_heads`, where there is no `head_dim`."
                 f" Received: hidden_size={hidden_dim}, num_attention_heads={self.num_heads}"
             )
-        return key_dim or hidden_dim // self.num_heads
+        return int(key_dim or hidden_dim // self.num_heads)
 
-    def _key_value_heads(self):
-        name, missing = "num_key_value_heads", self.key_value_heads or self.num_heads
-        silent = name not in self.config.values  # null is as many as query heads
-        count = self.config.number(name, default=missing if silent else self.num_heads)
+    def _key_value_heads(self) -> int:
+        name, default = "num_key_value_heads", self.key_value_heads or self.num_heads
+        is_missing = name not in self.config.values  # null means as many as query heads
+        count = self.config.number(name, default=default if is_missing else self.num_heads)
         if self.num_heads % count:
             raise ValueError(
                 f"`num_attention_heads` in config.json must be divisible by `{name}`. Received: "
                 f"num_attention_heads={self.num_heads}, {name}={count}"
             )
-        return count
+        return int(count)
 
-    def _biases(self):
-        """Whether queries, keys and values have biases, and whether the output has."""
+    def _biases(self) -> tuple[bool, bool]:
+        """Whether queries, keys and values have biases, and whether the output projection has one."""
         self.config.refuse("attention_bias", True, False)
         return (self.config.flag("attention_bias", default=False),) * 2
 
-    def _feed_forward_bias(self):
+    def _feed_forward_bias(self) -> bool:
         self.config.refuse("mlp_bias", True, False)
         return self.config.flag("mlp_bias", default=False)
 
-    def _windows(self, num_layers):
-        """For each layer, how many tokens a token sees, itself among them; None for all."""
+    def _windows(self, num_layers: int) -> list[int | None]:
+        """The sliding window of each layer: how many tokens a token sees, itself included; None for all."""
         for name in ("sliding_window", "use_sliding_window", "layer_types"):
-            self.config.take(name, default=None)  # nothing in transformers reads it for Llama
+            self.config.take(name, default=None)  # transformers does not read it for Llama
         return [None] * num_layers
 
-    def both_spellings(self):
+    def both_spellings(self) -> dict[str, Any]:
         return rope.both_spellings(self.rope)
 
-    def rows(self):
+    def rows(self) -> Iterator[Row]:
         prefix, decoder = self.prefix, self.decoder
         yield table.Row(f"{prefix}{self.embedding_key}", self.embedding.tokens.embeddings)
         for index, layer in enumerate(decoder.layers):
@@ -138,49 +144,49 @@ class Llama(CausalFamily):
 
 
 class Mistral(Llama):
-    """No biases; all layers see a window, unless `sliding_window` is null."""
+    """No biases; all layers have a sliding window unless `sliding_window` is null."""
 
     model_types = ("mistral",)
     tasks = tasks_of("Mistral")
     other_prefix, other_tasks = None, ()
     key_value_heads = 8
 
-    def _biases(self):
+    def _biases(self) -> tuple[bool, bool]:
         self.config.refuse("attention_bias", False)
         return False, False
 
-    def _feed_forward_bias(self):
+    def _feed_forward_bias(self) -> bool:
         self.config.refuse("mlp_bias", False)
         return False
 
-    def _windows(self, num_layers):
+    def _windows(self, num_layers: int) -> list[int | None]:
         values = self.config.values
         window = self.config.number("sliding_window", default=None if "sliding_window" in values else 4096)
         types = [FULL if window is None else SLIDING] * num_layers
-        self.config.refuse("layer_types", types)  # those of other families, which Mistral has not
+        self.config.refuse("layer_types", types)  # Mistral has no other kinds of layers
         return [window] * num_layers
 
 
 class Qwen2(Llama):
-    """Queries, keys and values have biases, the output has none; layers from some on may see a window."""
+    """Queries, keys and values have biases, the output has none; the last layers may have a sliding window."""
 
     model_types = ("qwen2",)
     tasks = tasks_of("Qwen2")
     key_value_heads = 32
 
-    def _biases(self):
-        self.config.take("attention_bias", default=None)  # nothing in transformers reads it for Qwen2
+    def _biases(self) -> tuple[bool, bool]:
+        self.config.take("attention_bias", default=None)  # transformers does not read it for Qwen2
         return True, False
 
-    def _feed_forward_bias(self):
+    def _feed_forward_bias(self) -> bool:
         self.config.refuse("mlp_bias", False)
         return False
 
-    def _windows(self, num_layers):
+    def _windows(self, num_layers: int) -> list[int | None]:
         config, window = self.config, None
         if config.flag("use_sliding_window", default=False):
-            silent = "sliding_window" not in config.values
-            window = config.number("sliding_window", default=4096 if silent else None)
+            is_missing = "sliding_window" not in config.values
+            window = config.number("sliding_window", default=4096 if is_missing else None)
         first = num_layers if window is None else config.take("max_window_layers", default=28)
         types = config.take("layer_types", default=[FULL if i < first else SLIDING for i in range(num_layers)])
         if not isinstance(types, list) or len(types) != num_layers or not set(types) <= {FULL, SLIDING}:
@@ -197,7 +203,7 @@ class Qwen2(Llama):
 
 
 class Qwen3(Qwen2):
-    """As Qwen2, but biases as the config says, and each head of queries and keys is normalized before the rotation."""
+    """Qwen2 with biases as the config says, and with each head of queries and keys normalized before the rotation."""
 
     model_types = ("qwen3",)
     tasks = tasks_of("Qwen3")

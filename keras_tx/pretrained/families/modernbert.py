@@ -1,5 +1,6 @@
 """ModernBERT. Warner et al. 2024, arXiv:2412.13663."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from keras_tx.layers import Encoder, TokenEmbedding
@@ -8,20 +9,23 @@ from keras_tx.layers.projection import Projection
 from keras_tx.layers.residual import make_norm
 from keras_tx.models.pooling import TokenPooling
 from keras_tx.pretrained import rope, table
+from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.family import Family, PaddingMask, Positions, attention_sizes, split
 from keras_tx.pretrained.heads import TokenHead, answer_spans
+from keras_tx.pretrained.table import Row
+from keras_tx.types import DType, Tensor
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-# By the type of a layer: where transformers 4 had the base of its rotary embedding, and what it is by default.
+# {type of layer: (the key of its rotary base in transformers 4, the default)}
 THETAS = {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}
 
 
 class ModernBert(Family):
-    """An encoder of pre-norm layers without biases, most of which see a window, with rotary bases of their own.
+    """A pre-norm encoder without biases. Most layers have a sliding window, and a rotary base of their own.
 
-    `local_attention` is a window's whole width: a token sees half of it to each side. The embedding ends with a norm,
-    so the first layer has none before its attention. transformers drops out the output of attention too, by
-    `attention_dropout`, which is 0 in the models published; here that acts on the scores alone.
+    `local_attention` is the whole width of a window: a token sees half of it on each side. The embedding ends with a
+    norm, so the first layer has no norm before its attention. transformers applies `attention_dropout` also to the
+    output of attention; here it applies to the scores only. In the published models it is 0.
     """
 
     model_types = ("modernbert",)
@@ -38,9 +42,9 @@ class ModernBert(Family):
         "question_answering": "ModernBertForQuestionAnswering",
     }
 
-    def __init__(self, config, task, *, tied=True, dtype=None):
+    def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
-        config.refuse("position_embedding_type", "absolute")  # which old files say, and nothing reads
+        config.refuse("position_embedding_type", "absolute")  # in older files; nothing reads it
         hidden_dim, num_heads = attention_sizes(config)
         self.epsilon = config.number("norm_eps", default=1e-5, kind=float)
         self.normalization = "layer_norm" if config.flag("norm_bias", default=False) else "layer_norm_no_bias"
@@ -76,7 +80,7 @@ class ModernBert(Family):
             attention_options=[
                 {
                     "rotary": rotary[kind],
-                    "sliding_window": width // 2 + 1 if kind == SLIDING else None,  # the token itself counts
+                    "sliding_window": width // 2 + 1 if kind == SLIDING else None,  # the token itself included
                     "use_bias": attention_bias,
                 }
                 for kind in types
@@ -87,7 +91,7 @@ class ModernBert(Family):
         )
         self._make_head(hidden_dim)
 
-    def _layer_types(self, num_layers):
+    def _layer_types(self, num_layers: int) -> list[str]:
         every = self.config.number("global_attn_every_n_layers", default=3)
         types = self.config.take("layer_types", default=[SLIDING if i % every else FULL for i in range(num_layers)])
         if not isinstance(types, list) or len(types) != num_layers or not set(types) <= {FULL, SLIDING}:
@@ -97,12 +101,13 @@ class ModernBert(Family):
             )
         return types
 
-    def _rope(self, types):
-        """Rotary parameters of each type of layer."""
+    def _rope(self, types: list[str]) -> dict[str, dict[str, Any]]:
+        """The rotary parameters of each type of layer."""
         given = self.config.take("rope_parameters", default={})
         if not isinstance(given, dict) or not set(given) <= set(THETAS):
             raise ValueError(
-                f"`rope_parameters` in config.json must be dicts by {list(THETAS)}. Received: rope_parameters={given}"
+                f"`rope_parameters` in config.json must be a dict of dicts with the keys {list(THETAS)}. Received: "
+                f"rope_parameters={given}"
             )
         scaling = rope.as_dict("rope_scaling", self.config.take("rope_scaling", default=None))
         by_kind = {kind: rope.as_dict(f"rope_parameters['{kind}']", given.get(kind)) for kind in THETAS}
@@ -111,7 +116,7 @@ class ModernBert(Family):
             for kind, (name, theta) in THETAS.items()
         }
 
-    def _make_head(self, hidden_dim):
+    def _make_head(self, hidden_dim: int) -> Any:
         config, dtype = self.config, self.dtype
         self.head: Any = None
         self.dense: Any = None
@@ -138,7 +143,7 @@ class ModernBert(Family):
         config.refuse("classifier_pooling", "cls", "mean")
         self.pooling = TokenPooling("mean", name="pooling")
 
-    def outputs(self, inputs, hidden_states):
+    def outputs(self, inputs: dict[str, Tensor], hidden_states: bool) -> dict[str, Tensor]:
         ids = inputs["input_ids"]
         mask = self.padding_mask(ids, inputs["attention_mask"])
         positions = self.positions(ids, inputs["position_ids"])
@@ -148,7 +153,7 @@ class ModernBert(Family):
         outputs = self._task_outputs(hidden, mask)
         return {**outputs, **({"hidden_states": split(states[0])} if hidden_states else {})}
 
-    def _task_outputs(self, hidden, mask):
+    def _task_outputs(self, hidden: Tensor, mask: Tensor) -> dict[str, Tensor]:
         if self.task == "base":
             return {"last_hidden_state": hidden}
         if self.task == "masked_lm":
@@ -159,11 +164,11 @@ class ModernBert(Family):
         logits = self.classes(self.dropout(self.norm(self.dense(hidden))))
         return answer_spans(logits) if self.task == "question_answering" else {"logits": logits}
 
-    def both_spellings(self):
+    def both_spellings(self) -> dict[str, Any]:
         thetas = {name: self.rope[kind]["rope_theta"] for kind, (name, _) in THETAS.items()}
         return {"rope_parameters": self.rope, **thetas}
 
-    def rows(self):
+    def rows(self) -> Iterator[Row]:
         prefix = self.prefix
         yield table.Row(f"{prefix}{self.embedding_key}", self.embedding.tokens.embeddings)
         yield from table.norm(f"{prefix}embeddings.norm", self.embedding.norm)

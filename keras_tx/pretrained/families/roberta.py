@@ -1,12 +1,16 @@
 """RoBERTa, XLM-R and CamemBERT: BERT whose positions do not count padding. Liu et al. 2019, arXiv:1907.11692."""
 
+from collections.abc import Iterator
+from typing import Any
+
 from keras_tx.pretrained.families.bert import PostNormEncoder
+from keras_tx.pretrained.table import Row
 
 _NAMES = ("Roberta", "Camembert", "XLMRoberta")
 
 
 class Roberta(PostNormEncoder):
-    """Positions begin behind the row of the padding id; a sentence is classified by its first vector, not pooled."""
+    """Positions start after the padding id; sequences are classified by their first vector, without the pooler."""
 
     model_types = ("roberta", "camembert", "xlm-roberta")
     tasks = {
@@ -28,12 +32,12 @@ class Roberta(PostNormEncoder):
     )
     counts_padding = False
 
-    def _head(self):
+    def _head(self) -> Any:
         if self.task == "masked_lm":
             return self._token_head("gelu")  # whatever `hidden_act` is
         return self._sentence_head("tanh") if self.task == "sequence_classification" else super()._head()
 
-    def _head_rows(self):
+    def _head_rows(self) -> Iterator[Row]:
         if self.task == "masked_lm":
             yield from self.head.rows("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
         elif self.task == "sequence_classification":

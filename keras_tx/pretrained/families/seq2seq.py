@@ -1,8 +1,9 @@
-"""Sequence to sequence: what T5, BART and Marian share. Ids in, an encoder's memory, a decoder's logits out.
+"""The base class of encoder-decoder models: T5, BART and Marian. Source ids, target ids -> logits.
 
 B batch, S source tokens, T target tokens, D hidden, V vocabulary.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -10,89 +11,92 @@ from keras import ops
 
 from keras_tx.keras_internals import keep_call_arguments
 from keras_tx.pretrained import generation_config, table
+from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.family import Family, PaddingMask, split
 from keras_tx.pretrained.heads import answer_spans
+from keras_tx.pretrained.table import Row
+from keras_tx.types import DType, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class TargetIds(keras.layers.Layer):
-    """Source ids (B, S), target ids (B, T) or None -> target ids; without, the source behind the token that starts.
+    """Returns the target ids (B, T), or, without them, the source ids (B, S) shifted right by a start token.
 
     Args:
-        start_id: the token that starts.
+        start_id: the id of the start token.
     """
 
-    def __init__(self, start_id, **kwargs):
+    def __init__(self, start_id: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.start_id = start_id
         keep_call_arguments(self)
 
-    def call(self, ids, target_ids=None):
+    def call(self, ids: Tensor, target_ids: Tensor = None) -> Tensor:
         if target_ids is not None:
             return target_ids
         return ops.concatenate([ops.full_like(ids[:, :1], self.start_id), ids[:, :-1]], axis=1)
 
-    def compute_output_spec(self, ids, target_ids=None):
+    def compute_output_spec(self, ids: Tensor, target_ids: Tensor = None) -> Any:
         return keras.KerasTensor(ids.shape if target_ids is None else target_ids.shape, dtype="int32")
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "start_id": self.start_id}
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class AtLast(keras.layers.Layer):
-    """Vectors (B, T, D), ids (B, T) -> the vectors (B, D) at the last token that is `token_id`."""
+    """Vectors (B, T, D), ids (B, T) -> the vectors (B, D) at the last occurrence of `token_id`."""
 
-    def __init__(self, token_id, **kwargs):
+    def __init__(self, token_id: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
         self.token_id = token_id
         keep_call_arguments(self)
 
-    def call(self, hidden, ids):
+    def call(self, hidden: Tensor, ids: Tensor) -> Tensor:
         slots = ops.arange(ops.shape(ids)[1], dtype="int32")
         last = ops.max(ops.where(ops.equal(ids, self.token_id), slots, 0), axis=1)
         return ops.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
 
-    def compute_mask(self, hidden, mask=None):
+    def compute_mask(self, hidden: Tensor, mask: Tensor = None) -> None:
         return None
 
-    def compute_output_spec(self, hidden, ids):
+    def compute_output_spec(self, hidden: Tensor, ids: Tensor) -> Any:
         return keras.KerasTensor((hidden.shape[0], hidden.shape[2]), dtype=hidden.dtype)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "token_id": self.token_id}
 
 
 class Seq2SeqFamily(Family):
-    """A family with encoder and decoder.
+    """A family with an encoder and a decoder.
 
-    A subclass makes `embedding` of the sources, `target_embedding`, `encoder`, `decoder` and `head`, and says what is
-    between them: `_embed` and, where there is more, `_encoded`, `_decoded` and `_logits`.
+    A subclass makes `embedding` (of the sources), `target_embedding`, `encoder`, `decoder` and `head`, and connects
+    them by `_embed` and, if there is more between them, by `_encoded`, `_decoded` and `_logits`.
     """
 
     inputs: tuple[str, ...] = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
     needed: tuple[str, ...] = ("input_ids", "decoder_input_ids")
     head_key = "lm_head.weight"
-    encoder_tasks: tuple[str, ...] = ()  # those that have no decoder
+    encoder_tasks: tuple[str, ...] = ()  # the tasks without a decoder
     embedding: Any
     target_embedding: Any
     encoder: Any
     decoder: Any
     head: Any
-    class_head: Any = None  # of the tasks that classify
-    target_ids: Any = None  # where the decoder reads the source if it is given nothing
+    class_head: Any = None  # of classification tasks
+    target_ids: Any = None  # if the decoder reads the source when there is no target
     at_last: Any = None  # of "sequence_classification"
 
-    def __init__(self, config, task, *, tied=True, dtype=None):
+    def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
         config.refuse("is_decoder", False)
         config.refuse("is_encoder_decoder", *([True] if task not in self.encoder_tasks else [True, False]))
         self.padding_mask = PaddingMask(name="padding_mask")
         self.target_mask = PaddingMask(name="decoder_padding_mask")
 
-    def _padding_id(self, vocabulary_size, default):
-        """The id that stands for no token, or raises."""
+    def _padding_id(self, vocabulary_size: int, default: Any) -> int:
+        """The id of padding tokens; raises if it is not in the vocabulary."""
         padding_id = self.config.take("pad_token_id", default=default)
         if type(padding_id) is not int or not 0 <= padding_id < vocabulary_size:
             raise ValueError(
@@ -101,35 +105,36 @@ class Seq2SeqFamily(Family):
             )
         return padding_id
 
-    def _embed(self, side, ids, mask=None, by_slot=False):
-        """Ids of one `side`, "encoder" or "decoder" -> (B, T, D).
+    def _embed(self, side: str, ids: Tensor, mask: Tensor = None, by_slot: bool = False) -> Tensor:
+        """Embeds the ids of one `side`, "encoder" or "decoder": (B, T) -> (B, T, D).
 
         Args:
-            mask: (B, T), True at real tokens; None for the one that the padding id makes.
-            by_slot: positions count slots, as in Hugging Face; otherwise real tokens, as generation needs.
+            mask: (B, T), True at real tokens; None: all ids but the padding id are real.
+            by_slot: whether positions count all tokens, as in Hugging Face, instead of real tokens, as generation
+            needs.
         """
         raise NotImplementedError
 
-    def _encoded(self, hidden):
-        """What is done with the output of the encoder."""
+    def _encoded(self, hidden: Tensor) -> Tensor:
+        """Processes the output of the encoder."""
         return hidden
 
-    def _decoded(self, hidden):
-        """What is done with the output of the decoder."""
+    def _decoded(self, hidden: Tensor) -> Tensor:
+        """Processes the output of the decoder."""
         return hidden
 
-    def _logits(self, hidden):
+    def _logits(self, hidden: Tensor) -> Tensor:
         """(B, T, D) -> (B, T, V)."""
         return self.target_embedding(hidden, reverse=True) if self.head is None else self.head(hidden)
 
-    def _make_head(self):
-        """The layer of the logits; None where the token table serves or there are none."""
+    def _make_head(self) -> Any:
+        """The layer of the logits; None if they are tied to the token table, or the task has none."""
         if self.tied or self.task != "conditional_generation":
             return None
         size = self.target_embedding.vocabulary_size
         return keras.layers.Dense(size, use_bias=False, dtype=self.dtype, name="lm_head")
 
-    def outputs(self, inputs, hidden_states):
+    def outputs(self, inputs: dict[str, Tensor], hidden_states: bool) -> dict[str, Tensor]:
         ids, target = inputs["input_ids"], self._target(inputs)
         mask = self.padding_mask(ids, inputs["attention_mask"])
         target_mask = self.target_mask(target, inputs["decoder_attention_mask"])
@@ -147,12 +152,12 @@ class Seq2SeqFamily(Family):
             outputs["decoder_hidden_states"] = split(target_states[0])
         return outputs
 
-    def _target(self, inputs):
+    def _target(self, inputs: dict[str, Tensor]) -> Tensor:
         """The ids that the decoder reads."""
         given = inputs["decoder_input_ids"]
         return given if self.target_ids is None else self.target_ids(inputs["input_ids"], given)
 
-    def _task_outputs(self, hidden, ids):
+    def _task_outputs(self, hidden: Tensor, ids: Tensor) -> dict[str, Tensor]:
         if self.task == "base":
             return {"last_hidden_state": hidden}
         if self.task == "sequence_classification":
@@ -161,22 +166,21 @@ class Seq2SeqFamily(Family):
             return answer_spans(self.class_head(hidden))
         return {"logits": self._logits(hidden)}
 
-    def writing(self):
+    def generation_model(self) -> keras.Model | None:
         if self.task != "conditional_generation":
             return None
         ids = keras.Input((None,), dtype="int32", name="input_ids")
         target = keras.Input((None,), dtype="int32", name="decoder_input_ids")
         memory = self._encoded(self.encoder(self._embed("encoder", ids)))
-        # The target begins with the padding id in T5 and Marian, and holds it wherever the model writes it.
+        # In T5 and Marian the target starts with the padding id, and may contain it: all target ids are real tokens.
         embedded = self._embed("decoder", target, self.target_mask(target))
         return keras.Model([ids, target], self._logits(self._decoded(self.decoder(embedded, memory))))
 
-    def generation_options(self, values):
-        return generation_config.options(
-            values or self.config.values
-        )  # older checkpoints have these values in config.json
+    def generation_options(self, values: dict[str, Any]) -> dict[str, Any]:
+        # Older checkpoints have these values in config.json.
+        return generation_config.generate_options(values or self.config.values)
 
-    def _head_rows(self):
+    def _head_rows(self) -> Iterator[Row]:
         if self.task == "sequence_classification":
             yield from self.class_head.rows("classification_head.out_proj", "classification_head.dense")
         elif self.class_head is not None:

@@ -3,19 +3,24 @@
 Raffel et al. 2020, arXiv:1910.10683; gated: Shazeer 2020, arXiv:2002.05202; mT5: Xue et al. 2021, arXiv:2010.11934.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 import keras
 from keras import ops
 
 from keras_tx.layers import Decoder, Encoder, RelativePositionBias, TokenEmbedding
 from keras_tx.layers.dropout import Dropout
 from keras_tx.pretrained import table
-from keras_tx.pretrained.config import activation
+from keras_tx.pretrained.config import Config, activation
 from keras_tx.pretrained.families.seq2seq import AtLast, Seq2SeqFamily, TargetIds
 from keras_tx.pretrained.family import split
 from keras_tx.pretrained.heads import ClassHead
+from keras_tx.pretrained.table import Row
+from keras_tx.types import DType, Shape, Tensor
 
 
-def _attention(theirs, ours):
+def _attention(theirs: str, ours: str) -> dict[str, str]:
     return {f"{theirs}.{name}": f"{ours}.{dense}_dense" for name, dense in _DENSE.items()}
 
 
@@ -26,24 +31,24 @@ _CROSS = {**_attention("layer.1.EncDecAttention", "cross_attention"), "layer.1.l
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class Scale(keras.layers.Layer):
-    """`inputs` times a constant `factor`, any shape."""
+    """Multiplies inputs of any shape by a constant `factor`."""
 
-    def __init__(self, factor, **kwargs):
+    def __init__(self, factor: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
         self.factor = factor
 
-    def call(self, inputs):
+    def call(self, inputs: Tensor) -> Tensor:
         return inputs * ops.cast(self.factor, inputs.dtype)
 
-    def compute_output_shape(self, inputs_shape):
+    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
         return inputs_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "factor": self.factor}
 
 
-def tasks_of(name):
+def tasks_of(name: str) -> dict[str, str | tuple[str, ...]]:
     return {
         "base": f"{name}Model",
         "conditional_generation": f"{name}ForConditionalGeneration",
@@ -55,14 +60,15 @@ def tasks_of(name):
 
 
 class T5(Seq2SeqFamily):
-    """No biases, no scaled products, RMS norms first; relative positions that all layers of a stack share.
+    """Pre-norm with RMS norms, no biases, no scaling of attention scores, relative positions shared by all layers.
 
-    In the first version the token table is also that of the logits, and the decoder's output is scaled by D ** -0.5
-    before. From 1.1 on neither. transformers 5 writes `tie_word_embeddings: true` for all of them: whether the file has
-    a table of the logits says whether it is tied, and `scale_decoder_outputs`, if it is there, whether it is scaled.
+    In T5 1.0 the logits are tied to the token table, and the decoder's output is scaled by D ** -0.5. Since T5 1.1 they
+    are not. transformers 5 writes `tie_word_embeddings: true` for all versions, so the presence of a table of the
+    logits in the file decides whether they are tied, and `scale_decoder_outputs`, if present, whether the output is
+    scaled.
 
-    The tasks "encoder" and "token_classification" are of the encoder alone. Classifying a sequence and finding answers
-    the decoder reads the source, one step behind.
+    The tasks "encoder" and "token_classification" use the encoder only. For sequence classification and question
+    answering the decoder reads the source, shifted right by one token.
     """
 
     model_types: tuple[str, ...] = ("t5",)
@@ -72,16 +78,18 @@ class T5(Seq2SeqFamily):
     other_tasks = ("sequence_classification", "token_classification")
     embedding_key = "shared.weight"
     copies = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-    ignored = {r"decoder\..*\.EncDecAttention\.relative_attention_bias\.weight": "of the first release, never used"}
+    ignored = {
+        r"decoder\..*\.EncDecAttention\.relative_attention_bias\.weight": "of the first release, which never used it"
+    }
     heads = (
         r"lm_head\.weight",
         r"classification_head\.(dense|out_proj)\.(weight|bias)",
         r"(classifier|qa_outputs)\.(weight|bias)",
     )
     tied_by_file = True
-    feed_forward = "relu"  # where config.json has none
+    feed_forward = "relu"  # the default of config.json
 
-    def __init__(self, config, task, *, tied=True, dtype=None):
+    def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
         function, gated = self._activation()
         rate = config.number("dropout_rate", default=0.1, kind=float)
@@ -132,7 +140,7 @@ class T5(Seq2SeqFamily):
             self.target_ids = TargetIds(config.take("decoder_start_token_id", default=0), name="target_ids")
             self.at_last = AtLast(config.take("eos_token_id", default=1), name="at_last")
 
-    def _make_class_head(self):
+    def _make_class_head(self) -> Any:
         config, rate = self.config, self.config.number("classifier_dropout", default=0.0, kind=float)
         if self.task == "sequence_classification":
             width = self.embedding.hidden_dim
@@ -142,7 +150,7 @@ class T5(Seq2SeqFamily):
             return ClassHead(config.num_labels, dropout=rate, dtype=self.dtype)
         return ClassHead(2, dtype=self.dtype) if self.task == "question_answering" else None
 
-    def outputs(self, inputs, hidden_states):
+    def outputs(self, inputs: dict[str, Tensor], hidden_states: bool) -> dict[str, Tensor]:
         if self.task not in self.encoder_tasks:
             return super().outputs(inputs, hidden_states)
         ids = inputs["input_ids"]
@@ -153,38 +161,38 @@ class T5(Seq2SeqFamily):
         name, made = ("last_hidden_state", hidden) if self.class_head is None else ("logits", self.class_head(hidden))
         return {name: made, **({"hidden_states": split(states[0])} if hidden_states else {})}
 
-    def is_of_other_task(self, name):
+    def is_of_other_task(self, name: str) -> bool:
         return super().is_of_other_task(name) or (self.task in self.encoder_tasks and name.startswith("decoder."))
 
-    def _activation(self):
+    def _activation(self) -> tuple[Any, bool]:
         """The activation of the feed-forward, and whether it is gated: "relu", "gated-gelu", ..."""
         name = self.config.take("feed_forward_proj", default=self.feed_forward)
         kind, _, last = str(name).rpartition("-")
         if kind not in ("", "gated"):
             raise ValueError(
-                "`feed_forward_proj` in config.json must be an activation, or 'gated-' and one. Received: "
+                "`feed_forward_proj` in config.json must be an activation, or 'gated-' and an activation. Received: "
                 f"feed_forward_proj={name!r}"
             )
         last = "gelu_new" if name == "gated-gelu" else last
         for key, ours in (("dense_act_fn", last), ("is_gated_act", kind == "gated")):
             value = self.config.take(key, default=ours)
-            if value != ours:  # transformers would take this one
+            if value != ours:  # transformers would use this one
                 raise ValueError(
-                    f"`feed_forward_proj` and `{key}` in config.json must say the same. Received: "
+                    f"`feed_forward_proj` and `{key}` in config.json must agree. Received: "
                     f"feed_forward_proj={name!r}, {key}={value!r}"
                 )
         return activation(last, "feed_forward_proj"), kind == "gated"
 
-    def _is_scaled(self):
+    def _is_scaled(self) -> bool:
         default = self.config.values.get("tie_word_embeddings") is not False
         return self.config.flag("scale_decoder_outputs", default=default)
 
-    def saved_values(self):
-        # Where `tie_word_embeddings` is written anew it no longer says whether the output is scaled.
+    def saved_values(self) -> dict[str, Any]:
+        # `tie_word_embeddings` is saved anew, and then no longer tells whether the output is scaled.
         values = {**super().saved_values(), "scale_decoder_outputs": self._is_scaled()}
         return {**values, "is_encoder_decoder": self.task not in self.encoder_tasks}
 
-    def _bias(self, num_heads, bidirectional):
+    def _bias(self, num_heads: int, bidirectional: bool) -> Any:
         return RelativePositionBias(
             num_heads,
             num_buckets=self.config.number("relative_attention_num_buckets", default=32),
@@ -193,19 +201,19 @@ class T5(Seq2SeqFamily):
             name="position_bias",
         )
 
-    def _embed(self, side, ids, mask=None, by_slot=False):
+    def _embed(self, side: str, ids: Tensor, mask: Tensor = None, by_slot: bool = False) -> Tensor:
         return self.embedding(ids, mask=mask)
 
-    def _encoded(self, hidden):
+    def _encoded(self, hidden: Tensor) -> Tensor:
         return self.encoder_dropout(hidden)
 
-    def _decoded(self, hidden):
+    def _decoded(self, hidden: Tensor) -> Tensor:
         return self.decoder_dropout(hidden)
 
-    def _logits(self, hidden):
+    def _logits(self, hidden: Tensor) -> Tensor:
         return super()._logits(self.scale(hidden) if self._is_scaled() else hidden)
 
-    def rows(self):
+    def rows(self) -> Iterator[Row]:
         yield table.Row(self.embedding_key, self.embedding.tokens.embeddings)
         stacks = {"encoder": self.encoder}
         if self.task not in self.encoder_tasks:
@@ -222,7 +230,7 @@ class T5(Seq2SeqFamily):
             yield from table.norm(f"{side}.final_layer_norm", stack.final_norm)
         yield from self._head_rows()
 
-    def _feed_forward_rows(self, theirs, layer):
+    def _feed_forward_rows(self, theirs: str, layer: Any) -> Iterator[Row]:
         if layer.gated:
             yield from table.linear(f"{theirs}.wi_0", layer.gate_dense)
         yield from table.linear(f"{theirs}.{'wi_1' if layer.gated else 'wi'}", layer.intermediate_dense)
@@ -230,13 +238,13 @@ class T5(Seq2SeqFamily):
 
 
 class MT5(T5):
-    """T5 1.1 over many languages."""
+    """The multilingual T5 1.1."""
 
     model_types = ("mt5",)
     tasks = tasks_of("MT5")
     feed_forward = "gated-gelu"
 
-    def _is_scaled(self):
+    def _is_scaled(self) -> bool:
         return False
 
 

@@ -1,5 +1,6 @@
 """ViT: images (B, C, height, width) -> classes. Dosovitskiy et al. 2021, arXiv:2010.11929."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -9,9 +10,12 @@ from keras_tx.layers import EncoderLayer, PatchEmbedding
 from keras_tx.layers.projection import Projection
 from keras_tx.layers.transformer import TransformerStack
 from keras_tx.pretrained import table
+from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.family import Family, attention_sizes, split
 from keras_tx.pretrained.heads import ClassHead
 from keras_tx.pretrained.leading_axes import LeadingAxesRow
+from keras_tx.pretrained.table import Row
+from keras_tx.types import DType, Tensor
 
 _LAYER = {
     "attention.attention.query": "self_attention.query_dense",
@@ -27,11 +31,11 @@ _LAYER = {
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class ImageEncoder(TransformerStack):
-    """`Encoder` without masks, whose hidden states are those before the final norm, the last one too."""
+    """`Encoder` without masks. Its hidden states are the outputs of the layers before the final norm."""
 
     block = EncoderLayer
 
-    def call(self, inputs, training=None, return_hidden_states=False):
+    def call(self, inputs: Tensor, training: bool | None = None, return_hidden_states: bool = False) -> Tensor:
         norm: Any = self.final_norm
         hidden = [inputs]
         for layer in self.layers:
@@ -39,23 +43,25 @@ class ImageEncoder(TransformerStack):
         outputs = norm(hidden[-1])
         return (outputs, ops.stack(hidden, axis=1)) if return_hidden_states else outputs
 
-    def compute_output_spec(self, inputs, training=None, return_hidden_states=False):
+    def compute_output_spec(
+        self, inputs: Tensor, training: bool | None = None, return_hidden_states: bool = False
+    ) -> Any:
         outputs = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
         return (outputs, self._hidden_spec(inputs)) if return_hidden_states else outputs
 
 
 class ViT(Family):
-    """Pre-norm over patches, and a class token whose last vector is classified."""
+    """A pre-norm encoder of image patches and a class token, whose output vector is classified."""
 
     model_types = ("vit",)
     prefix = "vit."
     tasks = {"base": "ViTModel", "image_classification": "ViTForImageClassification"}
     inputs = needed = ("pixel_values",)
     parts = {"pooler": "pooler.dense.weight"}
-    ignored = {r"vit\.embeddings\.mask_token": "of patches that are hidden, in pretraining"}
+    ignored = {r"vit\.embeddings\.mask_token": "the token of hidden patches, used in pretraining"}
     heads = (r"(vit\.pooler\.dense|classifier|decoder\.0)\.(weight|bias)",)
 
-    def __init__(self, config, task, *, tied=True, dtype=None):
+    def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
         config.refuse("tie_last_hidden_states", False)
         hidden_dim, num_heads = attention_sizes(config)
@@ -98,20 +104,20 @@ class ViT(Family):
         if task == "image_classification":
             self.head = ClassHead(config.num_labels, dtype=dtype)
 
-    def _image_size(self):
+    def _image_size(self) -> Any:
         """Height and width."""
         value = self.config.take("image_size", default=224)
         sizes = value if isinstance(value, (list, tuple)) else (value, value)
         if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
             raise ValueError(
-                f"`image_size` in config.json must be a positive integer, or two. Received: image_size={value!r}"
+                f"`image_size` in config.json must be a positive integer or two of them. Received: image_size={value!r}"
             )
         return sizes
 
-    def symbolic_inputs(self):
+    def symbolic_inputs(self) -> dict[str, keras.KerasTensor]:
         return {"pixel_values": keras.Input(self.image_shape, dtype="float32", name="pixel_values")}
 
-    def outputs(self, inputs, hidden_states):
+    def outputs(self, inputs: dict[str, Tensor], hidden_states: bool) -> dict[str, Tensor]:
         embedded = self.embedding(ops.transpose(inputs["pixel_values"], (0, 2, 3, 1)))
         hidden = self.encoder(embedded, return_hidden_states=hidden_states)
         hidden, beside = (hidden[0], {"hidden_states": split(hidden[1])}) if hidden_states else (hidden, {})
@@ -120,7 +126,7 @@ class ViT(Family):
         pooled = {} if self.pooler is None else {"pooler_output": self.pooler(hidden[:, 0])}
         return {"last_hidden_state": hidden, **pooled, **beside}
 
-    def rows(self):
+    def rows(self) -> Iterator[Row]:
         embeddings = f"{self.prefix}embeddings"
         yield LeadingAxesRow(f"{embeddings}.cls_token", self.embedding.class_token, axes=2)
         yield LeadingAxesRow(f"{embeddings}.position_embeddings", self.embedding.positions.embeddings)
