@@ -55,9 +55,7 @@ def test_a_tensor_that_has_no_place_is_named(name, tmp_path):
         folder = with_tensors(
             name, tmp_path / str(index), lambda arrays, key=key: arrays.update({key: np.ones((3, 5), "float32")})
         )
-        with pytest.raises(
-            ValueError, match=f"Every tensor must have a place in a model .* Received: '{key}', which has"
-        ):
+        with pytest.raises(ValueError, match=f"Every tensor must be used by a model .* Received: '{key}', which is"):
             pretrained.from_pretrained(folder)
 
 
@@ -225,7 +223,7 @@ LOGITS = "lm_head.weight"
 
 def test_untied_by_the_config_it_needs_its_own_table(tmp_path):
     folder = copied("bert", tmp_path, tie_word_embeddings=False)
-    with pytest.raises(ValueError, match=r"must have 'cls.predictions.decoder.weight' of shape \(137, 32\); or give"):
+    with pytest.raises(ValueError, match=r"must have 'cls.predictions.decoder.weight' of shape \(137, 32\); or pass"):
         pretrained.from_pretrained(folder)
 
 
@@ -253,7 +251,9 @@ def test_untied_by_the_config_it_needs_its_own_table(tmp_path):
     ],
 )
 def test_a_head_that_is_asked_for_and_not_there_is_new_and_named(name, task, new):
-    with pytest.warns(UserWarning, match=f"lacks tensors of the task '{task}'. They are new and must be trained: ") as caught:
+    with pytest.warns(
+        UserWarning, match=f"lacks tensors of the task '{task}'. They are new and must be trained: "
+    ) as caught:
         model = pretrained.from_pretrained(TINY / name, task=task)
     assert set(eval(str(caught[0].message).split("trained: ")[1])) == new
     assert model.task == task and all(np.isfinite(to_numpy(x)).all() for x in model.weights)
@@ -268,7 +268,9 @@ def test_half_a_head_is_an_error_even_where_it_was_asked_for(tmp_path):
 
 
 def test_another_number_of_labels_is_a_new_head():
-    with pytest.warns(UserWarning, match=r"new, to be trained: \['classifier.weight', 'classifier.bias'\]"):
+    with pytest.warns(
+        UserWarning, match=r"They are new and must be trained: \['classifier.weight', 'classifier.bias'\]"
+    ):
         model = pretrained.from_pretrained(TINY / "bert_cls", num_labels=7)
     assert model(inputs_of("bert_cls", model))["logits"].shape == (3, 7) and len(model.config["id2label"]) == 7
     same = pretrained.from_pretrained(TINY / "bert_cls", num_labels=3)
@@ -288,7 +290,9 @@ def test_labels_have_the_names_that_are_given(tmp_path):
     for labels in ("good", [], ["good", "good"], ["good", 7], ["good", ""]):
         with pytest.raises(ValueError, match="`labels` must be different strings, none empty, one for each class. Rec"):
             pretrained.from_pretrained(TINY / "bert_cls", labels=labels)
-    with pytest.raises(ValueError, match="`labels` must have the length `num_labels`. Received: .*'so-so'], num_labels=4"):
+    with pytest.raises(
+        ValueError, match="`labels` must have the length `num_labels`. Received: .*'so-so'], num_labels=4"
+    ):
         pretrained.from_pretrained(TINY / "bert_cls", labels=names, num_labels=4)
 
 
