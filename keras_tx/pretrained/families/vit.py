@@ -29,7 +29,7 @@ _LAYER = {
 class ImageEncoder(TransformerStack):
     """`Encoder` without masks, whose hidden states are those before the final norm, the last one too."""
 
-    block = EncoderLayer
+    layer_class = EncoderLayer
 
     def call(self, inputs, training=None, return_hidden_states=False):
         norm: Any = self.final_norm
@@ -76,8 +76,8 @@ class ViT(Family):
         )
         self.encoder = ImageEncoder(
             config.number("num_hidden_layers"),
-            num_heads,
             config.number("intermediate_size"),
+            num_heads,
             dropout=dropout,
             attention_dropout=config.number("attention_probs_dropout_prob", default=0.0, kind=float),
             activation=config.activation("hidden_act", default="gelu"),
