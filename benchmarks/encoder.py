@@ -65,7 +65,7 @@ def our_stack(
 ) -> keras.KerasTensor:
     options = {"position_encoding": "learned", "max_length": max_length, "dropout": 0.0}
     hidden = keras_tx.layers.TokenEmbedding(vocabulary_size, WIDTH, **options)(inputs)
-    encoder = keras_tx.layers.Encoder(LAYERS, HEADS, INTERMEDIATE, dropout=DROPOUT, skip_padding=skip_padding)
+    encoder = keras_tx.layers.Encoder(LAYERS, INTERMEDIATE, HEADS, dropout=DROPOUT, skip_padding=skip_padding)
     return encoder(hidden)
 
 

@@ -40,7 +40,7 @@ def attention_step(side: str, length: int):
             hidden = keras_hub.layers.TransformerEncoder(INTERMEDIATE, HEADS)(hidden)
     else:
         options = {"blockwise": True, **({"sliding_window": WINDOW} if "window" in side else {})}
-        hidden = keras_tx.layers.Encoder(LAYERS, HEADS, INTERMEDIATE, dropout=0.0, attention_options=options)(inputs)
+        hidden = keras_tx.layers.Encoder(LAYERS, INTERMEDIATE, HEADS, dropout=0.0, attention_options=options)(inputs)
     model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
     model.compile("adam", "mean_squared_error", jit_compile=False)
     x = np.random.default_rng(7).normal(size=(1, length, WIDTH)).astype("float32")

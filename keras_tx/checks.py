@@ -1,7 +1,11 @@
-"""Checks of constructor arguments. Each error names the argument, the rule and the received value."""
+"""Checks of constructor arguments. Each error names the argument, the rule and the received value.
 
+A check of a number returns a plain Python number, whatever type it got (NumPy has its own): configs are stored as JSON.
+"""
+
+import difflib
 import inspect
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -9,7 +13,7 @@ from keras_tx.keras_internals import layers_within
 
 
 def positive_int(name: str, value: Any, none: bool = False) -> Any:
-    """Returns `value` if it is a positive integer (or None, where `none` allows it)."""
+    """Returns `value` as an int if it is a positive integer; None as it is, where `none` allows it."""
     if none and value is None:
         return value
     if not isinstance(value, Integral) or isinstance(value, bool) or value <= 0:
@@ -19,26 +23,21 @@ def positive_int(name: str, value: Any, none: bool = False) -> Any:
 
 
 def rate(name: str, value: Any) -> float:
-    """Returns `value` if it is a probability that dropout can take: 0 <= value < 1."""
+    """Returns `value` as a float if it is a rate of dropout: 0 <= value < 1."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 1:
         raise ValueError(f"The argument `{name}` must be a number in [0, 1). Received: {name}={value!r}")
-    return _plain(value)
+    return float(value)
 
 
 def positive_float(name: str, value: Any) -> float:
-    """Returns `value` if it is a finite positive number."""
+    """Returns `value` as a float if it is a finite positive number."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < float("inf"):
         raise ValueError(f"The argument `{name}` must be a positive finite number. Received: {name}={value!r}")
-    return _plain(value)
-
-
-def _plain(value: Any) -> float:
-    """A number that JSON has; NumPy's are not all."""
-    return value if isinstance(value, (int, float)) else float(value)
+    return float(value)
 
 
 def unregularized(name: str, layer: Any) -> None:
-    """Raises if a layer within `layer` has an activity regularizer, whose loss `name` would count falsely."""
+    """Raises if an activity regularizer stands in `layer`: the option `name` would change the loss that it adds."""
     regularized = [one.name for one in layers_within(layer) if one.activity_regularizer is not None]
     if regularized:
         raise ValueError(
@@ -46,30 +45,40 @@ def unregularized(name: str, layer: Any) -> None:
         )
 
 
-def one_of(name: str, value: Any, allowed: Collection) -> Any:
+def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:
     """Returns `value` if it is one of `allowed`."""
-    if value not in list(allowed):  # a list compares, where a dict would hash
+    if value not in list(allowed):  # in a list, as values that cannot be hashed are compared, too
         raise ValueError(f"The argument `{name}` must be one of {list(allowed)}. Received: {name}={value!r}")
     return value
 
 
-def parameters_of(layer: type) -> list[str]:
-    """The keyword arguments of a layer: its own, and those of the bases that its `**kwargs` go to, Keras' left out."""
-    names: dict[str, None] = {}
-    for base in layer.__mro__:
-        if "__init__" in vars(base):
-            parameters = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
-            if not base.__module__.startswith("keras_tx."):
-                break
-            names |= {p.name: None for p in parameters if p.kind is not p.VAR_KEYWORD and p.name != "self"}
-            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                break
-    return list(names)
+def parameters_of(cls: type) -> list[str]:
+    """The names of the constructor arguments of a layer or model of this package, or of a subclass; not Keras' own."""
+    ours = next(base for base in cls.__mro__ if base.__module__.startswith("keras_tx.") and "__init__" in vars(base))
+    parameters = inspect.signature(ours).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
 
 
-def options_of(name: str, value: Any, layer: type, given: Collection[str] = ()) -> dict:
-    """Returns a copy of the dict `value` if its keys are keyword arguments of `layer`, `given` ones left out."""
-    allowed = [parameter for parameter in parameters_of(layer) if parameter not in given]
+def known_arguments(cls: type, rest: Mapping[str, Any], further: Collection[str] = ()) -> None:
+    """Raises if `rest`, the `**kwargs` of a constructor, has a name that the base class does not take either.
+
+    Keras' models ignore unknown names, and its layers do not say which one was probably meant.
+
+    Args:
+        cls: the class that is constructed.
+        rest: the arguments that its signature does not name.
+        further: the names that the base class takes.
+    """
+    for name, value in rest.items():
+        if name not in further:
+            near = difflib.get_close_matches(name, [*parameters_of(cls), *further], n=1)
+            hint = f" Did you mean `{near[0]}`?" if near else ""
+            raise ValueError(f"`{cls.__name__}` has no argument `{name}`.{hint} Received: {name}={value!r}")
+
+
+def options_of(name: str, value: Any, cls: type, given: Collection[str] = ()) -> dict[str, Any]:
+    """Returns a copy of the dict `value` if its keys are constructor arguments of `cls`, those `given` left out."""
+    allowed = [parameter for parameter in parameters_of(cls) if parameter not in given]
     options = {} if value is None else value
     if not isinstance(options, dict) or not set(options) <= set(allowed):
         raise ValueError(f"The argument `{name}` must be a dict with keys among {allowed}. Received: {name}={value!r}")

@@ -104,14 +104,14 @@ ROWS = [
         scores=True,
     ),
     Row(
-        layers.Encoder, {"num_layers": 2, "num_heads": 3, "intermediate_dim": 17, "normalize_first": True}, scores=True
+        layers.Encoder, {"num_layers": 2, "intermediate_dim": 17, "num_heads": 3, "normalize_first": True}, scores=True
     ),
     Row(
         layers.Encoder,
         {
             "num_layers": 2,
-            "num_heads": 3,
             "intermediate_dim": 17,
+            "num_heads": 3,
             "position_bias": "relative",
             "attention_options": {"rotary": True, "key_dim": 4},
         },
@@ -132,7 +132,7 @@ ROWS = [
     ),
     Row(
         layers.Decoder,
-        {"num_layers": 2, "num_heads": 3, "intermediate_dim": 17, "cross_attention": True, "position_bias": "alibi"},
+        {"num_layers": 2, "intermediate_dim": 17, "num_heads": 3, "cross_attention": True, "position_bias": "alibi"},
         _inputs_and_memory,
         scores=True,
     ),
@@ -154,8 +154,8 @@ ROWS = [
         layers.Encoder,
         {
             "num_layers": 2,
-            "num_heads": 3,
             "intermediate_dim": 17,
+            "num_heads": 3,
             "normalize_first": True,
             "normalization": "layer_norm_no_bias",
             "attention_options": [{"rotary": True, "key_dim": 4}, {"sliding_window": 2, "use_output_bias": False}],
@@ -180,7 +180,7 @@ ROWS = [
     Row(layers.PatchEmbedding, {"patch_size": 2, "hidden_dim": 11}, _images, any_length=False),
     Row(
         layers.Encoder,
-        {"num_layers": 2, "num_heads": 3, "intermediate_dim": 17, "skip_padding": True},
+        {"num_layers": 2, "intermediate_dim": 17, "num_heads": 3, "skip_padding": True},
         scores=True,
     ),
 ]

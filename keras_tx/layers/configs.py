@@ -1,11 +1,24 @@
 """Sublayers in configs: layer -> dict."""
 
+from typing import Any
+
 import keras
 
+from keras_tx import checks
 from keras_tx.keras_internals import layers_within, replace_dtype_policy
 
+_OF_KERAS = ("activity_regularizer", "autocast", "dtype", "input_dim", "input_shape", "name", "trainable")
 
-class Composite(keras.layers.Layer):
+
+class StrictLayer(keras.layers.Layer):
+    """A layer that refuses unknown constructor arguments and offers the nearest name. Keras only refuses them."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        checks.known_arguments(type(self), kwargs, _OF_KERAS)
+        super().__init__(**kwargs)
+
+
+class Composite(StrictLayer):
     """A layer of sublayers that have its dtype policy, but for those that `quantize` gave another."""
 
     def get_config(self):

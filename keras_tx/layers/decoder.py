@@ -1,69 +1,132 @@
-"""Decoder: (B, T, D), memory (B, S, D) -> (B, T, D), a layer and the stack of layers; causal, with or without memory.
+"""Decoder: (B, T, D), memory (B, S, D') -> (B, T, D), a layer and the stack of layers; causal, with or without memory.
 
 B batch, T tokens, S memory tokens, N heads, D hidden, L layers. Vaswani et al. 2017, arXiv:1706.03762, section 3.1;
 without memory: Liu et al. 2018, arXiv:1801.10198.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_tx.layers import cache as caches
 from keras_tx.layers.transformer import TransformerLayer, TransformerStack
+from keras_tx.types import Shape, Tensor
+
+_OF_SELF_ATTENTION = ("rotary", "sliding_window")  # those of `attention_options` that cross-attention does not get
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class DecoderLayer(TransformerLayer):
-    """Causal self-attention, attention over the memory if there is one, then feed-forward.
+    """Causal self-attention, cross-attention if there is a memory, then feed-forward.
+
+    Each of them has a residual connection and a norm. The flag `cross_attention` is kept as the attribute
+    `has_cross_attention`: the attribute `cross_attention` is the attention layer itself, or None.
 
     Args:
-        intermediate_dim, num_heads, dropout, attention_dropout, activation_dropout, activation, gated, use_bias,
-            normalize_first, normalization, layer_norm_epsilon, kernel_initializer, normalize_inputs: as for
-            `EncoderLayer`.
-        attention_options: dict of further arguments of `MultiHeadAttention`. `rotary` and `sliding_window` are for
-            self-attention alone.
-        cross_attention: whether the layer attends over a memory, the output of an encoder.
+        intermediate_dim: F, the width of feed-forward inside; at least `num_heads`.
+        num_heads: N. It must divide D, unless `attention_options` have a `key_dim`.
+        cross_attention: whether the layer attends to a memory, the output of an encoder.
+        dropout, attention_dropout, activation_dropout, activation, gated, use_bias, normalize_first, normalization,
+            layer_norm_epsilon, kernel_initializer, normalize_inputs: as for `EncoderLayer`.
+        attention_options: dict of further arguments of `MultiHeadAttention`, for self-attention and cross-attention.
+            `rotary` and `sliding_window` are used by self-attention only.
 
     Call arguments:
         inputs: (B, T, D).
         memory: (B, S, D'), with `cross_attention`.
-        mask: (B, T), True at real tokens. Filled from the Keras mask.
-        memory_mask: (B, S), True at real tokens of the memory. Filled from its Keras mask.
-        attention_mask: (B, T, T) or (B, N, T, T), True = may look, for self-attention, joined with `mask`.
-        attention_bias: added to the scaled products of self-attention, shaped as `attention_mask`.
-        return_attention_scores: also return the scores.
+        mask: (B, T), True at real tokens. If None, the Keras mask of `inputs` is used.
+        memory_mask: (B, S), True at real tokens of the memory. If None, the Keras mask of `memory` is used.
+        attention_mask: (B, T, T) or (B, N, T, T), True where a query may look at a key in self-attention. A key must be
+            allowed by `mask` and must not be later than the query, too.
+        attention_bias: numbers that are added to the attention logits of self-attention, shaped as `attention_mask`.
+        return_attention_scores: whether to return the attention scores, too.
         training: whether dropout is on.
-        positions: (B, T) or (T,) integers for rotary embedding, instead of counting the real tokens.
-        document_ids: (B, T) integers: a token sees only those of its own document, by self-attention; 0 is padding.
-        cache: of `new_cache`, for decoding step by step: keys and values of this call are written from the slot `start`
-            on. `mask` is then (B, slots), the last axis of `attention_mask` and `attention_bias` is slots too, and
-            `memory` need not be given.
+        positions: (B, T) or (T,) integers for rotary embedding. If None, real tokens are counted from 0.
+        document_ids: (B, T) integers. In self-attention a token attends only to tokens of its own document; 0 is
+            padding.
+        cache: key-value cache of `new_cache`, for decoding step by step. The keys and values of this call are stored
+            from the slot `start` on. Then `mask` is (B, slots), the last axis of `attention_mask` and `attention_bias`
+            has the length slots, and `memory` may be left out.
         start: integer or scalar tensor, the slot of the first token of `inputs`.
 
     Returns:
-        (B, T, D); if asked for, the scores of self-attention (B, N, T, T), and of cross-attention (B, N, T, S), in
-        float32; with a `cache` the cache, filled.
+        (B, T, D). If asked for, a tuple of that, the scores of self-attention (B, N, T, T) and those of cross-attention
+        (B, N, T, S), in float32. With a `cache`, the updated cache is the last item.
 
     Raises:
-        ValueError: for a size, rate or name that cannot work, a memory without `cross_attention` or the reverse.
+        ValueError: for a size, rate or name that is not allowed; for a memory without `cross_attention` or the reverse.
+
+    Reference:
+        Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.1.
+
+    Examples:
+        >>> layer = keras_tx.layers.DecoderLayer(intermediate_dim=32, num_heads=4, cross_attention=True)
+        >>> x = np.random.normal(size=(2, 3, 16)).astype("float32")
+        >>> memory = np.random.normal(size=(2, 7, 12)).astype("float32")
+        >>> outputs, own_scores, cross_scores = layer(x, memory, return_attention_scores=True)
+        >>> tuple(outputs.shape), tuple(own_scores.shape), tuple(cross_scores.shape)
+        ((2, 3, 16), (2, 4, 3, 3), (2, 4, 3, 7))
     """
 
-    def __init__(self, intermediate_dim, num_heads, *, cross_attention=False, **kwargs):
-        super().__init__(intermediate_dim, num_heads, **kwargs)
+    def __init__(
+        self,
+        intermediate_dim: int,
+        num_heads: int,
+        *,
+        cross_attention: bool = False,
+        dropout: float = 0.0,
+        attention_dropout: float | None = None,
+        activation_dropout: float = 0.0,
+        activation: Any = "relu",
+        gated: bool = False,
+        use_bias: bool = True,
+        normalize_first: bool = False,
+        normalization: str = "layer_norm",
+        layer_norm_epsilon: float = 1e-5,
+        kernel_initializer: Any = "glorot_uniform",
+        attention_options: dict[str, Any] | None = None,
+        normalize_inputs: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            intermediate_dim,
+            num_heads,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            activation_dropout=activation_dropout,
+            activation=activation,
+            gated=gated,
+            use_bias=use_bias,
+            normalize_first=normalize_first,
+            normalization=normalization,
+            layer_norm_epsilon=layer_norm_epsilon,
+            kernel_initializer=kernel_initializer,
+            attention_options=attention_options,
+            normalize_inputs=normalize_inputs,
+            **kwargs,
+        )
         self.has_cross_attention = cross_attention
+        self.cross_attention: Any = None
 
-    def build(self, inputs_shape, memory_shape=None):
+    def build(self, inputs_shape: Shape, memory_shape: Shape | None = None) -> None:
         self._check_hidden_dim(inputs_shape)
         self._check_memory(memory_shape)
-        self.self_attention_norm, self.self_attention = self._attention(
-            "self_attention", inputs_shape, inputs_shape, has_norm=self.normalize_inputs
+        self.self_attention_norm = (
+            self._make_norm("self_attention_norm", inputs_shape) if self.normalize_inputs else None
         )
-        if self.has_cross_attention:
-            self.cross_attention_norm, self.cross_attention = self._attention(
-                "cross_attention", inputs_shape, memory_shape, without=("rotary", "sliding_window")
+        self.self_attention = self._make_attention("self_attention", inputs_shape, inputs_shape)
+        if memory_shape is not None:
+            self.cross_attention_norm = self._make_norm("cross_attention_norm", inputs_shape)
+            self.cross_attention = self._make_attention(
+                "cross_attention", inputs_shape, memory_shape, left_out=_OF_SELF_ATTENTION
             )
-        self.feed_forward_norm, self.feed_forward = self._feed_forward(inputs_shape)
+        self.feed_forward_norm = self._make_norm("feed_forward_norm", inputs_shape)
+        self.feed_forward = self._make_feed_forward(inputs_shape)
+        self._dropout_layer = self._make_dropout()
 
-    def _check_memory(self, memory):
+    def _check_memory(self, memory: Tensor | Shape | None) -> None:
         if (memory is not None) != self.has_cross_attention:
             rule = "must be given with" if self.has_cross_attention else "needs"
             raise ValueError(
@@ -71,34 +134,37 @@ class DecoderLayer(TransformerLayer):
                 f"memory={memory}, cross_attention={self.has_cross_attention}"
             )
 
-    def new_cache(self, batch_size, num_slots, memory=None):
-        """An empty cache for `num_slots` tokens, with the keys and values of `memory` (B, S, D') if there is one."""
+    def new_cache(self, batch_size: int, num_slots: int, memory: Tensor = None) -> tuple[Any, ...]:
+        """An empty key-value cache for `num_slots` tokens.
+
+        With `memory` (B, S, D') it also holds the keys and values of the memory, which are computed here, once.
+        """
         self._check_memory(memory)
         own = self.self_attention.new_cache(batch_size, num_slots)
         return (own,) if memory is None else (own, self.cross_attention.new_memory(memory))
 
     def call(
         self,
-        inputs,
-        memory=None,
-        mask=None,
-        memory_mask=None,
-        attention_mask=None,
-        attention_bias=None,
-        return_attention_scores=False,
-        training=None,
+        inputs: Tensor,
+        memory: Tensor = None,
+        mask: Tensor = None,
+        memory_mask: Tensor = None,
+        attention_mask: Tensor = None,
+        attention_bias: Tensor = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
         *,
-        positions=None,
-        document_ids=None,
-        cache=None,
-        start=None,
-    ):
+        positions: Tensor = None,
+        document_ids: Tensor = None,
+        cache: tuple[Any, ...] | None = None,
+        start: Tensor = None,
+    ) -> Any:
         options = {"return_attention_scores": return_attention_scores, "training": training}
         own_cache, memory_cache = (None, None) if cache is None else (*cache, None)[:2]
         if cache is None:
             self._check_memory(memory)
 
-        def attention(x):
+        def attend(x: Tensor) -> Any:
             return self.self_attention(
                 x,
                 x,
@@ -114,19 +180,22 @@ class DecoderLayer(TransformerLayer):
                 **options,
             )
 
-        def cross_attention(x):
+        def attend_to_memory(x: Tensor) -> Any:
             return self.cross_attention(x, memory, value_mask=memory_mask, cache=memory_cache, **options)
 
-        outputs, *beside = self._residual(inputs, "self_attention", attention, training)
+        outputs, *own_results = self._residual(inputs, attend, self.self_attention_norm, training)
+        results = [own_results]  # of each attention: its scores if asked for, then its cache if there is one
         if self.has_cross_attention:
-            outputs, *beside_cross = self._residual(outputs, "cross_attention", cross_attention, training)
-            beside = [*zip(beside, beside_cross, strict=True)]
-        else:
-            beside = [(one,) for one in beside]
+            outputs, *cross_results = self._residual(outputs, attend_to_memory, self.cross_attention_norm, training)
+            results.append(cross_results)
         outputs = self._feed(outputs, training)
-        return _flat(outputs, beside, cache is not None)
+        new_cache = [] if cache is None else [tuple(of_one.pop() for of_one in results)]
+        scores = [x for of_one in results for x in of_one]
+        return (outputs, *scores, *new_cache) if scores or new_cache else outputs
 
-    def compute_output_spec(self, inputs, memory=None, *args, return_attention_scores=False, **kwargs):
+    def compute_output_spec(
+        self, inputs: Tensor, memory: Tensor = None, *args: Any, return_attention_scores: bool = False, **kwargs: Any
+    ) -> Any:
         self._check_memory(memory)
         outputs = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
         if not return_attention_scores:
@@ -136,75 +205,141 @@ class DecoderLayer(TransformerLayer):
         shapes = [(batch, self.num_heads, length, size) for size in keys]
         return (outputs, *[keras.KerasTensor(shape, dtype="float32") for shape in shapes])
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "cross_attention": self.has_cross_attention}
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class Decoder(TransformerStack):
-    """A stack of decoder layers; a pre-norm stack ends with a norm. The width D comes from the input.
+    """A stack of decoder layers. A pre-norm stack ends with a norm. D comes from the input.
 
     Args:
         num_layers: L.
-        num_heads, intermediate_dim, dropout, attention_dropout, activation_dropout, activation, gated, use_bias,
-            normalize_first, normalization, layer_norm_epsilon, kernel_initializer: of each `DecoderLayer`.
-        attention_options: of each `DecoderLayer`, or a list of one dict for each.
-        normalize_inputs: of the first `DecoderLayer`.
-        cross_attention: whether the layers attend over a memory, the output of an encoder.
-        position_bias: None, "alibi", "relative" or a layer, whose bias on the products of self-attention all layers
-            share: `AlibiBias`, or `RelativePositionBias` with its learned table.
-        remat: keep only the inputs of each layer for the gradient, and compute the rest again (gradient checkpointing).
+        intermediate_dim: F, the width of each feed-forward inside; at least `num_heads`.
+        num_heads: N. It must divide D, unless `attention_options` have a `key_dim`.
+        cross_attention: whether the layers attend to a memory, the output of an encoder.
+        dropout, attention_dropout, activation_dropout, activation, gated, use_bias, normalize_first, normalization,
+            layer_norm_epsilon, kernel_initializer: as for `EncoderLayer`, the same for all layers.
+        attention_options: as for `DecoderLayer`, one dict for all layers or a list of one for each.
+        normalize_inputs: as for `EncoderLayer`, of the first layer.
+        position_bias: as for `Encoder`: None, "alibi", "relative" or a layer, for self-attention.
+        remat: as for `Encoder`: whether to use gradient checkpointing.
 
     Call arguments:
-        inputs, memory, mask, memory_mask, attention_mask, attention_bias, training, positions, document_ids, cache,
-            start: as for `DecoderLayer`; each layer gets the same, and of the cache its own part.
-        return_attention_scores: also return the scores of all layers.
-        return_hidden_states: also return the inputs and the outputs of all layers, the last one after the final norm.
+        inputs, memory, mask, memory_mask, attention_mask, attention_bias, training, positions, document_ids, start: as
+            for `DecoderLayer`; each layer gets the same.
+        cache: key-value cache of `new_cache`; each layer gets its own part.
+        return_attention_scores: whether to return the attention scores of all layers, too.
+        return_hidden_states: whether to return the input of the first layer and the outputs of all layers, too. The
+            last ones come after the final norm.
 
     Returns:
-        (B, T, D); if asked for, the scores of self-attention (B, L, N, T, T), and of cross-attention (B, L, N, T, S),
-        float32, and the hidden states (B, L + 1, T, D); with a `cache` the cache, filled.
+        (B, T, D). If asked for, a tuple of that, the scores of self-attention (B, L, N, T, T) and those of
+        cross-attention (B, L, N, T, S), in float32, and the hidden states (B, L + 1, T, D). With a `cache`, the updated
+        cache is the last item.
 
     Raises:
-        ValueError: for a `num_layers` that is not positive or not the number of `attention_options`, and as
-            `DecoderLayer`.
+        ValueError: as `DecoderLayer`; if the list of `attention_options` does not have `num_layers` dicts; for an
+            activity regularizer with `remat`.
+
+    Reference:
+        Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.1; without memory: Liu et al. 2018,
+        https://arxiv.org/abs/1801.10198.
+
+    Examples:
+        A model of the next token, without a memory:
+
+        >>> decoder = keras_tx.layers.Decoder(num_layers=2, intermediate_dim=32, num_heads=4)
+        >>> x = np.random.normal(size=(1, 3, 16)).astype("float32")
+        >>> whole = decoder(x)
+        >>> tuple(whole.shape)
+        (1, 3, 16)
+
+        The same token by token, with a key-value cache:
+
+        >>> cache = decoder.new_cache(batch_size=1, num_slots=3)
+        >>> for slot in range(3):
+        ...     step, cache = decoder(x[:, slot : slot + 1], cache=cache, start=slot)
+        >>> np.allclose(step[:, 0], whole[:, 2], atol=1e-5)
+        True
     """
 
-    block = DecoderLayer
-    further_options = ("cross_attention",)
+    layer_class = DecoderLayer
     bidirectional = False
 
-    def __init__(self, num_layers, num_heads, intermediate_dim, *, cross_attention=False, **kwargs):
-        super().__init__(num_layers, num_heads, intermediate_dim, cross_attention=cross_attention, **kwargs)
-        self.has_cross_attention = cross_attention
+    def __init__(
+        self,
+        num_layers: int,
+        intermediate_dim: int,
+        num_heads: int,
+        *,
+        cross_attention: bool = False,
+        dropout: float = 0.0,
+        attention_dropout: float | None = None,
+        activation_dropout: float = 0.0,
+        activation: Any = "relu",
+        gated: bool = False,
+        use_bias: bool = True,
+        normalize_first: bool = False,
+        normalization: str = "layer_norm",
+        layer_norm_epsilon: float = 1e-5,
+        kernel_initializer: Any = "glorot_uniform",
+        attention_options: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
+        normalize_inputs: bool = True,
+        position_bias: Any = None,
+        remat: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            num_layers,
+            intermediate_dim,
+            num_heads,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            activation_dropout=activation_dropout,
+            activation=activation,
+            gated=gated,
+            use_bias=use_bias,
+            normalize_first=normalize_first,
+            normalization=normalization,
+            layer_norm_epsilon=layer_norm_epsilon,
+            kernel_initializer=kernel_initializer,
+            attention_options=attention_options,
+            normalize_inputs=normalize_inputs,
+            position_bias=position_bias,
+            remat=remat,
+            layer_options={"cross_attention": cross_attention},
+            **kwargs,
+        )
+        self.cross_attention = cross_attention
 
-    def build(self, inputs_shape, memory_shape=None):
+    def build(self, inputs_shape: Shape, memory_shape: Shape | None = None) -> None:
         super().build(inputs_shape, memory_shape)
 
-    def new_cache(self, batch_size, num_slots, memory=None):
-        """An empty cache for `num_slots` tokens, with the keys and values of `memory` (B, S, D') if there is one."""
+    def new_cache(self, batch_size: int, num_slots: int, memory: Tensor = None) -> tuple[Any, ...]:
+        """An empty key-value cache for `num_slots` tokens, a part for each layer. See `DecoderLayer.new_cache`."""
         return tuple(layer.new_cache(batch_size, num_slots, memory) for layer in self.layers)
 
     def call(
         self,
-        inputs,
-        memory=None,
-        mask=None,
-        memory_mask=None,
-        attention_mask=None,
-        attention_bias=None,
-        return_attention_scores=False,
-        training=None,
+        inputs: Tensor,
+        memory: Tensor = None,
+        mask: Tensor = None,
+        memory_mask: Tensor = None,
+        attention_mask: Tensor = None,
+        attention_bias: Tensor = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
         *,
-        positions=None,
-        document_ids=None,
-        cache=None,
-        start=None,
-        return_hidden_states=False,
-    ):
+        positions: Tensor = None,
+        document_ids: Tensor = None,
+        cache: tuple[Any, ...] | None = None,
+        start: Tensor = None,
+        return_hidden_states: bool = False,
+    ) -> Any:
         slots = {} if cache is None else {"start": start, "num_keys": caches.num_slots(cache)}
         attention_bias = self._bias(inputs, attention_bias, **slots)
-        outputs, beside, hidden = inputs, [], [inputs]
+        outputs, results, hidden = inputs, [], [inputs]
         for index, layer in enumerate(self.layers):
             outputs = self._run(
                 layer,
@@ -221,35 +356,37 @@ class Decoder(TransformerStack):
                 cache=None if cache is None else cache[index],
                 start=start,
             )
-            outputs, *beside_one = outputs if isinstance(outputs, tuple) else (outputs,)
-            beside.append(beside_one)
+            outputs, *of_layer = outputs if isinstance(outputs, tuple) else (outputs,)
+            results.append(of_layer)
             if return_hidden_states:
                 hidden.append(outputs)
         if self.final_norm is not None:
             outputs = self.final_norm(outputs)
-        of_layers = [*zip(*beside, strict=True)]
-        scores = of_layers if cache is None else of_layers[:-1]
-        stacked = [ops.stack(one, axis=1) for one in scores]
+        by_kind = [*zip(*results, strict=True)]
+        scores = by_kind if cache is None else by_kind[:-1]
+        stacked = [ops.stack(of_layers, axis=1) for of_layers in scores]
         if return_hidden_states:
             stacked.append(ops.stack([*hidden[:-1], outputs], axis=1))
         if cache is not None:
-            return outputs, *stacked, of_layers[-1]
+            return outputs, *stacked, by_kind[-1]
         return (outputs, *stacked) if stacked else outputs
 
     def compute_output_spec(
-        self, inputs, memory=None, *args, return_attention_scores=False, return_hidden_states=False, **kwargs
-    ):
+        self,
+        inputs: Tensor,
+        memory: Tensor = None,
+        *args: Any,
+        return_attention_scores: bool = False,
+        return_hidden_states: bool = False,
+        **kwargs: Any,
+    ) -> Any:
         outputs = self.layers[0].compute_output_spec(inputs, memory, return_attention_scores=return_attention_scores)
         outputs, *scores = outputs if return_attention_scores else (outputs,)
-        shapes = [(one.shape[0], self.num_layers, *one.shape[1:]) for one in scores]
-        beside = [keras.KerasTensor(shape, dtype="float32") for shape in shapes]
+        shapes = [(of_layer.shape[0], self.num_layers, *of_layer.shape[1:]) for of_layer in scores]
+        results = [outputs, *[keras.KerasTensor(shape, dtype="float32") for shape in shapes]]
         if return_hidden_states:
-            beside.append(self._hidden_spec(inputs))
-        return (outputs, *beside) if beside else outputs
+            results.append(self._hidden_spec(inputs))
+        return tuple(results) if len(results) > 1 else outputs
 
-
-def _flat(outputs, beside, has_cache):
-    """The output, then the scores of self- and of cross-attention, then the cache; the output alone if that is all."""
-    scores, cache = (beside[:-1], beside[-1:]) if has_cache else (beside, [])
-    beside = [*[one for pair in scores for one in pair], *cache]
-    return (outputs, *beside) if beside else outputs
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "cross_attention": self.cross_attention}

@@ -6,6 +6,7 @@ narrower than D: Clark et al. 2020, arXiv:2003.10555.
 """
 
 import math
+from numbers import Integral
 
 import keras
 from keras import initializers, ops
@@ -80,17 +81,18 @@ class TokenEmbedding(Composite):
         self.supports_masking = True
         self.vocabulary_size = checks.positive_int("vocabulary_size", vocabulary_size)
         self.hidden_dim = checks.positive_int("hidden_dim", hidden_dim)
-        self.padding_id = padding_id
+        self.padding_id = int(padding_id) if isinstance(padding_id, Integral) else padding_id
         self.embedding_dim = checks.positive_int("embedding_dim", embedding_dim, none=True)
         self.scale = scale
         self.position_encoding = position_encoding
         self.max_length = checks.positive_int("max_length", max_length, none=True)
-        self.num_segments = num_segments if num_segments == 0 else checks.positive_int("num_segments", num_segments)
+        self.num_segments = 0 if num_segments == 0 else checks.positive_int("num_segments", num_segments)
         self.normalization = checks.one_of("normalization", normalization, (None, *NORMALIZATIONS))
         self.layer_norm_epsilon = checks.positive_float("layer_norm_epsilon", layer_norm_epsilon)
         self.dropout = checks.rate("dropout", dropout)
         self.embeddings_initializer = initializers.get(embeddings_initializer)
-        if padding_id is not None and not (type(padding_id) is int and 0 <= padding_id < vocabulary_size):
+        is_integer = isinstance(padding_id, Integral) and not isinstance(padding_id, bool)
+        if padding_id is not None and not (is_integer and 0 <= padding_id < vocabulary_size):
             raise ValueError(
                 "`padding_id` must be None or in [0, vocabulary_size). Received: "
                 f"padding_id={padding_id!r}, vocabulary_size={vocabulary_size}"

@@ -3,6 +3,9 @@
 B batch, T tokens, N heads, D hidden, F intermediate, L layers. Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -11,6 +14,7 @@ from keras_tx.layers import masks
 from keras_tx.layers.attention.dispatch import is_blockwise
 from keras_tx.layers.transformer import TransformerLayer, TransformerStack
 from keras_tx.layers.unpadding import Unpadding, is_possible
+from keras_tx.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -18,65 +22,91 @@ class EncoderLayer(TransformerLayer):
     """Self-attention, then feed-forward, each with a residual connection and a norm.
 
     Args:
-        intermediate_dim: F.
-        num_heads: N, a divisor of D unless `attention_options` give a `key_dim`.
-        dropout: rate in [0, 1) of dropout on the output of attention and of feed-forward, before the residual sum.
-        attention_dropout: rate of dropout on the attention scores; `dropout` if None.
+        intermediate_dim: F, the width of feed-forward inside; at least `num_heads`.
+        num_heads: N. It must divide D, unless `attention_options` have a `key_dim`.
+        dropout: rate in [0, 1) of dropout on the output of attention and of feed-forward, before each is added to its
+            input.
+        attention_dropout: rate of dropout on the attention scores; None is `dropout`.
         activation_dropout: rate of dropout inside feed-forward, after the activation.
         activation: of `FeedForward`.
-        gated: whether feed-forward is gated.
-        use_bias: whether the projections have biases.
-        normalize_first: norms before attention and feed-forward (pre-norm) instead of after the sums (post-norm).
-        normalization: "layer_norm", "layer_norm_no_bias" (a scale only) or "rms_norm".
-        layer_norm_epsilon: of the norms.
-        kernel_initializer: of all projections.
+        gated: whether feed-forward is gated, as in SwiGLU.
+        use_bias: whether the dense projections have biases.
+        normalize_first: whether the norms come before attention and feed-forward (pre-norm), or after the residual sums
+            (post-norm, as in the paper).
+        normalization: "layer_norm", "layer_norm_no_bias" (with a scale only) or "rms_norm".
+        layer_norm_epsilon: a small number that the norms add to the variance, or to the mean square.
+        kernel_initializer: of all dense projections.
         attention_options: dict of further arguments of `MultiHeadAttention`: `key_dim`, `num_key_value_heads`,
             `sliding_window`, `rotary`, `qk_norm`, `scale`, `hard_attention`, ...
-        normalize_inputs: with `normalize_first`, whether there is a norm before attention; False where the inputs come
-            from a norm already.
+        normalize_inputs: with `normalize_first`, whether there is a norm before attention. False suits inputs that come
+            from a norm.
 
     Call arguments:
         inputs: (B, T, D).
-        mask: (B, T), True at real tokens. Filled from the Keras mask.
-        attention_mask: (B, T, T) or (B, N, T, T), True = may look, joined with `mask`.
-        attention_bias: added to the scaled products, shaped as `attention_mask`.
-        return_attention_scores: also return the scores.
+        mask: (B, T), True at real tokens. If None, the Keras mask of `inputs` is used.
+        attention_mask: (B, T, T) or (B, N, T, T), True where a query may look at a key. `mask` must allow the key,
+            too.
+        attention_bias: numbers that are added to the attention logits, shaped as `attention_mask`.
+        return_attention_scores: whether to return the attention scores, too.
         training: whether dropout is on.
-        positions: (B, T) or (T,) integers for rotary embedding, instead of counting the real tokens.
-        document_ids: (B, T) integers: a token sees only those of its own document, by self-attention; 0 is padding.
-        unpadding: the `Unpadding` of inputs (1, R, D) that are the real tokens of a batch, in place of `mask`; what
-            else is given is of its rows. `Encoder(skip_padding=True)` makes it.
+        positions: (B, T) or (T,) integers for rotary embedding. If None, real tokens are counted from 0.
+        document_ids: (B, T) integers. A token attends only to tokens of its own document; 0 is padding.
+        unpadding: internal, passed by `Encoder(skip_padding=True)` in place of `mask`. Then `inputs` are (1, R, D), the
+            R real tokens of a batch; the masks and the bias have the batch's shape.
 
     Returns:
-        (B, T, D), or as the inputs, and if asked for the attention scores (B, N, T, T) in float32.
+        (B, T, D); with `return_attention_scores` a tuple of that and the scores (B, N, T, T) in float32.
 
     Raises:
-        ValueError: for a size, rate or name that cannot work; the message has the value.
+        ValueError: for a size, rate or name that is not allowed.
+
+    Reference:
+        Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.1 (post-norm); Xiong et al. 2020,
+        https://arxiv.org/abs/2002.04745 (pre-norm).
+
+    Examples:
+        >>> layer = keras_tx.layers.EncoderLayer(intermediate_dim=32, num_heads=4)
+        >>> x = np.random.normal(size=(2, 5, 16)).astype("float32")
+        >>> tuple(layer(x).shape)
+        (2, 5, 16)
+
+        Pre-norm, with a gated feed-forward network, rotary positions and grouped heads:
+
+        >>> layer = keras_tx.layers.EncoderLayer(
+        ...     32, 4, normalize_first=True, normalization="rms_norm", activation="silu", gated=True,
+        ...     attention_options={"rotary": True, "num_key_value_heads": 2},
+        ... )
+        >>> outputs, scores = layer(x, return_attention_scores=True)
+        >>> tuple(scores.shape)
+        (2, 4, 5, 5)
     """
 
-    def build(self, inputs_shape):
+    def build(self, inputs_shape: Shape) -> None:
         self._check_hidden_dim(inputs_shape)
-        self.self_attention_norm, self.self_attention = self._attention(
-            "self_attention", inputs_shape, inputs_shape, has_norm=self.normalize_inputs
+        self.self_attention_norm = (
+            self._make_norm("self_attention_norm", inputs_shape) if self.normalize_inputs else None
         )
-        self.feed_forward_norm, self.feed_forward = self._feed_forward(inputs_shape)
+        self.self_attention = self._make_attention("self_attention", inputs_shape, inputs_shape)
+        self.feed_forward_norm = self._make_norm("feed_forward_norm", inputs_shape)
+        self.feed_forward = self._make_feed_forward(inputs_shape)
+        self._dropout_layer = self._make_dropout()
 
     def call(
         self,
-        inputs,
-        mask=None,
-        attention_mask=None,
-        attention_bias=None,
-        return_attention_scores=False,
-        training=None,
+        inputs: Tensor,
+        mask: Tensor = None,
+        attention_mask: Tensor = None,
+        attention_bias: Tensor = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
         *,
-        positions=None,
-        document_ids=None,
-        unpadding=None,
-    ):
+        positions: Tensor = None,
+        document_ids: Tensor = None,
+        unpadding: Unpadding | None = None,
+    ) -> Any:
         mask = mask if unpadding is None else unpadding.mask
 
-        def attention(x):
+        def attend(x: Tensor) -> Any:
             return self.self_attention(
                 x,
                 x,
@@ -91,11 +121,13 @@ class EncoderLayer(TransformerLayer):
                 unpadding=unpadding,
             )
 
-        outputs, *scores = self._residual(inputs, "self_attention", attention, training)
+        outputs, *scores = self._residual(inputs, attend, self.self_attention_norm, training)
         outputs = self._feed(outputs, training)
         return (outputs, *scores) if scores else outputs
 
-    def compute_output_spec(self, inputs, *args, return_attention_scores=False, **kwargs):
+    def compute_output_spec(
+        self, inputs: Tensor, *args: Any, return_attention_scores: bool = False, **kwargs: Any
+    ) -> Any:
         outputs = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
         batch, length = inputs.shape[:2]
         scores = keras.KerasTensor((batch, self.num_heads, length, length), dtype="float32")
@@ -104,71 +136,140 @@ class EncoderLayer(TransformerLayer):
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class Encoder(TransformerStack):
-    """A stack of encoder layers; a pre-norm stack ends with a norm. The width D comes from the input.
+    """A stack of encoder layers. A pre-norm stack ends with a norm. D comes from the input.
 
     Args:
         num_layers: L.
-        num_heads, intermediate_dim, dropout, attention_dropout, activation_dropout, activation, gated, use_bias,
-            normalize_first, normalization, layer_norm_epsilon, kernel_initializer: of each `EncoderLayer`.
-        attention_options: of each `EncoderLayer`, or a list of one dict for each.
-        normalize_inputs: of the first `EncoderLayer`.
-        position_bias: None, "alibi", "relative" or a layer, whose bias on the products all layers share:
-            `AlibiBias`, or `RelativePositionBias` with its learned table.
-        remat: keep only the inputs of each layer for the gradient, and compute the rest again (gradient checkpointing).
-        skip_padding: leave padding out of norms, projections and feed-forwards, and attention's rows end where the
-            longest of them does, unless a bias, scores or anything else is asked of pairs or positions. Outputs are 0
-            at what `mask` or a 0 in `document_ids` says is padding. On TensorFlow, where Keras then does not use XLA;
-            on other backends, and in `generate`, only the outputs are set to 0. Can be set later, too.
+        intermediate_dim: F, the width of each feed-forward inside; at least `num_heads`.
+        num_heads: N. It must divide D, unless `attention_options` have a `key_dim`.
+        dropout, attention_dropout, activation_dropout, activation, gated, use_bias, normalize_first, normalization,
+            layer_norm_epsilon, kernel_initializer: as for `EncoderLayer`, the same for all layers.
+        attention_options: as for `EncoderLayer`, one dict for all layers or a list of one for each.
+        normalize_inputs: as for `EncoderLayer`, of the first layer.
+        position_bias: a bias on the attention logits that depends on the distance between two tokens, the same in all
+            layers: "alibi" (`AlibiBias`), "relative" (a learned `RelativePositionBias`), such a layer, or None. The
+            attribute is the layer, or None.
+        remat: whether to keep only the inputs of each layer for the gradient and to compute the rest again (gradient
+            checkpointing): less memory, more time.
+        skip_padding: whether norms, projections and feed-forward leave padding tokens out: less time where a batch has
+            many. The outputs at padding tokens, given by `mask` or by 0 in `document_ids`, are then 0. Attention is
+            computed up to the longest row's end, or on whole rows if a mask, a bias, positions, documents or scores are
+            asked for. This works on TensorFlow, where it turns Keras' use of XLA off; on other backends and in
+            `generate` the outputs at padding tokens are only set to 0. The attribute may be set later.
 
     Call arguments:
-        inputs, mask, attention_mask, attention_bias, training, positions, document_ids: as for
-            `EncoderLayer`; each layer gets the same.
-        return_attention_scores: also return the scores of all layers.
-        return_hidden_states: also return the inputs and the outputs of all layers, the last one after the final norm.
+        inputs, mask, attention_mask, attention_bias, training, positions, document_ids: as for `EncoderLayer`; each
+            layer gets the same.
+        return_attention_scores: whether to return the attention scores of all layers, too.
+        return_hidden_states: whether to return the input of the first layer and the outputs of all layers, too. The
+            last ones come after the final norm.
 
     Returns:
-        (B, T, D); if asked for, the attention scores (B, L, N, T, T) in float32, and the hidden states
+        (B, T, D). If asked for, a tuple of that, the attention scores (B, L, N, T, T) in float32, and the hidden states
         (B, L + 1, T, D).
 
     Raises:
-        ValueError: for a `num_layers` that is not positive or not the number of `attention_options`; for an activity
-            regularizer with `remat` or `skip_padding`; and as `EncoderLayer`.
+        ValueError: as `EncoderLayer`; if the list of `attention_options` does not have `num_layers` dicts; for an
+            activity regularizer with `remat` or `skip_padding`.
+
+    Reference:
+        Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.1; ALiBi: Press et al. 2021,
+        https://arxiv.org/abs/2108.12409; gradient checkpointing: Chen et al. 2016, https://arxiv.org/abs/1604.06174;
+        skipped padding: Zeng et al. 2022, https://arxiv.org/abs/2208.08124.
+
+    Examples:
+        >>> encoder = keras_tx.layers.Encoder(num_layers=2, intermediate_dim=32, num_heads=4, dropout=0.1)
+        >>> encoder.num_heads, encoder.dropout
+        (4, 0.1)
+        >>> x = np.random.normal(size=(2, 5, 16)).astype("float32")
+        >>> outputs, scores = encoder(x, return_attention_scores=True)
+        >>> tuple(outputs.shape), tuple(scores.shape)
+        ((2, 5, 16), (2, 2, 4, 5, 5))
+
+        The Keras mask of the input keeps padding out of attention:
+
+        >>> ids = np.array([[3, 5, 0], [7, 8, 9]])
+        >>> embedded = keras_tx.layers.TokenEmbedding(11, 16)(ids)
+        >>> scores = encoder(embedded, return_attention_scores=True)[1]
+        >>> float(keras.ops.max(scores[0, ..., 2]))
+        0.0
     """
 
-    block = EncoderLayer
+    layer_class = EncoderLayer
 
-    def __init__(self, num_layers, num_heads, intermediate_dim, *, skip_padding=False, **kwargs):
-        super().__init__(num_layers, num_heads, intermediate_dim, **kwargs)
+    def __init__(
+        self,
+        num_layers: int,
+        intermediate_dim: int,
+        num_heads: int,
+        *,
+        dropout: float = 0.0,
+        attention_dropout: float | None = None,
+        activation_dropout: float = 0.0,
+        activation: Any = "relu",
+        gated: bool = False,
+        use_bias: bool = True,
+        normalize_first: bool = False,
+        normalization: str = "layer_norm",
+        layer_norm_epsilon: float = 1e-5,
+        kernel_initializer: Any = "glorot_uniform",
+        attention_options: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
+        normalize_inputs: bool = True,
+        position_bias: Any = None,
+        remat: bool = False,
+        skip_padding: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            num_layers,
+            intermediate_dim,
+            num_heads,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            activation_dropout=activation_dropout,
+            activation=activation,
+            gated=gated,
+            use_bias=use_bias,
+            normalize_first=normalize_first,
+            normalization=normalization,
+            layer_norm_epsilon=layer_norm_epsilon,
+            kernel_initializer=kernel_initializer,
+            attention_options=attention_options,
+            normalize_inputs=normalize_inputs,
+            position_bias=position_bias,
+            remat=remat,
+            **kwargs,
+        )
         self.skip_padding = skip_padding
 
     @property
-    def skip_padding(self):
+    def skip_padding(self) -> bool:
         return self._skip_padding
 
     @skip_padding.setter
-    def skip_padding(self, value):
-        self._skip_padding = checks.one_of("skip_padding", value, (True, False))
+    def skip_padding(self, value: bool) -> None:
+        self._skip_padding: bool = checks.one_of("skip_padding", value, (True, False))
         self.supports_jit = not (value and keras.backend.backend() == "tensorflow")
 
     def call(
         self,
-        inputs,
-        mask=None,
-        attention_mask=None,
-        attention_bias=None,
-        return_attention_scores=False,
-        training=None,
+        inputs: Tensor,
+        mask: Tensor = None,
+        attention_mask: Tensor = None,
+        attention_bias: Tensor = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
         *,
-        positions=None,
-        document_ids=None,
-        return_hidden_states=False,
-    ):
+        positions: Tensor = None,
+        document_ids: Tensor = None,
+        return_hidden_states: bool = False,
+    ) -> Any:
         attention_bias = self._bias(inputs, attention_bias)
         if self.skip_padding:
             checks.unregularized("skip_padding", self)
             mask = masks.join(mask, None if document_ids is None else ops.not_equal(document_ids, 0))
-        of_rows = attention_mask, attention_bias, positions, document_ids, return_attention_scores or None
-        unpadding = self._unpadding(inputs, mask, training, can_cut=all(x is None for x in of_rows))
+        of_whole_rows = attention_mask, attention_bias, positions, document_ids, return_attention_scores or None
+        unpadding = self._unpadding(inputs, mask, training, can_cut=all(x is None for x in of_whole_rows))
         outputs = inputs if unpadding is None else unpadding.remove(inputs)
         scores, hidden = [], []
         for layer in self.layers:
@@ -192,35 +293,47 @@ class Encoder(TransformerStack):
         if self.final_norm is not None:
             outputs = self.final_norm(outputs)
         outputs = self._padded(outputs, mask, unpadding)
-        beside = [ops.stack(scores, axis=1)] if return_attention_scores else []
+        results = [outputs]
+        if return_attention_scores:
+            results.append(ops.stack(scores, axis=1))
         if return_hidden_states:
-            before_last = [self._padded(one, mask, unpadding) for one in hidden[:-1]]
-            beside.append(ops.stack([inputs, *before_last, outputs], axis=1))
-        return (outputs, *beside) if beside else outputs
+            before_last = [self._padded(states, mask, unpadding) for states in hidden[:-1]]
+            results.append(ops.stack([inputs, *before_last, outputs], axis=1))
+        return tuple(results) if len(results) > 1 else outputs
 
-    def _unpadding(self, inputs, mask, training, can_cut):
+    def _unpadding(self, inputs: Tensor, mask: Tensor, training: bool | None, can_cut: bool) -> Unpadding | None:
+        """How to remove the padding; None if it stays. `can_cut`: whether rows may end with the longest of them."""
         if not self.skip_padding or mask is None or not is_possible():
             return None
         length = inputs.shape[1]
-        # By blocks attention skips padding itself, where it knows the length.
+        # Blockwise attention skips blocks of padding itself, but needs rows of a known length.
         in_blocks = any(is_blockwise(layer.self_attention, length, length, training) for layer in self.layers)
         return Unpadding(mask, inputs.shape[:2], cut=can_cut and not in_blocks)
 
-    def _padded(self, outputs, mask, unpadding):
+    def _padded(self, outputs: Tensor, mask: Tensor, unpadding: Unpadding | None) -> Tensor:
+        """`outputs` as (B, T, D); with `skip_padding`, 0 at padding tokens."""
         if unpadding is not None:
             return unpadding.whole(outputs)
         if self.skip_padding and mask is not None:
             return ops.where(ops.cast(mask, "bool")[..., None], outputs, 0)
         return outputs
 
-    def compute_output_spec(self, inputs, *args, return_attention_scores=False, return_hidden_states=False, **kwargs):
-        outputs = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
-        batch, length = inputs.shape[:2]
-        shape = (batch, self.num_layers, self.layers[0].num_heads, length, length)
-        beside = [keras.KerasTensor(shape, dtype="float32")] if return_attention_scores else []
+    def compute_output_spec(
+        self,
+        inputs: Tensor,
+        *args: Any,
+        return_attention_scores: bool = False,
+        return_hidden_states: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        results = [keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)]
+        if return_attention_scores:
+            batch, length = inputs.shape[:2]
+            shape = (batch, self.num_layers, self.num_heads, length, length)
+            results.append(keras.KerasTensor(shape, dtype="float32"))
         if return_hidden_states:
-            beside.append(self._hidden_spec(inputs))
-        return (outputs, *beside) if beside else outputs
+            results.append(self._hidden_spec(inputs))
+        return tuple(results) if len(results) > 1 else results[0]
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "skip_padding": self.skip_padding}

@@ -1,8 +1,10 @@
-"""Feed-forward: (B, T, D) -> (B, T, D), each token by itself.
+"""Feed-forward network: (B, T, D) -> (B, T, D), each token by itself.
 
-B batch, T tokens, D model, F intermediate. Vaswani et al. 2017, arXiv:1706.03762, section 3.3; gated: Shazeer 2020,
+B batch, T tokens, D hidden, F intermediate. Vaswani et al. 2017, arXiv:1706.03762, section 3.3; gated: Shazeer 2020,
 arXiv:2002.05202.
 """
+
+from typing import Any
 
 import keras
 from keras import initializers
@@ -13,41 +15,64 @@ from keras_tx.layers.configs import Composite
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.initializers import fresh
 from keras_tx.layers.projection import Projection
+from keras_tx.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class FeedForward(Composite):
-    """`output(dropout(activation(intermediate(x))))`; gated: `output(dropout(activation(gate(x)) * intermediate(x)))`.
+    """Two dense projections with an activation between them, or three if gated.
+
+    `output(dropout(activation(intermediate(x))))`; gated: `output(dropout(activation(gate(x)) * intermediate(x)))`.
 
     Args:
-        intermediate_dim: F.
-        activation: what `keras.activations.get` takes, "gelu_tanh" or "quick_gelu". "silu" and gated is SwiGLU, "gelu"
-            and gated is GEGLU.
-        gated: whether a third projection gates the intermediate.
-        dropout: rate in [0, 1) of dropout on the intermediate.
+        intermediate_dim: F, the width between the projections.
+        activation: what `keras.activations.get` takes, "gelu_tanh" or "quick_gelu". Gated with "silu" it is SwiGLU,
+            gated with "gelu" GEGLU.
+        gated: whether a third projection gates the intermediate vectors.
+        dropout: rate in [0, 1) of dropout on the intermediate vectors.
         use_bias: whether the projections have biases.
-        kernel_initializer, bias_initializer: of each projection.
+        kernel_initializer: of the kernels of all projections.
+        bias_initializer: of the biases of all projections.
 
     Call arguments:
         inputs: (B, T, D), or any shape (..., D).
         training: whether dropout is on.
 
+    Returns:
+        The shape of the inputs.
+
     Raises:
         ValueError: for an `intermediate_dim` that is not positive, or a rate outside [0, 1).
+
+    Reference:
+        Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.3; gated: Shazeer 2020,
+        https://arxiv.org/abs/2002.05202.
+
+    Examples:
+        >>> layer = keras_tx.layers.FeedForward(64)
+        >>> tuple(layer(keras.ops.ones((2, 7, 16))).shape)
+        (2, 7, 16)
+
+        The gated network of Llama, without biases:
+
+        >>> layer = keras_tx.layers.FeedForward(64, activation="silu", gated=True, use_bias=False)
+        >>> layer.build((None, None, 16))
+        >>> [tuple(weight.shape) for weight in layer.weights]
+        [(16, 64), (16, 64), (64, 16)]
     """
 
     def __init__(
         self,
-        intermediate_dim,
+        intermediate_dim: int,
         *,
-        activation="relu",
-        gated=False,
-        dropout=0.0,
-        use_bias=True,
-        kernel_initializer="glorot_uniform",
-        bias_initializer="zeros",
-        **kwargs,
-    ):
+        activation: Any = "relu",
+        gated: bool = False,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
         self.intermediate_dim = checks.positive_int("intermediate_dim", intermediate_dim)
@@ -58,7 +83,7 @@ class FeedForward(Composite):
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.bias_initializer = initializers.get(bias_initializer)
 
-    def build(self, inputs_shape):
+    def build(self, inputs_shape: Shape) -> None:
         if self.gated:
             self.gate_dense = self._projection("gate", inputs_shape, self.intermediate_dim, self.activation)
         activation = None if self.gated else self.activation
@@ -66,7 +91,7 @@ class FeedForward(Composite):
         self._dropout_layer = Dropout(self.dropout, dtype=self.dtype_policy)
         self.output_dense = self._projection("output", (*inputs_shape[:-1], self.intermediate_dim), inputs_shape[-1])
 
-    def _projection(self, name, input_shape, features, activation=None):
+    def _projection(self, name: str, input_shape: Shape, features: int | None, activation: Any = None) -> Projection:
         layer = Projection(
             features,
             activation=activation,
@@ -79,16 +104,16 @@ class FeedForward(Composite):
         layer.build(input_shape)
         return layer
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         intermediate = self.intermediate_dense(inputs)
         if self.gated:
             intermediate = self.gate_dense(inputs) * intermediate
         return self.output_dense(self._dropout_layer(intermediate, training=training))
 
-    def compute_output_shape(self, inputs_shape):
+    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
         return inputs_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "intermediate_dim": self.intermediate_dim,

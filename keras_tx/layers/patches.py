@@ -3,6 +3,8 @@
 B batch, C channels, P patches, D hidden. Dosovitskiy et al. 2021, arXiv:2010.11929.
 """
 
+from typing import Any
+
 import keras
 from keras import initializers, ops
 
@@ -12,53 +14,68 @@ from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.initializers import fresh
 from keras_tx.layers.positions import LearnedPositionalEncoding
 from keras_tx.layers.projection import HeadProjection
+from keras_tx.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class PatchEmbedding(Composite):
-    """Cuts images into squares and makes a vector of each: what `TokenEmbedding` is to text.
+    """Cuts images into square patches and embeds each as a vector, as a Vision Transformer does.
 
-    Patches are read row by row. Each is flattened and projected to D, a learned class token is put before them, and a
-    learned vector is added for each place.
+    The patches are taken row by row. Each is flattened and projected to D, a learned class token is put before the
+    first one, and a learned position embedding is added to each.
 
     Args:
-        patch_size: height and width of a patch; it divides those of the images.
+        patch_size: height and width of a patch in pixels. It must divide the height and the width of the images.
         hidden_dim: D.
-        class_token: whether there is one; without, the output is (B, P, D).
-        dropout: rate in [0, 1), at the end.
+        class_token: whether there is a class token. The attribute `class_token` is its vector (D,) once the layer is
+            built, or None; the flag is kept as `has_class_token`.
+        dropout: rate in [0, 1) of dropout on the output.
         kernel_initializer: of the projection (patch_size, patch_size, C, D).
-        embeddings_initializer: of the class token (D,) and of the positions (1 + P, D).
+        embeddings_initializer: of the class token (D,) and of the position embeddings (1 + P, D).
 
     Call arguments:
-        inputs: (B, height, width, C). The first call fixes all sizes but B, for each place has a vector.
+        inputs: (B, height, width, C). The first call fixes all sizes but B, as each patch has a position embedding.
         training: whether dropout is on.
 
+    Returns:
+        (B, 1 + P, D), or (B, P, D) without a class token.
+
     Raises:
-        ValueError: for sizes that are not positive, images whose sizes are not known, not multiples of `patch_size`, or
-            not those of the first call.
+        ValueError: for sizes that are not positive; for images whose sizes are not known, are not multiples of
+            `patch_size`, or are not those of the first call.
+
+    Reference:
+        Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929, section 3.1.
+
+    Examples:
+        >>> images = np.zeros((2, 8, 12, 3), "float32")
+        >>> layer = keras_tx.layers.PatchEmbedding(patch_size=4, hidden_dim=16)
+        >>> tuple(layer(images).shape)  # the class token and 2 * 3 patches
+        (2, 7, 16)
     """
 
     def __init__(
         self,
-        patch_size,
-        hidden_dim,
+        patch_size: int,
+        hidden_dim: int,
         *,
-        class_token=True,
-        dropout=0.0,
-        kernel_initializer="glorot_uniform",
-        embeddings_initializer="uniform",
-        **kwargs,
-    ):
+        class_token: bool = True,
+        dropout: float = 0.0,
+        kernel_initializer: Any = "glorot_uniform",
+        embeddings_initializer: Any = "uniform",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.patch_size = checks.positive_int("patch_size", patch_size)
         self.hidden_dim = checks.positive_int("hidden_dim", hidden_dim)
         self.has_class_token = class_token
+        self.class_token: Any = None
         self.dropout = checks.rate("dropout", dropout)
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.embeddings_initializer = initializers.get(embeddings_initializer)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
-    def build(self, inputs_shape):
+    def build(self, inputs_shape: Shape) -> None:
         length, size = self._length(inputs_shape), self.patch_size
         self.projection = HeadProjection(
             "brcijk,ijkd->brcd",
@@ -83,17 +100,17 @@ class PatchEmbedding(Composite):
         self._dropout_layer = Dropout(self.dropout, dtype=self.dtype_policy)
         self.input_spec = keras.layers.InputSpec(ndim=4, axes=dict(enumerate(inputs_shape[1:], start=1)))
 
-    def _length(self, inputs_shape):
+    def _length(self, inputs_shape: Shape) -> int:
         """The number of vectors for images of this shape."""
-        sizes = inputs_shape[1:]
-        if None in sizes or sizes[0] % self.patch_size or sizes[1] % self.patch_size or 0 in sizes:
+        height, width, channels = inputs_shape[1:]
+        if not (height and width and channels) or height % self.patch_size or width % self.patch_size:
             raise ValueError(
                 "`inputs` must be images (B, height, width, C) of known sizes, multiples of `patch_size`. Received: "
                 f"inputs.shape={tuple(inputs_shape)}, patch_size={self.patch_size}"
             )
-        return (sizes[0] // self.patch_size) * (sizes[1] // self.patch_size) + bool(self.has_class_token)
+        return (height // self.patch_size) * (width // self.patch_size) + bool(self.has_class_token)
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         size, batch = self.patch_size, ops.shape(inputs)[0]
         rows, columns = inputs.shape[1] // size, inputs.shape[2] // size
         pixels = ops.reshape(inputs, (batch, rows, size, columns, size, inputs.shape[3]))
@@ -104,10 +121,10 @@ class PatchEmbedding(Composite):
             outputs = ops.concatenate([first, outputs], axis=1)
         return self._dropout_layer(self.positions(outputs), training=training)
 
-    def compute_output_shape(self, inputs_shape):
+    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
         return (inputs_shape[0], self._length(inputs_shape), self.hidden_dim)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "patch_size": self.patch_size,

@@ -11,10 +11,11 @@ import numpy as np
 from keras import initializers, ops
 
 from keras_tx import checks
+from keras_tx.layers.configs import StrictLayer
 from keras_tx.layers.ids import check_integers
 
 
-class PositionBias(keras.layers.Layer):
+class PositionBias(StrictLayer):
     """What both biases share: the call. A subclass writes `bias`, from distances (T, S) to numbers (N, T, S).
 
     `layer(query)` or `layer(query, key)` is for whole sequences. While decoding, `layer(x, start=..., num_keys=...)` is

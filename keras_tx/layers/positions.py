@@ -99,7 +99,7 @@ class LearnedPositionalEncoding(masks.MaskedLayer):
     def __init__(self, max_length, *, offset=0, embeddings_initializer="uniform", **kwargs):
         super().__init__(**kwargs)
         self.max_length = checks.positive_int("max_length", max_length)
-        self.offset = offset if offset == 0 else checks.positive_int("offset", offset)
+        self.offset = 0 if offset == 0 else checks.positive_int("offset", offset)
         self.embeddings_initializer = initializers.get(embeddings_initializer)
 
     def build(self, inputs_shape):

@@ -1,23 +1,28 @@
-"""Gradient checkpointing: the activations of a layer are computed again for its gradient instead of kept.
+"""Gradient checkpointing: the activations of a layer are not kept for the gradient, but computed again.
 
 Chen et al. 2016, arXiv:1604.06174.
 """
+
+from typing import Any
 
 import keras
 
 from keras_tx import checks
 from keras_tx.keras_internals import layers_within
 from keras_tx.layers.dropout import Dropout, given_seeds
+from keras_tx.types import Tensor
 
 
-def rematerialized(layer, inputs, *, memory=None, attention_bias=None, **options):
-    """`layer(inputs, memory=..., attention_bias=..., **options)`, in training without its activations in memory.
+def rematerialized(
+    layer: Any, inputs: Tensor, *, memory: Tensor = None, attention_bias: Tensor = None, **options: Any
+) -> Any:
+    """`layer(inputs, memory=..., attention_bias=..., **options)` with gradient checkpointing.
 
-    Gradients go to the weights and to the tensors named here. Dropout drops the same numbers both times: its seeds are
-    drawn here.
+    Gradients reach the weights and the three tensors that the signature names. Dropout drops the same numbers in both
+    computations, as its seeds are drawn here, before the first of them.
 
     Raises:
-        ValueError: for a layer with an activity regularizer, whose loss would count twice.
+        ValueError: for a layer with an activity regularizer, whose loss would be added twice.
     """
     checks.unregularized("remat", layer)
     dropouts = [one for one in layers_within(layer) if isinstance(one, Dropout) and one.rate]
@@ -25,7 +30,7 @@ def rematerialized(layer, inputs, *, memory=None, attention_bias=None, **options
     named = {"memory": memory, "attention_bias": attention_bias}
     given = {name: tensor for name, tensor in named.items() if tensor is not None}
 
-    def call(inputs, *tensors):
+    def call(inputs: Tensor, *tensors: Tensor) -> Any:
         with given_seeds(dict(zip(dropouts, seeds, strict=True))):
             return layer(inputs, **dict(zip(given, tensors, strict=True)), **options)
 

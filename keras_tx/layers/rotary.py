@@ -12,6 +12,7 @@ from keras import ops
 
 from keras_tx import checks
 from keras_tx.layers import ids
+from keras_tx.layers.configs import StrictLayer
 
 LAYOUTS = ("half", "interleaved")
 
@@ -90,7 +91,7 @@ def attention_factor(scaling):
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class RotaryEmbedding(keras.layers.Layer):
+class RotaryEmbedding(StrictLayer):
     """Turns each pair of features by position times frequency: products of queries and keys see only differences.
 
     `layer(x)` is as long as `x`, and in its compute dtype; angles, sines, cosines and products are float32 under any

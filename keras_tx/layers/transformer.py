@@ -1,7 +1,10 @@
-"""What encoder and decoder share: a block of sublayers with residuals and norms, and the stack of such blocks.
+"""What encoders and decoders share: a layer of sublayers with residual connections and norms, and a stack of layers.
 
 B batch, T tokens, N heads, D hidden, F intermediate, L layers. Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
 """
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import keras
 from keras import initializers, ops
@@ -16,35 +19,43 @@ from keras_tx.layers.masks import MaskedLayer
 from keras_tx.layers.position_bias import AlibiBias, RelativePositionBias
 from keras_tx.layers.remat import rematerialized
 from keras_tx.layers.residual import NORMALIZATIONS, make_norm, residual
+from keras_tx.types import Shape, Tensor
 
 POSITION_BIASES = (None, "alibi", "relative")
+_OF_THE_LAYER = ("num_heads", "attention_axes", "output_shape")  # not to be given in `attention_options`
 
 
 class TransformerLayer(MaskedLayer):
-    """The options and sublayers that `EncoderLayer` and `DecoderLayer` have in common; they say what they mean."""
+    """The arguments and sublayers that `EncoderLayer` and `DecoderLayer` have in common. See `EncoderLayer`."""
 
     def __init__(
         self,
-        intermediate_dim,
-        num_heads,
+        intermediate_dim: int,
+        num_heads: int,
         *,
-        dropout=0.0,
-        attention_dropout=None,
-        activation_dropout=0.0,
-        activation="relu",
-        gated=False,
-        use_bias=True,
-        normalize_first=False,
-        normalization="layer_norm",
-        layer_norm_epsilon=1e-5,
-        kernel_initializer="glorot_uniform",
-        attention_options=None,
-        normalize_inputs=True,
-        **kwargs,
-    ):
+        dropout: float = 0.0,
+        attention_dropout: float | None = None,
+        activation_dropout: float = 0.0,
+        activation: Any = "relu",
+        gated: bool = False,
+        use_bias: bool = True,
+        normalize_first: bool = False,
+        normalization: str = "layer_norm",
+        layer_norm_epsilon: float = 1e-5,
+        kernel_initializer: Any = "glorot_uniform",
+        attention_options: dict[str, Any] | None = None,
+        normalize_inputs: bool = True,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.intermediate_dim = checks.positive_int("intermediate_dim", intermediate_dim)
         self.num_heads = checks.positive_int("num_heads", num_heads)
+        if self.intermediate_dim < self.num_heads:
+            raise ValueError(
+                "`intermediate_dim` must not be smaller than `num_heads`. They may have been swapped: "
+                "`intermediate_dim` comes first. Received: "
+                f"intermediate_dim={intermediate_dim}, num_heads={num_heads}"
+            )
         self.dropout = checks.rate("dropout", dropout)
         attention_dropout = dropout if attention_dropout is None else attention_dropout
         self.attention_dropout = checks.rate("attention_dropout", attention_dropout)
@@ -57,10 +68,7 @@ class TransformerLayer(MaskedLayer):
         self.layer_norm_epsilon = checks.positive_float("layer_norm_epsilon", layer_norm_epsilon)
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.attention_options = checks.options_of(
-            "attention_options",
-            attention_options,
-            MultiHeadAttention,
-            given=("num_heads", "attention_axes", "output_shape"),
+            "attention_options", attention_options, MultiHeadAttention, given=_OF_THE_LAYER
         )
         self.normalize_inputs = normalize_inputs
         if not (normalize_inputs or normalize_first):
@@ -69,7 +77,8 @@ class TransformerLayer(MaskedLayer):
                 f"normalize_inputs={normalize_inputs}, normalize_first={normalize_first}"
             )
 
-    def _check_hidden_dim(self, inputs_shape):
+    def _check_hidden_dim(self, inputs_shape: Shape) -> None:
+        """Refuses inputs that the heads cannot divide, and fixes D for all later calls."""
         hidden_dim = inputs_shape[-1]
         if hidden_dim is None:
             raise ValueError(f"`inputs` must have a last axis of known size. Received: inputs.shape={inputs_shape}")
@@ -80,23 +89,27 @@ class TransformerLayer(MaskedLayer):
             )
         self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: hidden_dim})
 
-    def _attention(self, name, inputs_shape, memory_shape, without=(), has_norm=True):
-        """A norm, or None, and an attention of queries (B, T, D) over a memory (B, S, ...)."""
-        norm = self._norm(f"{name}_norm", inputs_shape) if has_norm else None
+    def _make_norm(self, name: str, inputs_shape: Shape) -> Any:
+        layer = make_norm(self.normalization, self.layer_norm_epsilon, dtype=self.dtype_policy, name=name)
+        layer.build(inputs_shape)
+        return layer
+
+    def _make_attention(
+        self, name: str, query_shape: Shape, value_shape: Shape, left_out: Collection[str] = ()
+    ) -> MultiHeadAttention:
+        """Attention of a query (B, T, D) over values (B, S, ...), with `attention_options` but those `left_out`."""
         options = {
-            "key_dim": inputs_shape[-1] // self.num_heads,
+            "key_dim": (query_shape[-1] or 0) // self.num_heads,
             "dropout": self.attention_dropout,
             "use_bias": self.use_bias,
             "kernel_initializer": self.kernel_initializer,
-            **{option: value for option, value in self.attention_options.items() if option not in without},
+            **{option: value for option, value in self.attention_options.items() if option not in left_out},
         }
         layer = MultiHeadAttention(self.num_heads, **options, dtype=self.dtype_policy, name=name)
-        layer.build(inputs_shape, memory_shape)
-        return norm, layer
+        layer.build(query_shape, value_shape)
+        return layer
 
-    def _feed_forward(self, inputs_shape):
-        """A norm and the feed-forward."""
-        norm = self._norm("feed_forward_norm", inputs_shape)
+    def _make_feed_forward(self, inputs_shape: Shape) -> FeedForward:
         layer = FeedForward(
             self.intermediate_dim,
             activation=self.activation,
@@ -108,87 +121,82 @@ class TransformerLayer(MaskedLayer):
             name="feed_forward",
         )
         layer.build(inputs_shape)
-        self._dropout_layer = Dropout(self.dropout, dtype=self.dtype_policy)
-        return norm, layer
-
-    def _norm(self, name, inputs_shape):
-        layer = make_norm(self.normalization, self.layer_norm_epsilon, dtype=self.dtype_policy, name=name)
-        layer.build(inputs_shape)
         return layer
 
-    def _residual(self, inputs, name, sublayer, training):
-        """`sublayer(x)` in the residual connection with the norm of this name: its output, and what is beside it."""
+    def _make_dropout(self) -> Dropout:
+        """The dropout of all residual connections."""
+        return Dropout(self.dropout, dtype=self.dtype_policy)
+
+    def _residual(
+        self, inputs: Tensor, sublayer: Callable[[Tensor], Any], norm: Any, training: bool | None
+    ) -> tuple[Any, ...]:
+        """`sublayer(inputs)` in a residual connection with `norm`: the sum, then what else the sublayer returned."""
         return residual(
             inputs,
             sublayer,
-            norm=getattr(self, f"{name}_norm"),
+            norm=norm,
             dropout=self._dropout_layer,
             normalize_first=self.normalize_first,
             training=training,
         )
 
-    def _feed(self, inputs, training):
-        return self._residual(inputs, "feed_forward", lambda x: self.feed_forward(x, training=training), training)[0]
+    def _feed(self, inputs: Tensor, training: bool | None) -> Tensor:
+        """The feed-forward network in its residual connection."""
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "intermediate_dim": self.intermediate_dim,
-            "num_heads": self.num_heads,
-            "dropout": self.dropout,
-            "attention_dropout": self.attention_dropout,
-            "activation_dropout": self.activation_dropout,
-            "activation": activations.serialize(self.activation),
-            "gated": self.gated,
-            "use_bias": self.use_bias,
-            "normalize_first": self.normalize_first,
-            "normalization": self.normalization,
-            "layer_norm_epsilon": self.layer_norm_epsilon,
-            "kernel_initializer": initializers.serialize(self.kernel_initializer),
-            "attention_options": {name: serialized(value) for name, value in self.attention_options.items()},
-            "normalize_inputs": self.normalize_inputs,
-        }
+        def feed_forward(x: Tensor) -> Tensor:
+            return self.feed_forward(x, training=training)
+
+        return self._residual(inputs, feed_forward, self.feed_forward_norm, training)[0]
+
+    def get_config(self) -> dict[str, Any]:
+        options = {name: serialized(value) for name, value in self.attention_options.items()}
+        return {**super().get_config(), **_shared_config(self), "attention_options": options}
 
 
 class TransformerStack(MaskedLayer):
-    """`num_layers` blocks of one kind; if pre-norm, a norm at the end. `Encoder` and `Decoder` say the rest."""
+    """`num_layers` layers of one class, one after the other; pre-norm stacks end with a norm. See `Encoder`.
 
-    block = TransformerLayer
+    Args:
+        layer_options: dict of the arguments that only this kind of layer has, the same for all layers.
+    """
+
+    layer_class: type[TransformerLayer] = TransformerLayer
+    bidirectional = True  # whether a query may look at later keys
 
     def __init__(
         self,
-        num_layers,
-        num_heads,
-        intermediate_dim,
+        num_layers: int,
+        intermediate_dim: int,
+        num_heads: int,
         *,
-        dropout=0.0,
-        attention_dropout=None,
-        activation_dropout=0.0,
-        activation="relu",
-        gated=False,
-        use_bias=True,
-        normalize_first=False,
-        normalization="layer_norm",
-        layer_norm_epsilon=1e-5,
-        kernel_initializer="glorot_uniform",
-        attention_options=None,
-        normalize_inputs=True,
-        position_bias=None,
-        remat=False,
-        **kwargs,
-    ):
-        of_block = {name: kwargs.pop(name) for name in self.further_options if name in kwargs}
+        dropout: float = 0.0,
+        attention_dropout: float | None = None,
+        activation_dropout: float = 0.0,
+        activation: Any = "relu",
+        gated: bool = False,
+        use_bias: bool = True,
+        normalize_first: bool = False,
+        normalization: str = "layer_norm",
+        layer_norm_epsilon: float = 1e-5,
+        kernel_initializer: Any = "glorot_uniform",
+        attention_options: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
+        normalize_inputs: bool = True,
+        position_bias: Any = None,
+        remat: bool = False,
+        layer_options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.num_layers = checks.positive_int("num_layers", num_layers)
-        self._options_by_layer = isinstance(attention_options, (list, tuple))
-        by_layer = attention_options if self._options_by_layer else [attention_options] * num_layers
-        if len(by_layer) != num_layers:
+        self._has_options_by_layer = isinstance(attention_options, (list, tuple))
+        options_by_layer: Any = attention_options if self._has_options_by_layer else [attention_options] * num_layers
+        if len(options_by_layer) != num_layers:
             raise ValueError(
                 "`attention_options` must be a dict, or a list of one dict for each layer. Received: "
-                f"{len(by_layer)} dicts, num_layers={num_layers}"
+                f"{len(options_by_layer)} dicts, num_layers={num_layers}"
             )
         self.layers = [
-            self.block(
+            self.layer_class(
                 intermediate_dim,
                 num_heads,
                 dropout=dropout,
@@ -205,32 +213,44 @@ class TransformerStack(MaskedLayer):
                 normalize_inputs=normalize_inputs or index > 0,
                 dtype=self.dtype_policy,
                 name=f"layer_{index}",
-                **of_block,
+                **(layer_options or {}),
             )
-            for index, options in enumerate(by_layer)
+            for index, options in enumerate(options_by_layer)
         ]
-        self.normalize_first = normalize_first
-        self.final_norm = None
+        first = self.layers[0]  # has checked what it was given
+        self.intermediate_dim, self.num_heads = first.intermediate_dim, first.num_heads
+        self.dropout, self.attention_dropout = first.dropout, first.attention_dropout
+        self.activation_dropout, self.activation = first.activation_dropout, first.activation
+        self.gated, self.use_bias = first.gated, first.use_bias
+        self.normalize_first, self.normalization = first.normalize_first, first.normalization
+        self.layer_norm_epsilon = first.layer_norm_epsilon
+        self.kernel_initializer = first.kernel_initializer
+        self.normalize_inputs = first.normalize_inputs
+        self.final_norm: Any = None
         if normalize_first:
-            self.final_norm = make_norm(normalization, layer_norm_epsilon, dtype=self.dtype_policy, name="final_norm")
-
-        self.position_bias = self._position_bias(position_bias, num_heads)
+            self.final_norm = make_norm(
+                self.normalization, self.layer_norm_epsilon, dtype=self.dtype_policy, name="final_norm"
+            )
+        self.position_bias = self._make_position_bias(position_bias)
         self.remat = remat
 
-    further_options: tuple[str, ...] = ()  # those of the block that a kind of stack takes beside the ones above
-    bidirectional = True  # whether a query may look at later keys
-
-    def _position_bias(self, position_bias, num_heads):
+    def _make_position_bias(self, position_bias: Any) -> Any:
         if isinstance(position_bias, dict):
             return keras.saving.deserialize_keras_object(position_bias)
         if position_bias is None or isinstance(position_bias, keras.layers.Layer):
             return position_bias
         checks.one_of("position_bias", position_bias, POSITION_BIASES)
         if position_bias == "alibi":
-            return AlibiBias(num_heads, name="position_bias")
-        return RelativePositionBias(num_heads, bidirectional=self.bidirectional, name="position_bias")
+            return AlibiBias(self.num_heads, name="position_bias")
+        return RelativePositionBias(self.num_heads, bidirectional=self.bidirectional, name="position_bias")
 
-    def build(self, inputs_shape, *args):
+    @property
+    def attention_options(self) -> dict[str, Any] | list[dict[str, Any]]:
+        """The options of all layers, or a list of those of each layer, where they were given so."""
+        by_layer = [layer.attention_options for layer in self.layers]
+        return by_layer if self._has_options_by_layer else by_layer[0]
+
+    def build(self, inputs_shape: Shape, *args: Any) -> None:
         for layer in self.layers:
             layer.build(inputs_shape, *args)
         if self.position_bias is not None and not self.position_bias.built:
@@ -239,8 +259,8 @@ class TransformerStack(MaskedLayer):
         if self.final_norm is not None:
             self.final_norm.build(inputs_shape)
 
-    def _bias(self, inputs, attention_bias, **slots):
-        """The bias of all layers: that of the positions, and what the caller adds to it."""
+    def _bias(self, inputs: Tensor, attention_bias: Tensor, **slots: Any) -> Tensor:
+        """The bias that all layers add to their attention logits: `position_bias` plus the caller's, or None."""
         if self.position_bias is None:
             return attention_bias
         bias = self.position_bias(inputs, **slots)
@@ -250,21 +270,43 @@ class TransformerStack(MaskedLayer):
             attention_bias = ops.expand_dims(attention_bias, 1)
         return bias + ops.cast(attention_bias, "float32")
 
-    def _run(self, layer, inputs, training, **options):
-        """`layer(inputs, ...)`, in training by `remat` if asked."""
+    def _run(self, layer: TransformerLayer, inputs: Tensor, training: bool | None, **options: Any) -> Any:
+        """`layer(inputs, ...)`; in training with gradient checkpointing, if `remat` is True."""
         if training and self.remat:
             return rematerialized(layer, inputs, training=training, **options)
         return layer(inputs, training=training, **options)
 
-    def _hidden_spec(self, inputs):
+    def _hidden_spec(self, inputs: Tensor) -> Any:
+        """The shape and dtype of the hidden states of all layers."""
         shape = (inputs.shape[0], self.num_layers + 1, *inputs.shape[1:])
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
-    def get_config(self):
-        base = super().get_config()
-        layer = self.layers[0].get_config()
-        options = {name: layer[name] for name in layer if name not in base}
-        if self._options_by_layer:
-            options["attention_options"] = [layer.get_config()["attention_options"] for layer in self.layers]
-        position_bias = serialized(self.position_bias)
-        return {**base, "num_layers": self.num_layers, **options, "position_bias": position_bias, "remat": self.remat}
+    def get_config(self) -> dict[str, Any]:
+        options = [layer.get_config()["attention_options"] for layer in self.layers]
+        return {
+            **super().get_config(),
+            "num_layers": self.num_layers,
+            **_shared_config(self),
+            "attention_options": options if self._has_options_by_layer else options[0],
+            "position_bias": serialized(self.position_bias),
+            "remat": self.remat,
+        }
+
+
+def _shared_config(layer: TransformerLayer | TransformerStack) -> dict[str, Any]:
+    """The part of the config that layers and stacks have in common, without `attention_options`."""
+    return {
+        "intermediate_dim": layer.intermediate_dim,
+        "num_heads": layer.num_heads,
+        "dropout": layer.dropout,
+        "attention_dropout": layer.attention_dropout,
+        "activation_dropout": layer.activation_dropout,
+        "activation": activations.serialize(layer.activation),
+        "gated": layer.gated,
+        "use_bias": layer.use_bias,
+        "normalize_first": layer.normalize_first,
+        "normalization": layer.normalization,
+        "layer_norm_epsilon": layer.layer_norm_epsilon,
+        "kernel_initializer": initializers.serialize(layer.kernel_initializer),
+        "normalize_inputs": layer.normalize_inputs,
+    }

@@ -3,62 +3,77 @@
 B batch, T tokens, V vocabulary. Liu et al. 2018, arXiv:1801.10198; Radford et al. 2019 (GPT-2).
 """
 
+from typing import Any
+
 import keras
 
 from keras_tx import checks
 from keras_tx.layers import Decoder, TokenEmbedding
 from keras_tx.models.language_model import LanguageModel, language_embedding, logits_of, make_head, table_of
 from keras_tx.models.token_model import options
+from keras_tx.types import DType, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class CausalLM(LanguageModel):
-    """A functional `keras.Model` of token embedding, decoder and logits.
+    """A generative model of the next token: token embedding, decoder and logits, as a functional `keras.Model`.
 
-    Its input is `token_ids` (B, T), padded on either side with the padding id. With `packed`, `document_ids` and
-    `positions` (B, T) beside them, as `keras_tx.data.pack_sequences` makes them: a token sees its own document alone.
+    Its input is `token_ids` (B, T), padded on either side with the padding id. With `packed` it has two more inputs,
+    `document_ids` and `positions` (B, T), as `keras_tx.data.pack_sequences` makes them: a row may hold several
+    documents, and a token attends only to tokens of its own document.
 
     Args:
         vocabulary_size: V; ids are in [0, V).
-        num_layers, hidden_dim, num_heads: of the decoder.
-        intermediate_dim: of its feed-forward; 4 * `hidden_dim` if None.
-        dropout: rate in [0, 1), after the embedding and in the decoder.
-        tie_embeddings: whether the logits are products with the token table; else with a table of their own.
-        packed: whether several documents may stand in a row.
-        embedding_options: dict of further arguments of `TokenEmbedding`: `position_encoding` (sinusoidal if left out,
-            None for rotary or biased attention), `max_length`, `padding_id`, `scale` (True if left out), ...
-        decoder_options: dict of further arguments of `Decoder`: `normalize_first` (True if left out), `activation`
-            ("gelu" if left out), `attention_options`, `position_bias`, ...
+        num_layers: L, of the decoder.
+        hidden_dim: D, a multiple of `num_heads`.
+        num_heads: N.
+        intermediate_dim: F, the width of each feed-forward inside; None is 4 * `hidden_dim`.
+        dropout: rate in [0, 1) of dropout after the embedding and in the decoder.
+        tie_embeddings: whether the logits are products with the token embedding's table, or with a table of their own.
+        packed: whether a row may hold several documents.
+        embedding_options: dict of further arguments of `TokenEmbedding`: `position_encoding` (by default "sinusoidal";
+            None for rotary attention or a `position_bias`), `max_length`, `padding_id`, `scale` (by default True), ...
+        decoder_options: dict of further arguments of `Decoder`: `normalize_first` (by default True), `activation` (by
+            default "gelu"), `attention_options`, `position_bias`, ...
         dtype: dtype policy of the layers.
 
     Raises:
-        ValueError: for a size, rate or name that cannot work; the message has the value.
+        ValueError: for a size, rate or name that is not allowed, and for an argument that is not known.
 
-    Example:
+    Reference:
+        Liu et al. 2018, https://arxiv.org/abs/1801.10198; Radford et al. 2019, "Language Models are Unsupervised
+        Multitask Learners".
 
-        model = keras_tx.models.CausalLM(vocabulary_size=50257)
-        model.compile("adam", keras_tx.training.PaddedCrossentropy())
-        model.generate([[464, 3290]], max_new_tokens=20)
+    Examples:
+        >>> model = keras_tx.models.CausalLM(vocabulary_size=100, num_layers=1, hidden_dim=16, num_heads=2)
+        >>> tuple(model(np.array([[5, 7, 11]])).shape)
+        (1, 3, 100)
+        >>> model.compile("adam", keras_tx.training.PaddedCrossentropy())
+        >>> generated = model.generate([[5, 7, 11], [5]], max_new_tokens=2, jit_compile=False)
+        >>> len(generated[0]), len(generated[1])
+        (5, 3)
     """
 
     def __init__(
         self,
-        vocabulary_size,
+        vocabulary_size: int,
         *,
-        num_layers=2,
-        hidden_dim=128,
-        num_heads=4,
-        intermediate_dim=None,
-        dropout=0.1,
-        tie_embeddings=True,
-        packed=False,
-        embedding_options=None,
-        decoder_options=None,
-        dtype=None,
-        **kwargs,
-    ):
-        checks.positive_int("hidden_dim", hidden_dim)
+        num_layers: int = 2,
+        hidden_dim: int = 128,
+        num_heads: int = 4,
+        intermediate_dim: int | None = None,
+        dropout: float = 0.1,
+        tie_embeddings: bool = True,
+        packed: bool = False,
+        embedding_options: dict[str, Any] | None = None,
+        decoder_options: dict[str, Any] | None = None,
+        dtype: DType = None,
+        **kwargs: Any,
+    ) -> None:
+        self._check_names(kwargs)
+        hidden_dim = checks.positive_int("hidden_dim", hidden_dim)
         intermediate_dim = 4 * hidden_dim if intermediate_dim is None else intermediate_dim
+        dropout = checks.rate("dropout", dropout)
         embedding_options = language_embedding(embedding_options, hidden_dim, dropout)
         decoder_options = options(
             "decoder_options", decoder_options, Decoder, dropout=dropout, normalize_first=True, activation="gelu"
@@ -66,8 +81,8 @@ class CausalLM(LanguageModel):
 
         # Layers
         embedding = TokenEmbedding(vocabulary_size, hidden_dim, **embedding_options, dtype=dtype, name="embedding")
-        decoder = Decoder(num_layers, num_heads, intermediate_dim, **decoder_options, dtype=dtype, name="decoder")
-        head = make_head(vocabulary_size, tie_embeddings, dtype)
+        decoder = Decoder(num_layers, intermediate_dim, num_heads, **decoder_options, dtype=dtype, name="decoder")
+        head = make_head(embedding.vocabulary_size, tie_embeddings, dtype)
 
         # Functional model
         token_ids = keras.Input((None,), dtype="int32", name="token_ids")
@@ -84,11 +99,11 @@ class CausalLM(LanguageModel):
         self._logits_from(hidden, lambda: table_of(embedding, head))
 
         # Config
-        self.vocabulary_size = vocabulary_size
-        self.num_layers = num_layers
+        self.vocabulary_size = embedding.vocabulary_size
+        self.num_layers = decoder.num_layers
         self.hidden_dim = hidden_dim
-        self.num_heads = num_heads
-        self.intermediate_dim = intermediate_dim
+        self.num_heads = decoder.num_heads
+        self.intermediate_dim = decoder.intermediate_dim
         self.dropout = dropout
         self.tie_embeddings = tie_embeddings
         self.packed = packed
@@ -98,7 +113,7 @@ class CausalLM(LanguageModel):
         self.id_inputs = {"token_ids": embedding}
         self.configured = {"embedding_options": embedding, "decoder_options": decoder}
 
-    def _generation_model(self):
+    def _generation_model(self) -> Any:
         if not self.packed:
             return self
         if "_unpacked" not in vars(self):
@@ -107,7 +122,7 @@ class CausalLM(LanguageModel):
             object.__setattr__(self, "_unpacked", keras.Model(token_ids, logits))  # not tracked: the same layers
         return self._unpacked
 
-    def attention_scores(self, inputs):
-        """The attention scores of all layers, (B, L, N, T, T) in float32, at inference; `inputs` are token ids."""
+    def attention_scores(self, inputs: Any) -> Tensor:
+        """The attention scores of all layers at inference, (B, L, N, T, T) in float32; `inputs` are token ids."""
         embedded = self.embedding(self._listed(inputs)[0], training=False)
         return self.decoder(embedded, return_attention_scores=True, training=False)[1]

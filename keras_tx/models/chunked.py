@@ -1,7 +1,9 @@
-"""Training a model over a vocabulary without its logits: the loss is made from the vectors before them, in chunks."""
+"""Training of a model over a vocabulary without its logits: the loss is computed from the hidden states, in chunks."""
 
 import contextlib
 import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 from keras import ops
@@ -9,72 +11,75 @@ from keras import ops
 from keras_tx import keras_internals
 from keras_tx.models.token_model import TokenModel
 from keras_tx.training import PaddedCrossentropy
+from keras_tx.types import Tensor
 
-_TRAINED: contextvars.ContextVar = contextvars.ContextVar("model_trained_in_chunks", default=None)
+_TRAINED: contextvars.ContextVar[Any] = contextvars.ContextVar("model_trained_in_chunks", default=None)
 
 
 class VocabularyModel(TokenModel):
-    """A `TokenModel` that ends in logits over a vocabulary; `_logits_from` tells it from what they are made.
+    """A `TokenModel` whose outputs are logits over a vocabulary.
 
-    Where it is compiled with a `PaddedCrossentropy` that has a `chunk_size`, a step of `fit` computes the vectors that
-    the logits are products of, and leaves the rest to the loss.
+    If it is compiled with a `PaddedCrossentropy` that has a `chunk_size`, a training step computes only the hidden
+    states before the logits, and the loss makes the logits of one chunk of tokens at a time.
     """
 
-    def _logits_from(self, hidden, table):
-        """To be called in `__init__`, behind that of `keras.Model`.
+    def _logits_from(self, hidden: Any, table: Callable[[], tuple[Tensor, Tensor]]) -> None:
+        """Says how the logits are made. Each constructor calls it after that of `keras.Model`.
 
         Args:
-            hidden: symbolic (B, T, D), computed from `self.inputs`.
-            table: function that returns (V, D), and (V,) that is added to the products, or None.
+            hidden: symbolic hidden states (B, T, D), computed from `self.inputs`.
+            table: function that returns the table (V, D) they are multiplied by, and the bias (V,) or None.
         """
         object.__setattr__(self, "_hidden_model", keras.Model(self.inputs, hidden))  # not tracked: the same layers
         object.__setattr__(self, "_table", table)
 
-    def call(self, inputs, training=None, mask=None, **kwargs):
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
         if _TRAINED.get() is not self:
             return super().call(inputs, training=training, mask=mask, **kwargs)
         self._check_call(inputs, mask)
         return self._hidden_model(self._listed(inputs), training=training)
 
-    def train_step(self, *args):
+    def train_step(self, *args: Any) -> Any:
         loss = getattr(self, "loss", None)
         if not isinstance(loss, PaddedCrossentropy) or loss.chunk_size is None:
             return super().train_step(*args)
         if any(layer.quantization_mode is not None for layer in keras_internals.layers_within(self)):
             raise ValueError(
-                "`chunk_size` of the loss must be None for a model that was quantized, whose table of logits is of "
-                f"integers. Received: chunk_size={loss.chunk_size}"
+                "`chunk_size` of the loss must be None for a quantized model, whose table of logits holds integers. "
+                f"Received: chunk_size={loss.chunk_size}"
             )
         with _trained(self):
             return super().train_step(*args)
 
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Tensor:
         if _TRAINED.get() is not self:
             return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
         table, bias = self._table()
-        if bias is not None:  # one more product, with 1
+        if bias is not None:  # as one more column of the table, which a hidden state of 1 is multiplied by
             y_pred = ops.concatenate([y_pred, ops.ones_like(y_pred[..., :1])], axis=-1)
             table = ops.concatenate([table, ops.cast(bias, table.dtype)[:, None]], axis=1)
         loss = self.loss.of_hidden(y, y_pred, table, sample_weight)
         loss_weights = keras_internals.loss_weights(self)
-        if loss_weights is not None:  # of one output there is one, whatever holds it
+        if loss_weights is not None:  # a number, or a list or dict of one number: the model has one output
             loss = loss * keras.tree.flatten(loss_weights)[0]
         return loss + keras_internals.sum_of_added_losses(self) if self.losses else loss
 
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         return self._loss_alone() if _TRAINED.get() is self else super().compute_metrics(x, y, y_pred, sample_weight)
 
-    def get_metrics_result(self):
-        """As Keras', before metrics have seen logits the loss alone."""
+    def get_metrics_result(self) -> Any:
+        """As in Keras; the loss alone until an evaluation has given logits to the metrics."""
         return super().get_metrics_result() if keras_internals.metrics_are_built(self) else self._loss_alone()
 
-    def _loss_alone(self):
+    def _loss_alone(self) -> dict[str, Any]:
         tracker = keras_internals.loss_tracker(self)
         return {tracker.name: tracker.result()}
 
 
 @contextlib.contextmanager
-def _trained(model):
+def _trained(model: VocabularyModel) -> Iterator[None]:
     token = _TRAINED.set(model)
     try:
         yield

@@ -1,4 +1,7 @@
-"""What the models that write share: the embedding's defaults, logits over the vocabulary, and `generate`."""
+"""What generative models share: the defaults of the embedding, logits over the vocabulary, and `generate`."""
+
+from collections.abc import Iterator
+from typing import Any
 
 import keras
 
@@ -7,10 +10,11 @@ from keras_tx.layers import TokenEmbedding
 from keras_tx.layers.projection import Projection
 from keras_tx.models.chunked import VocabularyModel
 from keras_tx.models.token_model import options
+from keras_tx.types import DType, Tensor
 
 
-def language_embedding(embedding_options, hidden_dim, dropout):
-    """The embedding's options over the defaults of Vaswani et al. 2017: scaled, so that tied logits have unit size."""
+def language_embedding(embedding_options: Any, hidden_dim: int, dropout: float) -> dict[str, Any]:
+    """The embedding's options over the defaults of Vaswani et al. 2017: scaled, so that tied logits start small."""
     return options(
         "embedding_options",
         embedding_options,
@@ -22,34 +26,40 @@ def language_embedding(embedding_options, hidden_dim, dropout):
     )
 
 
-def make_head(vocabulary_size, tie_embeddings, dtype):
-    """The layer of the logits; None where the token table serves."""
+def make_head(vocabulary_size: int, tie_embeddings: bool, dtype: DType) -> Projection | None:
+    """The layer that makes the logits; None if the embedding's own table does."""
     if tie_embeddings:
         return None
     return Projection(vocabulary_size, use_bias=False, dtype=dtype, name="head")
 
 
-def table_of(embedding, head):
-    """What the vectors are multiplied by, (V, D), and no bias."""
+def table_of(embedding: TokenEmbedding, head: Projection | None) -> tuple[Tensor, None]:
+    """The table (V, D) that hidden states are multiplied by to give logits, and None for no bias."""
     return (embedding.tokens.embeddings if head is None else keras.ops.transpose(head.kernel)), None
 
 
-def logits_of(hidden, embedding, head):
-    """(B, T, D) -> (B, T, V)."""
+def logits_of(hidden: Tensor, embedding: TokenEmbedding, head: Projection | None) -> Tensor:
+    """Hidden states (B, T, D) -> logits (B, T, V)."""
     return embedding(hidden, reverse=True) if head is None else head(hidden)
 
 
 class LanguageModel(VocabularyModel):
-    """A model whose outputs are logits of the next token."""
+    """A model whose outputs are the logits of the next token."""
 
-    def _generation_model(self):
+    def _generation_model(self) -> Any:
         """The functional model that `generate` runs step by step."""
         return self
 
-    def generate(self, inputs, strategy=None, **options):
-        """Writes on from a prompt, or the target of a source: `keras_tx.generation.generate(self, ...)`, which see."""
+    def generate(self, inputs: Any, strategy: Any = None, **options: Any) -> Any:
+        """Generates a continuation of each prompt, or a target sequence for each source.
+
+        `keras_tx.generation.generate` with this model; the arguments and results are described there.
+        """
         return generation.generate(self, inputs, strategy, **options)
 
-    def stream(self, inputs, strategy=None, **options):
-        """Yields what `generate` writes, as it comes: `keras_tx.generation.stream(self, ...)`, which see."""
+    def stream(self, inputs: Any, strategy: Any = None, **options: Any) -> Iterator[Any]:
+        """Yields what `generate` returns piece by piece, as soon as each token is known.
+
+        `keras_tx.generation.stream` with this model; the arguments and results are described there.
+        """
         return generation.stream(self, inputs, strategy, **options)

@@ -3,6 +3,8 @@
 B batch, T tokens, V vocabulary. Devlin et al. 2018, arXiv:1810.04805, sections 3.1 and A.1.
 """
 
+from typing import Any
+
 import keras
 from keras import activations
 
@@ -13,47 +15,64 @@ from keras_tx.layers.residual import make_norm
 from keras_tx.models.chunked import VocabularyModel
 from keras_tx.models.language_model import language_embedding
 from keras_tx.models.token_model import options
+from keras_tx.types import DType, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class MaskedLM(VocabularyModel):
-    """A functional `keras.Model` of token embedding, encoder, and BERT's head: dense, activation, norm, tied logits.
+    """A model of masked tokens, as BERT is pretrained: token embedding, encoder and BERT's head.
 
-    Its input is `token_ids` (B, T), padded with the padding id; with segments, `token_ids` and `segment_ids`.
-    `keras_tx.data.mask_tokens` makes such inputs and their labels, for `keras_tx.training.PaddedCrossentropy`.
+    A functional `keras.Model`. The head is a dense layer with an activation, a norm, and logits that are products with
+    the token embedding's table, plus a bias. The input is `token_ids` (B, T), padded with the padding id; with
+    segments, `token_ids` and `segment_ids`. `keras_tx.data.mask_tokens` makes such inputs and their labels, and
+    `keras_tx.training.PaddedCrossentropy` is the loss for them.
 
     Args:
         vocabulary_size: V; ids are in [0, V).
-        num_layers, hidden_dim, num_heads: of the encoder.
-        intermediate_dim: of its feed-forward; 4 * `hidden_dim` if None.
-        dropout: rate in [0, 1), after the embedding and in the encoder.
-        activation: of the feed-forward and of the head.
-        embedding_options: dict of further arguments of `TokenEmbedding`: `position_encoding` (sinusoidal if left out),
-            `num_segments`, `normalization` ("layer_norm" if left out), ...
+        num_layers: L, of the encoder.
+        hidden_dim: D, a multiple of `num_heads`.
+        num_heads: N.
+        intermediate_dim: F, the width of each feed-forward inside; None is 4 * `hidden_dim`.
+        dropout: rate in [0, 1) of dropout after the embedding and in the encoder.
+        activation: of feed-forward and of the head.
+        embedding_options: dict of further arguments of `TokenEmbedding`: `position_encoding` (by default "sinusoidal"),
+            `num_segments`, `normalization` (by default "layer_norm"), ...
         encoder_options: dict of further arguments of `Encoder`.
         dtype: dtype policy of the layers.
 
     Raises:
-        ValueError: for a size, rate or name that cannot work; the message has the value.
+        ValueError: for a size, rate or name that is not allowed, and for an argument that is not known.
+
+    Reference:
+        Devlin et al. 2018, https://arxiv.org/abs/1810.04805, sections 3.1 and A.1.
+
+    Examples:
+        >>> model = keras_tx.models.MaskedLM(vocabulary_size=100, num_layers=1, hidden_dim=16, num_heads=2)
+        >>> ids = np.array([[5, 17, 3, 0], [8, 3, 99, 31]])  # 0 is padding
+        >>> tuple(model(ids).shape)
+        (2, 4, 100)
+        >>> model.compile("adam", keras_tx.training.PaddedCrossentropy())
     """
 
     def __init__(
         self,
-        vocabulary_size,
+        vocabulary_size: int,
         *,
-        num_layers=2,
-        hidden_dim=128,
-        num_heads=4,
-        intermediate_dim=None,
-        dropout=0.1,
-        activation="gelu",
-        embedding_options=None,
-        encoder_options=None,
-        dtype=None,
-        **kwargs,
-    ):
-        checks.positive_int("hidden_dim", hidden_dim)
+        num_layers: int = 2,
+        hidden_dim: int = 128,
+        num_heads: int = 4,
+        intermediate_dim: int | None = None,
+        dropout: float = 0.1,
+        activation: Any = "gelu",
+        embedding_options: dict[str, Any] | None = None,
+        encoder_options: dict[str, Any] | None = None,
+        dtype: DType = None,
+        **kwargs: Any,
+    ) -> None:
+        self._check_names(kwargs)
+        hidden_dim = checks.positive_int("hidden_dim", hidden_dim)
         intermediate_dim = 4 * hidden_dim if intermediate_dim is None else intermediate_dim
+        dropout = checks.rate("dropout", dropout)
         embedding_options = {
             "normalization": "layer_norm",
             **language_embedding(embedding_options, hidden_dim, dropout),
@@ -62,9 +81,9 @@ class MaskedLM(VocabularyModel):
 
         # Layers
         embedding = TokenEmbedding(vocabulary_size, hidden_dim, **embedding_options, dtype=dtype, name="embedding")
-        encoder = Encoder(num_layers, num_heads, intermediate_dim, **encoder_options, dtype=dtype, name="encoder")
+        encoder = Encoder(num_layers, intermediate_dim, num_heads, **encoder_options, dtype=dtype, name="encoder")
         head_dense = Projection(hidden_dim, activation=activation, dtype=dtype, name="head_dense")
-        head_norm = make_norm("layer_norm", encoder.layers[0].layer_norm_epsilon, dtype=dtype, name="head_norm")
+        head_norm = make_norm("layer_norm", encoder.layer_norm_epsilon, dtype=dtype, name="head_norm")
         head_bias = LogitBias(dtype=dtype, name="head_bias")
 
         # Functional model
@@ -77,11 +96,11 @@ class MaskedLM(VocabularyModel):
         self._logits_from(hidden, lambda: (embedding.tokens.embeddings, head_bias.bias))
 
         # Config
-        self.vocabulary_size = vocabulary_size
-        self.num_layers = num_layers
+        self.vocabulary_size = embedding.vocabulary_size
+        self.num_layers = encoder.num_layers
         self.hidden_dim = hidden_dim
-        self.num_heads = num_heads
-        self.intermediate_dim = intermediate_dim
+        self.num_heads = encoder.num_heads
+        self.intermediate_dim = encoder.intermediate_dim
         self.dropout = dropout
         self.activation = activations.get(activation)
         self.embedding_options = embedding_options
@@ -90,8 +109,8 @@ class MaskedLM(VocabularyModel):
         self.id_inputs = {"token_ids": embedding}
         self.configured = {"embedding_options": embedding, "encoder_options": encoder}
 
-    def attention_scores(self, inputs):
-        """The attention scores of all layers, (B, L, N, T, T) in float32, at inference; `inputs` as for the model."""
+    def attention_scores(self, inputs: Any) -> Tensor:
+        """The attention scores of all layers at inference, (B, L, N, T, T) in float32; `inputs` as for the model."""
         embedded = self.embedding(*self._listed(inputs), training=False)
         return self.encoder(embedded, return_attention_scores=True, training=False)[1]
 
@@ -100,12 +119,12 @@ class MaskedLM(VocabularyModel):
 class LogitBias(keras.layers.Layer):
     """Adds a learned vector (V,) to logits (..., V)."""
 
-    def build(self, inputs_shape):
+    def build(self, inputs_shape: Shape) -> None:
         self.supports_masking = True
         self.bias = self.add_weight(shape=(inputs_shape[-1],), initializer="zeros", name="bias")
 
-    def call(self, inputs):
+    def call(self, inputs: Tensor) -> Tensor:
         return inputs + self.bias
 
-    def compute_output_shape(self, inputs_shape):
+    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
         return inputs_shape

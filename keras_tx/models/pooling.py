@@ -1,43 +1,49 @@
-"""Pooling over tokens: (B, T, D) -> (B, D); padding is never pooled.
+"""Pooling over the real tokens: (B, T, D) -> (B, D).
 
 B batch, T tokens, D hidden.
 """
+
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_tx import checks
 from keras_tx.layers.masks import MaskedLayer
+from keras_tx.types import Shape, Tensor
 
 POOLINGS = ("first", "mean", "max")
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class TokenPooling(MaskedLayer):
-    """One vector for a sequence: that of the first real token, or the mean or maximum over the real tokens.
+    """One vector for each sequence: that of the first real token, or the mean or maximum over the real tokens.
 
-    A sequence of padding alone gives zeros.
+    A sequence without real tokens gives zeros.
 
     Args:
         pooling: "first", "mean" or "max".
 
     Call arguments:
         inputs: (B, T, D).
-        mask: (B, T), True at real tokens. Filled from the Keras mask.
+        mask: (B, T), True at real tokens. If None, the Keras mask of `inputs` is used.
+
+    Returns:
+        (B, D).
 
     Raises:
         ValueError: for any other `pooling`.
     """
 
-    def __init__(self, pooling="mean", **kwargs):
+    def __init__(self, pooling: str = "mean", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.pooling = checks.one_of("pooling", pooling, POOLINGS)
 
-    def call(self, inputs, mask=None):
+    def call(self, inputs: Tensor, mask: Tensor = None) -> Tensor:
         mask = ops.ones_like(inputs[..., 0], dtype="bool") if mask is None else ops.cast(mask, "bool")
         if self.pooling == "max":
             if inputs.shape[1] == 0:
-                return ops.zeros_like(ops.sum(inputs, axis=1))  # of nothing there is no maximum
+                return ops.zeros_like(ops.sum(inputs, axis=1))  # `ops.max` refuses an axis of length 0
             pooled = ops.max(ops.where(ops.expand_dims(mask, -1), inputs, float("-inf")), axis=1)
             return ops.where(ops.any(mask, axis=1, keepdims=True), pooled, 0.0)
         if self.pooling == "first":  # the first real token: padding may stand on the left
@@ -47,11 +53,11 @@ class TokenPooling(MaskedLayer):
             weights = weights / ops.maximum(ops.sum(weights, axis=1, keepdims=True), 1.0)
         return ops.cast(ops.einsum("BT,BTD->BD", weights, ops.cast(inputs, "float32")), inputs.dtype)
 
-    def compute_mask(self, inputs, mask=None):
+    def compute_mask(self, inputs: Tensor, mask: Tensor = None) -> None:
         return None
 
-    def compute_output_shape(self, inputs_shape):
+    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
         return (inputs_shape[0], inputs_shape[-1])
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "pooling": self.pooling}

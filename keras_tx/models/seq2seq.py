@@ -3,68 +3,87 @@
 B batch, S source tokens, T target tokens, V vocabulary. Vaswani et al. 2017, arXiv:1706.03762.
 """
 
+from typing import Any
+
 import keras
 
 from keras_tx import checks
 from keras_tx.layers import Decoder, Encoder, TokenEmbedding
 from keras_tx.models.language_model import LanguageModel, language_embedding, logits_of, make_head, table_of
 from keras_tx.models.token_model import options
+from keras_tx.types import DType, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class Seq2Seq(LanguageModel):
-    """A functional `keras.Model` of embeddings, encoder, decoder and logits: a translator, a summarizer.
+    """A model from a source to a target sequence, for example of translation or summarization.
 
-    Its inputs are `source_ids` (B, S) and `target_ids` (B, T), padded with the padding id; the target begins with a
-    start token, and the logits at each token are those of the next one.
+    A functional `keras.Model` of embeddings, encoder, decoder and logits. Its inputs are `source_ids` (B, S) and
+    `target_ids` (B, T), padded with the padding id. The target begins with a start token, and the logits at each target
+    token are those of the next one.
 
     Args:
-        source_vocabulary_size: of the source; ids are in [0, V).
-        target_vocabulary_size: of the target. None: both have one vocabulary and share one embedding.
-        num_layers: of the encoder, and of the decoder unless `num_decoder_layers` are given.
-        num_decoder_layers: of the decoder; `num_layers` if None.
-        hidden_dim, num_heads: of both.
-        intermediate_dim: of both feed-forwards; 4 * `hidden_dim` if None.
-        dropout: rate in [0, 1), after the embeddings, in the encoder and in the decoder.
-        tie_embeddings: whether the logits are products with the target's token table; else with one of their own.
-        embedding_options: dict of further arguments of both `TokenEmbedding`s: `position_encoding` (sinusoidal if left
-            out), `scale` (True if left out), `max_length`, `padding_id`, `normalization`, ...
-        encoder_options, decoder_options: dicts of further arguments of `Encoder` and `Decoder`: `normalize_first`,
-            `activation`, `attention_options`, `position_bias`, ...
+        source_vocabulary_size: size of the source's vocabulary; ids are in [0, size).
+        target_vocabulary_size: V, size of the target's vocabulary. None means that source and target have the same
+            vocabulary and share one embedding.
+        num_layers: of the encoder; also of the decoder, unless `num_decoder_layers` is given.
+        num_decoder_layers: of the decoder; None is `num_layers`.
+        hidden_dim: D, a multiple of `num_heads`.
+        num_heads: N.
+        intermediate_dim: F, the width of each feed-forward inside; None is 4 * `hidden_dim`.
+        dropout: rate in [0, 1) of dropout after the embeddings, in the encoder and in the decoder.
+        tie_embeddings: whether the logits are products with the table of the target's embedding, or with a table of
+            their own.
+        embedding_options: dict of further arguments of both `TokenEmbedding`s: `position_encoding` (by default
+            "sinusoidal"), `scale` (by default True), `max_length`, `padding_id`, `normalization`, ...
+        encoder_options: dict of further arguments of `Encoder`: `normalize_first`, `activation`, `attention_options`,
+            `position_bias`, ...
+        decoder_options: dict of further arguments of `Decoder`, alike.
         dtype: dtype policy of the layers.
 
     Raises:
-        ValueError: for a size, rate or name that cannot work; the message has the value.
+        ValueError: for a size, rate or name that is not allowed, and for an argument that is not known.
 
-    Example:
+    Reference:
+        Vaswani et al. 2017, https://arxiv.org/abs/1706.03762.
 
-        model = keras_tx.models.Seq2Seq(tokenizer.vocabulary_size)
-        model.compile("adam", keras_tx.training.PaddedCrossentropy(label_smoothing=0.1))
-        model.generate(["a dog runs ."], keras_tx.generation.Beam(5), max_new_tokens=40, tokenizer=tokenizer)
+    Examples:
+        >>> model = keras_tx.models.Seq2Seq(100, num_layers=1, hidden_dim=16, num_heads=2)
+        >>> source_ids, target_ids = np.array([[5, 17, 4, 9]]), np.array([[1, 8]])
+        >>> tuple(model([source_ids, target_ids]).shape)
+        (1, 2, 100)
+        >>> model.compile("adam", keras_tx.training.PaddedCrossentropy(label_smoothing=0.1))
+        >>> generated = model.generate(source_ids, max_new_tokens=3, start_token=1, jit_compile=False)
+        >>> generated.shape
+        (1, 3)
     """
 
     def __init__(
         self,
-        source_vocabulary_size,
-        target_vocabulary_size=None,
+        source_vocabulary_size: int,
+        target_vocabulary_size: int | None = None,
         *,
-        num_layers=2,
-        num_decoder_layers=None,
-        hidden_dim=128,
-        num_heads=4,
-        intermediate_dim=None,
-        dropout=0.1,
-        tie_embeddings=True,
-        embedding_options=None,
-        encoder_options=None,
-        decoder_options=None,
-        dtype=None,
-        **kwargs,
-    ):
-        checks.positive_int("hidden_dim", hidden_dim)
-        checks.positive_int("target_vocabulary_size", target_vocabulary_size, none=True)
+        num_layers: int = 2,
+        num_decoder_layers: int | None = None,
+        hidden_dim: int = 128,
+        num_heads: int = 4,
+        intermediate_dim: int | None = None,
+        dropout: float = 0.1,
+        tie_embeddings: bool = True,
+        embedding_options: dict[str, Any] | None = None,
+        encoder_options: dict[str, Any] | None = None,
+        decoder_options: dict[str, Any] | None = None,
+        dtype: DType = None,
+        **kwargs: Any,
+    ) -> None:
+        self._check_names(kwargs)
+        source_vocabulary_size = checks.positive_int("source_vocabulary_size", source_vocabulary_size)
+        target_vocabulary_size = checks.positive_int("target_vocabulary_size", target_vocabulary_size, none=True)
+        num_layers = checks.positive_int("num_layers", num_layers)
+        num_decoder_layers = checks.positive_int("num_decoder_layers", num_decoder_layers, none=True) or num_layers
+        hidden_dim = checks.positive_int("hidden_dim", hidden_dim)
         intermediate_dim = 4 * hidden_dim if intermediate_dim is None else intermediate_dim
-        num_decoder_layers = num_layers if num_decoder_layers is None else num_decoder_layers
+        dropout = checks.rate("dropout", dropout)
         embedding_options = language_embedding(embedding_options, hidden_dim, dropout)
         encoder_options = options("encoder_options", encoder_options, Encoder, dropout=dropout)
         decoder_options = options("decoder_options", decoder_options, Decoder, dropout=dropout)
@@ -83,7 +102,7 @@ class Seq2Seq(LanguageModel):
             target_embedding = TokenEmbedding(
                 target_vocabulary_size, hidden_dim, **embedding_options, dtype=dtype, name="target_embedding"
             )
-        sizes = (num_heads, intermediate_dim)
+        sizes = (intermediate_dim, num_heads)
         encoder = Encoder(num_layers, *sizes, **encoder_options, dtype=dtype, name="encoder")
         decoder = Decoder(
             num_decoder_layers, *sizes, cross_attention=True, **decoder_options, dtype=dtype, name="decoder"
@@ -106,8 +125,8 @@ class Seq2Seq(LanguageModel):
         self.num_layers = num_layers
         self.num_decoder_layers = num_decoder_layers
         self.hidden_dim = hidden_dim
-        self.num_heads = num_heads
-        self.intermediate_dim = intermediate_dim
+        self.num_heads = encoder.num_heads
+        self.intermediate_dim = encoder.intermediate_dim
         self.dropout = dropout
         self.tie_embeddings = tie_embeddings
         self.embedding_options = embedding_options
@@ -122,7 +141,7 @@ class Seq2Seq(LanguageModel):
             "decoder_options": decoder,
         }
 
-    def attention_scores(self, inputs):
+    def attention_scores(self, inputs: Any) -> dict[str, Tensor]:
         """The attention scores of all layers at inference, in float32; `inputs` as for the model.
 
         Returns:

@@ -3,6 +3,8 @@
 B batch, T tokens, C classes. An encoder as in Devlin et al. 2018, arXiv:1810.04805, pooled over its tokens.
 """
 
+from typing import Any
+
 import keras
 from keras import activations
 
@@ -13,58 +15,75 @@ from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.projection import Projection
 from keras_tx.models.pooling import TokenPooling
 from keras_tx.models.token_model import TokenModel, options
+from keras_tx.types import DType, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class TextClassifier(TokenModel):
-    """A functional `keras.Model` of token embedding, encoder, pooling and a dense head.
+    """A classifier of texts: token embedding, encoder, pooling and a dense head, as a functional `keras.Model`.
 
-    Its input is `token_ids` (B, T), padded with the padding id; with segments, `token_ids` and `segment_ids`. A dict by
-    these names, with or without others, does as well: `BertTokenizer` makes one.
+    Its input is `token_ids` (B, T), padded with the padding id; with segments, `token_ids` and `segment_ids`. A dict
+    with these keys, as `BertTokenizer` makes it, is an input, too; other keys are ignored.
 
     Args:
         vocabulary_size: V; ids are in [0, V).
         num_classes: C, at least 2.
-        num_layers, hidden_dim, num_heads: of the encoder.
-        intermediate_dim: of its feed-forward; 4 * `hidden_dim` if None.
-        pooling: "first", "mean" or "max", over the real tokens.
-        dropout: rate in [0, 1), after the embedding, in the encoder and before the head.
-        activation: of the output. None returns logits, "softmax" probabilities.
-        embedding_options: dict of further arguments of `TokenEmbedding`: `position_encoding` (sinusoidal if left out),
+        num_layers: L, of the encoder.
+        hidden_dim: D, a multiple of `num_heads`.
+        num_heads: N.
+        intermediate_dim: F, the width of each feed-forward inside; None is 4 * `hidden_dim`.
+        pooling: how the real tokens of a text become one vector: "first", "mean" or "max".
+        dropout: rate in [0, 1) of dropout after the embedding, in the encoder and before the head.
+        activation: of the output. None gives logits, "softmax" probabilities.
+        embedding_options: dict of further arguments of `TokenEmbedding`: `position_encoding` (by default "sinusoidal"),
             `max_length`, `padding_id`, `num_segments`, `scale`, `normalization`, ...
         encoder_options: dict of further arguments of `Encoder`: `normalize_first`, `activation`, `gated`,
             `normalization`, `attention_options`, ...
         dtype: dtype policy of the layers; the head computes in float32.
 
     Raises:
-        ValueError: for a size, rate or name that cannot work; the message has the value.
+        ValueError: for a size, rate or name that is not allowed, and for an argument that is not known.
 
-    Example:
+    Reference:
+        Devlin et al. 2018, https://arxiv.org/abs/1810.04805, section 4.1.
 
-        model = keras_tx.models.TextClassifier(vocabulary_size=30522, num_classes=2)
-        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    Examples:
+        >>> model = keras_tx.models.TextClassifier(100, num_classes=3, num_layers=1, hidden_dim=16, num_heads=2)
+        >>> ids = np.array([[5, 17, 4, 0, 0], [8, 2, 99, 31, 7]])  # 0 is padding
+        >>> tuple(model(ids).shape)
+        (2, 3)
+        >>> np.allclose(model(ids[:1, :3]), model(ids)[:1], atol=1e-5)  # padding changes nothing
+        True
+        >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        >>> model.compile("adam", loss, metrics=["accuracy"])
     """
 
     def __init__(
         self,
-        vocabulary_size,
-        num_classes,
+        vocabulary_size: int,
+        num_classes: int,
         *,
-        num_layers=2,
-        hidden_dim=128,
-        num_heads=4,
-        intermediate_dim=None,
-        pooling="mean",
-        dropout=0.1,
-        activation=None,
-        embedding_options=None,
-        encoder_options=None,
-        dtype=None,
-        **kwargs,
-    ):
-        checks.positive_int("hidden_dim", hidden_dim)
-        if checks.positive_int("num_classes", num_classes) < 2:
-            raise ValueError(f"`num_classes` must be at least 2; yes or no are 2. Received: num_classes={num_classes}")
+        num_layers: int = 2,
+        hidden_dim: int = 128,
+        num_heads: int = 4,
+        intermediate_dim: int | None = None,
+        pooling: str = "mean",
+        dropout: float = 0.1,
+        activation: Any = None,
+        embedding_options: dict[str, Any] | None = None,
+        encoder_options: dict[str, Any] | None = None,
+        dtype: DType = None,
+        **kwargs: Any,
+    ) -> None:
+        self._check_names(kwargs)
+        hidden_dim = checks.positive_int("hidden_dim", hidden_dim)
+        num_classes = checks.positive_int("num_classes", num_classes)
+        if num_classes < 2:
+            raise ValueError(
+                "`num_classes` must be at least 2: a question of yes or no has 2 classes. Received: "
+                f"num_classes={num_classes}"
+            )
+        dropout = checks.rate("dropout", dropout)
         intermediate_dim = 4 * hidden_dim if intermediate_dim is None else intermediate_dim
         embedding_options = options(
             "embedding_options", embedding_options, TokenEmbedding, position_encoding="sinusoidal"
@@ -77,8 +96,8 @@ class TextClassifier(TokenModel):
         )
         encoder = Encoder(
             num_layers,
-            num_heads,
             intermediate_dim,
+            num_heads,
             **{"dropout": dropout, **encoder_options},
             dtype=dtype,
             name="encoder",
@@ -96,12 +115,12 @@ class TextClassifier(TokenModel):
         super().__init__(inputs=inputs, outputs=outputs, **kwargs)
 
         # Config
-        self.vocabulary_size = vocabulary_size
+        self.vocabulary_size = embedding.vocabulary_size
         self.num_classes = num_classes
-        self.num_layers = num_layers
+        self.num_layers = encoder.num_layers
         self.hidden_dim = hidden_dim
-        self.num_heads = num_heads
-        self.intermediate_dim = intermediate_dim
+        self.num_heads = encoder.num_heads
+        self.intermediate_dim = encoder.intermediate_dim
         self.pooling = pooling
         self.dropout = dropout
         self.activation = activations.get(activation)
@@ -111,7 +130,7 @@ class TextClassifier(TokenModel):
         self.id_inputs = {"token_ids": embedding}
         self.configured = {"embedding_options": embedding, "encoder_options": encoder}
 
-    def attention_scores(self, inputs):
-        """The attention scores of all layers, (B, L, N, T, T) in float32, at inference; `inputs` as for the model."""
+    def attention_scores(self, inputs: Any) -> Tensor:
+        """The attention scores of all layers at inference, (B, L, N, T, T) in float32; `inputs` as for the model."""
         embedded = self.embedding(*self._listed(inputs), training=False)
         return self.encoder(embedded, return_attention_scores=True, training=False)[1]

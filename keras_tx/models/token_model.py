@@ -1,8 +1,11 @@
-"""What all models share: integer ids in, and a config that is made of the layers' own.
+"""What all models share: integer ids as inputs, and a config that is made of the layers' configs.
 
-The inputs may be a list in the order of `model.inputs`, a dict by their names (further keys do no harm), or, where
-there is one input, that alone.
+The inputs may be a list in the order of `model.inputs`, a dict by their names (other keys are ignored), or, for a model
+with one input, that input alone.
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 import keras
 
@@ -10,29 +13,46 @@ from keras_tx import checks
 from keras_tx.layers import Decoder, Encoder, TokenEmbedding
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids
+from keras_tx.types import Tensor
 
-_SIZES = {
+_GIVEN_BY_THE_MODEL = {
     TokenEmbedding: ("vocabulary_size", "hidden_dim"),
-    Encoder: ("num_layers", "num_heads", "intermediate_dim"),
-    Decoder: ("num_layers", "num_heads", "intermediate_dim", "cross_attention"),
+    Encoder: ("num_layers", "intermediate_dim", "num_heads"),
+    Decoder: ("num_layers", "intermediate_dim", "num_heads", "cross_attention"),
 }
 
 
-def options(name, value, layer, **defaults):
-    """`defaults` and over them the dict `value` of further arguments of `layer`, checked."""
-    return {**defaults, **checks.options_of(name, value, layer, given=_SIZES[layer])}
+def options(name: str, value: Any, layer: type, **defaults: Any) -> dict[str, Any]:
+    """The dict `value` of further arguments of `layer`, checked, with `defaults` for what it leaves out."""
+    return {**defaults, **checks.options_of(name, value, layer, given=_GIVEN_BY_THE_MODEL[layer])}
 
 
 class TokenModel(keras.Model):
-    """A functional model over ids: refuses ids outside the vocabulary where Keras would cast or clip them."""
+    """A functional model over ids. It refuses ids outside the vocabulary, which Keras would cast or clip.
 
-    def call(self, inputs, training=None, mask=None, **kwargs):
+    A subclass sets these attributes in its constructor:
+
+        embedding: the `TokenEmbedding` whose dtype policy is that of the model.
+        id_inputs: dict of the `TokenEmbedding` that each input of ids goes to.
+        configured: dict of the layer that each argument `..._options` goes to.
+    """
+
+    embedding: TokenEmbedding
+    id_inputs: Mapping[str, TokenEmbedding]
+    configured: Mapping[str, Any]
+
+    @classmethod
+    def _check_names(cls, rest: Mapping[str, Any]) -> None:
+        """Refuses arguments that neither the signature nor Keras knows, which Keras would ignore."""
+        checks.known_arguments(cls, rest, ("name", "trainable"))
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
         self._check_call(inputs, mask)
         if not isinstance(inputs, (dict, list, tuple)):
-            inputs = [inputs]  # Keras does so for a tensor, and warns of an array
+            inputs = [inputs]  # Keras does this for a tensor, but warns about an array
         return super().call(inputs, training=training, mask=mask, **kwargs)
 
-    def _check_call(self, inputs, mask):
+    def _check_call(self, inputs: Any, mask: Any) -> None:
         if any(given is not None for given in keras.tree.flatten(mask)):
             raise ValueError("`mask` cannot be given: tokens that are `padding_id` are padding. Received: mask")
         inputs = inputs if isinstance(inputs, (dict, list, tuple)) else [inputs]
@@ -40,13 +60,13 @@ class TokenModel(keras.Model):
             ids = inputs[name] if isinstance(inputs, dict) else inputs[[one.name for one in self.inputs].index(name)]
             check_ids(name, ids, embedding.vocabulary_size)  # Keras would cast floats and large integers
 
-    def _listed(self, inputs):
+    def _listed(self, inputs: Any) -> list[Tensor]:
         """`inputs` in the order of `self.inputs`."""
         if isinstance(inputs, dict):
             return [inputs[tensor.name] for tensor in self.inputs]
         return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         dtype = serialized_policy(self, self.embedding.dtype_policy)
         config = {"name": self.name, "trainable": self.trainable, "dtype": dtype}
         for name in checks.parameters_of(type(self)):
@@ -59,5 +79,5 @@ class TokenModel(keras.Model):
         return config
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         return cls(**config)

@@ -60,7 +60,7 @@ def sequential():
         [
             ids_of(),
             TokenEmbedding(V, D, position_encoding="sinusoidal"),
-            Decoder(2, N, F, position_bias="relative", normalize_first=True),
+            Decoder(2, F, N, position_bias="relative", normalize_first=True),
             keras.layers.Dense(V),
         ]
     )
@@ -68,7 +68,7 @@ def sequential():
 
 def encoder_and_decoder():
     source, target = ids_of("source"), ids_of("target")
-    memory = Encoder(1, N, F)(TokenEmbedding(SOURCE_V, D, position_encoding="sinusoidal")(source))
+    memory = Encoder(1, F, N)(TokenEmbedding(SOURCE_V, D, position_encoding="sinusoidal")(source))
     x = TokenEmbedding(V, D, position_encoding="learned", max_length=LENGTH)(target)
     x = keras.layers.Add()([x, MultiHeadAttention(N, 5)(x, x, use_causal_mask=True)])
     x = keras.layers.LayerNormalization()(x)

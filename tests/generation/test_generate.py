@@ -392,7 +392,7 @@ def test_a_stream_has_no_scores_and_knows_its_arguments(lm):
 def test_probabilities_are_no_logits(last):
     ids = keras.Input((None,), dtype="int32")
     x = keras.layers.Embedding(V, 8)(ids)
-    model = keras.Model(ids, last(keras_tx.layers.Decoder(1, 2, 8)(x)))
+    model = keras.Model(ids, last(keras_tx.layers.Decoder(1, 8, 2)(x)))
     with pytest.raises(ValueError, match="must be logits, not probabilities. Received: a softmax in the last layer"):
         generate(model, PROMPTS, **FAST)
 
@@ -413,7 +413,7 @@ def test_a_mask_that_is_not_of_the_padding_is_refused(name):
     ids = built.ids_of()
     hidden, real = keras_tx.layers.TokenEmbedding(V, 8)(ids), ids != 3
     if name == "mask":
-        hidden = keras_tx.layers.Decoder(1, 2, 16)(hidden, mask=real)
+        hidden = keras_tx.layers.Decoder(1, 16, 2)(hidden, mask=real)
     else:
         hidden = keras_tx.layers.MultiHeadAttention(2, 4)(hidden, hidden, value_mask=real, use_causal_mask=True)
     model = keras.Model(ids, keras.layers.Dense(V)(hidden))

@@ -55,7 +55,7 @@ def test_what_steps_know_of_a_model():
     assert steps.max_length == LENGTH and steps.max_source_length is None
     ids = ids_of()
     x = keras.layers.Embedding(31, D, mask_zero=True)(ids)
-    keras_embedding = IncrementalModel(keras.Model(ids, keras.layers.Dense(V)(Decoder(1, N, F)(x))))
+    keras_embedding = IncrementalModel(keras.Model(ids, keras.layers.Dense(V)(Decoder(1, F, N)(x))))
     assert keras_embedding.vocabulary_sizes == {"ids": 31} and keras_embedding.padding_ids == {"ids": 0}
 
 
@@ -90,18 +90,18 @@ def decoded(change, head=True):
 
 def own_positions(x, ids):
     places = ops.cumsum(ops.ones_like(ids), axis=1) - 1
-    return Decoder(1, N, F)(x + keras.layers.Embedding(LENGTH, D)(places))
+    return Decoder(1, F, N)(x + keras.layers.Embedding(LENGTH, D)(places))
 
 
 def without_target():
     one, other = ids_of("one"), ids_of("other")
     x = TokenEmbedding(V, D)(one) + TokenEmbedding(V, D)(other)
-    return keras.Model([one, other], keras.layers.Dense(V)(Decoder(1, N, F)(x)))
+    return keras.Model([one, other], keras.layers.Dense(V)(Decoder(1, F, N)(x)))
 
 
 def two_outputs():
     ids = ids_of()
-    x = Decoder(1, N, F)(TokenEmbedding(V, D)(ids))
+    x = Decoder(1, F, N)(TokenEmbedding(V, D)(ids))
     return keras.Model(ids, [keras.layers.Dense(V)(x), x])
 
 
@@ -114,10 +114,10 @@ NOT_CAUSAL = "may look at other tokens only in `Decoder`, `DecoderLayer` and cau
 REFUSED = [
     (without_target, r"`target` must be given: .*Received: target=None for a model with the inputs \['one', 'other'\]"),
     (two_outputs, r"one output, logits \(B, T, V\). Received: outputs of shapes .*29\), \(None, None, 12\)"),
-    (lambda: decoded(lambda x, ids: Decoder(1, N, F)(x)[:, -1]), "one output, .*Received: outputs of shapes .*29"),
+    (lambda: decoded(lambda x, ids: Decoder(1, F, N)(x)[:, -1]), "one output, .*Received: outputs of shapes .*29"),
     (lambda: decoded(lambda x, ids: x), "`model` must have a causal layer over the growing ids. Received: a model "),
-    (lambda: decoded(lambda x, ids: Encoder(1, N, F)(x)), NOT_CAUSAL + "Encoder"),
-    (lambda: decoded(lambda x, ids: Decoder(1, N, F)(EncoderLayer(F, N)(x))), NOT_CAUSAL + "EncoderLayer"),
+    (lambda: decoded(lambda x, ids: Encoder(1, F, N)(x)), NOT_CAUSAL + "Encoder"),
+    (lambda: decoded(lambda x, ids: Decoder(1, F, N)(EncoderLayer(F, N)(x))), NOT_CAUSAL + "EncoderLayer"),
     (
         lambda: decoded(lambda x, ids: keras.layers.MultiHeadAttention(N, 5)(x, x, use_causal_mask=True)),
         NOT_CAUSAL + "MultiHeadAttention",
@@ -132,12 +132,12 @@ REFUSED = [
         "The memory of layer 'both' must not depend on `target`. Received: target=ids",
     ),
     (
-        lambda: decoded(lambda x, ids: Decoder(1, N, F, name="it")(x, attention_mask=ids[:, None, :] > 3)),
+        lambda: decoded(lambda x, ids: Decoder(1, F, N, name="it")(x, attention_mask=ids[:, None, :] > 3)),
         "Layer 'it' gets an `attention_mask`, which does not grow with the ids. Received: attention_mask",
     ),
     (lambda: decoded(own_positions), r"in layers of keras_tx. Received: .*differ from the whole by .*'cumsum"),
     (
-        lambda: decoded(lambda x, ids: Decoder(1, N, F)(x) + ops.flip(x, axis=1)),
+        lambda: decoded(lambda x, ids: Decoder(1, F, N)(x) + ops.flip(x, axis=1)),
         "in layers of keras_tx. Received: .*differ from the whole by .*'flip",
     ),
 ]
@@ -153,7 +153,7 @@ def test_a_model_that_cannot_go_in_steps_is_refused(make, message):
 def test_cross_attention_that_depends_on_places_is_refused(options):
     source, target = ids_of("source"), ids_of("target")
     x, memory = (TokenEmbedding(V, D)(ids) for ids in (target, source))
-    x = Decoder(1, N, F)(x)
+    x = Decoder(1, F, N)(x)
     x = MultiHeadAttention(N, 4, name="cross", **options)(x, memory, use_causal_mask=not options)
     model = keras.Model([source, target], keras.layers.Dense(V)(x))
     with pytest.raises(ValueError, match=r"Cross-attention .* Received: layer 'cross' with use_causal_mask="):

@@ -54,13 +54,13 @@ KINDS = {
 
 
 def made(kind, num_layers=2):
-    decoder = Decoder(num_layers, N, F, **KINDS[kind])
+    decoder = Decoder(num_layers, F, N, **KINDS[kind])
     decoder(normal(B, T, D), **memory_of(decoder))
     return randomize(decoder)
 
 
 def memory_of(layer):
-    return {"memory": MEMORY, "memory_mask": MEMORY_MASK} if layer.has_cross_attention else {}
+    return {"memory": MEMORY, "memory_mask": MEMORY_MASK} if layer.get_config()["cross_attention"] else {}
 
 
 def over_slots(mask):
@@ -201,7 +201,7 @@ def test_a_memory_is_computed_once_and_used_in_place_of_value_and_key():
 
 
 def test_a_cache_has_the_sizes_of_key_heads_and_the_dtype_of_the_computation():
-    decoder = Decoder(2, N, F, attention_options={"num_key_value_heads": 3, "value_dim": 5}, dtype="mixed_bfloat16")
+    decoder = Decoder(2, F, N, attention_options={"num_key_value_heads": 3, "value_dim": 5}, dtype="mixed_bfloat16")
     decoder(normal(B, T, D))
     ((first,), (_,)) = state = decoder.new_cache(B, SLOTS)
     assert tuple(first.key.shape) == (B, 3, SLOTS, 4) and tuple(first.value.shape) == (B, 3, SLOTS, 5)

@@ -78,7 +78,7 @@ def copied(layer, theirs):
 def test_decoders_of_pytorch_give_the_same(normalize_first):
     torch = pytest.importorskip("torch")
     x, memory = normal(B, T, D), normal(B, S, D, seed=1)
-    ours = made(Decoder, 2, N, F, memory=memory, cross_attention=True, normalize_first=normalize_first)
+    ours = made(Decoder, 2, F, N, memory=memory, cross_attention=True, normalize_first=normalize_first)
     options = {"activation": "relu", "batch_first": True, "norm_first": normalize_first, "dtype": torch.float64}
     options = {"nhead": N, "dim_feedforward": F, "dropout": 0.0, "layer_norm_eps": 1e-5, **options}
     with torch.device("cpu"):
@@ -93,7 +93,7 @@ def test_decoders_of_pytorch_give_the_same(normalize_first):
 
 
 def test_no_token_sees_a_later_one_or_padding_of_the_memory():
-    decoder, x = made(Decoder, 2, N, F, memory=MEMORY, cross_attention=True), normal(B, T, D)
+    decoder, x = made(Decoder, 2, F, N, memory=MEMORY, cross_attention=True), normal(B, T, D)
     other, other_memory = x.copy(), MEMORY.copy()
     other[:, 3:] += 1.0
     other_memory[~MEMORY_MASK] += 1.0
@@ -105,7 +105,7 @@ def test_no_token_sees_a_later_one_or_padding_of_the_memory():
 
 @pytest.mark.parametrize("options", [{}, {"position_bias": "alibi"}, {"attention_options": {"rotary": True}}])
 def test_padding_left_or_right_changes_no_real_token(options):
-    decoder = made(Decoder, 2, N, F, memory=MEMORY, cross_attention=True, **options)
+    decoder = made(Decoder, 2, F, N, memory=MEMORY, cross_attention=True, **options)
     x, gap = normal(B, T, D), normal(B, 3, D, seed=5)
     alone = decoder(x, MEMORY)
     longer = np.concatenate([MEMORY, normal(B, 2, M, seed=6)], axis=1)
@@ -117,7 +117,7 @@ def test_padding_left_or_right_changes_no_real_token(options):
 
 
 def test_scores_are_those_of_the_layers_and_sum_to_one():
-    decoder, x = made(Decoder, 2, N, F, memory=MEMORY, cross_attention=True), normal(B, T, D)
+    decoder, x = made(Decoder, 2, F, N, memory=MEMORY, cross_attention=True), normal(B, T, D)
     outputs, own, cross = decoder(x, MEMORY, mask=MASK, memory_mask=MEMORY_MASK, return_attention_scores=True)
     assert own.shape == (B, 2, N, T, T) and cross.shape == (B, 2, N, T, S)
     assert_close(outputs, decoder(x, MEMORY, mask=MASK, memory_mask=MEMORY_MASK), atol=OTHER_WAY)
@@ -129,12 +129,12 @@ def test_scores_are_those_of_the_layers_and_sum_to_one():
     between, *first = decoder.layers[0](x, MEMORY, mask=MASK, memory_mask=MEMORY_MASK, return_attention_scores=True)
     _, *second = decoder.layers[1](between, MEMORY, mask=MASK, memory_mask=MEMORY_MASK, return_attention_scores=True)
     assert_close(np.stack([to_numpy(first[1]), to_numpy(second[1])], 1), cross, atol=0)
-    alone = made(Decoder, 2, N, F)
+    alone = made(Decoder, 2, F, N)
     assert len(alone(x, return_attention_scores=True)) == 2
 
 
 def test_attention_mask_and_bias_are_for_self_attention_in_every_layer():
-    decoder, x = made(Decoder, 2, N, F, memory=MEMORY, cross_attention=True), normal(B, T, D)
+    decoder, x = made(Decoder, 2, F, N, memory=MEMORY, cross_attention=True), normal(B, T, D)
     diagonal = np.eye(T, dtype="bool")[None]
     outputs, own, cross = decoder(x, MEMORY, attention_mask=diagonal, return_attention_scores=True)
     assert_close(own, np.broadcast_to(np.eye(T), (B, 2, N, T, T)))
@@ -159,7 +159,7 @@ def test_an_attention_bias_is_added_in_float32_under_any_policy(policy):
     expected = np.broadcast_to((expected / expected.sum(-1, keepdims=True))[:, None], (B, N, T, T))
     x, zeros = normal(B, T, D), {"kernel_initializer": "zeros"}  # all products are 0
     attention = MultiHeadAttention(N, 4, dtype=policy, **zeros)
-    decoder = Decoder(1, N, F, dtype=policy, **zeros)
+    decoder = Decoder(1, F, N, dtype=policy, **zeros)
     encoder = EncoderLayer(F, N, dtype=policy, **zeros)
     scores = [
         attention(x, x, attention_bias=bias, use_causal_mask=True, return_attention_scores=True)[1],
@@ -185,7 +185,7 @@ def test_each_dropout_acts_in_training_by_itself(name):
 def test_masks_come_from_the_tensors():
     ids, source = np.array([[3, 4, 5, 0, 0], [1] * T]), np.array([[1, 2, 3, 4, 0, 0, 0], [1] * S])
     embed = keras.layers.Embedding(7, D, mask_zero=True)
-    decoder = made(Decoder, 2, N, F, memory=normal(B, S, D), cross_attention=True)
+    decoder = made(Decoder, 2, F, N, memory=normal(B, S, D), cross_attention=True)
     found = to_numpy(decoder(embed(ids), embed(source)))
     x, memory = to_numpy(embed(ids)), to_numpy(embed(source))
     expected = to_numpy(decoder(x, memory, mask=ids != 0, memory_mask=source != 0))
@@ -197,7 +197,7 @@ def test_masks_come_from_the_tensors():
 
 @pytest.mark.parametrize("cls", [DecoderLayer, Decoder])
 def test_memory_is_refused_where_there_is_no_cross_attention_and_demanded_where_there_is(cls):
-    sizes = (F, N) if cls is DecoderLayer else (2, N, F)
+    sizes = (F, N) if cls is DecoderLayer else (2, F, N)
     with pytest.raises(ValueError, match=r"`memory` needs `cross_attention=True`. Received: memory=.*\(2, 7, 11\)"):
         cls(*sizes)(normal(B, T, D), MEMORY)
     with pytest.raises(ValueError, match="`memory` must be given with `cross_attention=True`. Received: memory=None"):
@@ -212,10 +212,10 @@ def test_memory_is_refused_where_there_is_no_cross_attention_and_demanded_where_
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Decoder(0, N, F), "`num_layers` must be a positive integer. Received: num_layers=0"),
+        (lambda: Decoder(0, F, N), "`num_layers` must be a positive integer. Received: num_layers=0"),
         (lambda: DecoderLayer(0, N), "`intermediate_dim` must be a positive integer. Received: intermediate_dim=0"),
-        (lambda: Decoder(1, 5, F)(normal(B, T, D)), "divisible by `num_heads`.* Received: hidden_dim=12, num_heads=5"),
-        (lambda: Decoder(1, N, F, position_bias="x"), "`position_bias` must be one of .*position_bias='x'"),
+        (lambda: Decoder(1, F, 5)(normal(B, T, D)), "divisible by `num_heads`.* Received: hidden_dim=12, num_heads=5"),
+        (lambda: Decoder(1, F, N, position_bias="x"), "`position_bias` must be one of .*position_bias='x'"),
         (
             lambda: made(DecoderLayer, F, N, memory=MEMORY, cross_attention=True)(
                 normal(B, T, D), MEMORY, memory_mask=np.ones((B, 3), bool)

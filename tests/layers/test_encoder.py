@@ -72,7 +72,7 @@ def test_an_encoder_layer_is_attention_and_feed_forward_with_residuals_and_norms
 def test_a_stack_is_its_layers_one_after_another_and_a_norm_at_the_end_of_pre_norm():
     x = normal(B, T, D)
     for normalize_first in (False, True):
-        stack = made(Encoder, 2, N, F, normalize_first=normalize_first)
+        stack = made(Encoder, 2, F, N, normalize_first=normalize_first)
         output, scores = stack(x, return_attention_scores=True)
         first, first_scores = stack.layers[0](x, return_attention_scores=True)
         second, second_scores = stack.layers[1](first, return_attention_scores=True)
@@ -83,13 +83,13 @@ def test_a_stack_is_its_layers_one_after_another_and_a_norm_at_the_end_of_pre_no
 
 
 def test_asking_for_scores_changes_no_output():
-    for layer in (made(EncoderLayer, F, N), made(Encoder, 2, N, F)):
+    for layer in (made(EncoderLayer, F, N), made(Encoder, 2, F, N)):
         x = normal(B, T, D)
         assert_close(layer(x, return_attention_scores=True)[0], layer(x), atol=OTHER_WAY)
 
 
 def test_attention_mask_and_bias_reach_every_layer():
-    stack, x = made(Encoder, 2, N, F), normal(B, T, D)
+    stack, x = made(Encoder, 2, F, N), normal(B, T, D)
     diagonal = np.eye(T, dtype="bool")[None]
     _, scores = stack(x, attention_mask=diagonal, return_attention_scores=True)
     assert_close(scores, np.broadcast_to(np.eye(T), (B, 2, N, T, T)))
@@ -115,7 +115,7 @@ def test_attention_dropout_is_dropout_unless_given():
 
 def test_attention_options_reach_the_attention():
     options = {"key_dim": 5, "num_key_value_heads": 1, "sliding_window": 2, "qk_norm": True, "scale": 0.5}
-    layer = made(Encoder, 2, N, F, attention_options=options)
+    layer = made(Encoder, 2, F, N, attention_options=options)
     for inner in layer.layers:
         assert {name: getattr(inner.self_attention, name) for name in options} == options
     assert layer.get_config()["attention_options"] == options
@@ -134,7 +134,7 @@ def test_activation_bias_and_initializer_reach_the_projections():
 
 
 def test_layers_of_one_stack_start_with_different_weights():
-    stack = Encoder(2, N, F)
+    stack = Encoder(2, F, N)
     stack(normal(B, T, D))
     first, second = (to_numpy(layer.feed_forward.output_dense.kernel) for layer in stack.layers)
     assert np.abs(first - second).max() > 1e-2
@@ -156,7 +156,7 @@ def test_functions_may_be_initializers():
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, D), (2, D), (2, 3, D + 1)])
 def test_inputs_of_another_rank_or_width_are_refused(shape):
-    for layer in (made(EncoderLayer, F, N), made(Encoder, 2, N, F)):
+    for layer in (made(EncoderLayer, F, N), made(Encoder, 2, F, N)):
         with pytest.raises(ValueError, match=r"incompatible with the layer: expected"):
             layer(np.ones(shape, "float32"))
 
@@ -168,6 +168,8 @@ def test_inputs_of_another_rank_or_width_are_refused(shape):
         (lambda: FeedForward(0), "`intermediate_dim` must be a positive integer. Received: intermediate_dim=0"),
         (lambda: FeedForward(F, dropout=1), r"`dropout` must be a number in \[0, 1\). Received: dropout=1"),
         (lambda: EncoderLayer(-1, N), "`intermediate_dim` must be a positive integer. Received: intermediate_dim=-1"),
+        (lambda: EncoderLayer(N, F), "may have been swapped: .* Received: intermediate_dim=3, num_heads=17"),
+        (lambda: Encoder(2, N, F), "may have been swapped: .* Received: intermediate_dim=3, num_heads=17"),
         (lambda: EncoderLayer(F, 0), "`num_heads` must be a positive integer. Received: num_heads=0"),
         (lambda: EncoderLayer(F, N, dropout=2), "`dropout` must be a number .* dropout=2"),
         (lambda: EncoderLayer(F, N, attention_dropout=-1), "`attention_dropout` must be .* attention_dropout=-1"),
@@ -177,8 +179,8 @@ def test_inputs_of_another_rank_or_width_are_refused(shape):
         (lambda: EncoderLayer(F, N, attention_options={"x": 1}), r"`attention_options` must be a dict .*'x': 1"),
         (lambda: EncoderLayer(F, N, attention_options={"num_heads": 1}), "`attention_options` must .*'num_heads': 1"),
         (lambda: EncoderLayer(F, N, attention_options=3), "`attention_options` must .*attention_options=3"),
-        (lambda: Encoder(0, N, F), "`num_layers` must be a positive integer. Received: num_layers=0"),
-        (lambda: Encoder(1, 5, F)(normal(B, T, D)), "divisible by `num_heads`.* Received: hidden_dim=12, num_heads=5"),
+        (lambda: Encoder(0, F, N), "`num_layers` must be a positive integer. Received: num_layers=0"),
+        (lambda: Encoder(1, F, 5)(normal(B, T, D)), "divisible by `num_heads`.* Received: hidden_dim=12, num_heads=5"),
     ],
 )
 def test_what_cannot_work_is_refused(make, message):

@@ -39,7 +39,7 @@ def paths(layer):
 
 @pytest.mark.parametrize(("stack", "block"), [(Encoder, EncoderLayer), (Decoder, DecoderLayer)])
 def test_each_layer_of_a_stack_may_have_attention_options_of_its_own(stack, block):
-    layer, x = made(stack, 3, N, F, attention_options=BY_LAYER), normal(B, T, D)
+    layer, x = made(stack, 3, F, N, attention_options=BY_LAYER), normal(B, T, D)
     expected = x
     for inner, options in zip(layer.layers, BY_LAYER, strict=True):
         alone = block(F, N, attention_options=options)
@@ -51,7 +51,7 @@ def test_each_layer_of_a_stack_may_have_attention_options_of_its_own(stack, bloc
 
 @pytest.mark.parametrize("options", [BY_LAYER, tuple(BY_LAYER), BY_LAYER[0], None])
 def test_options_of_a_stack_survive_its_config(options):
-    layer, x = made(Encoder, 3, N, F, attention_options=options), normal(B, T, D)
+    layer, x = made(Encoder, 3, F, N, attention_options=options), normal(B, T, D)
     config = json.loads(json.dumps(layer.get_config()))
     again = Encoder.from_config(config)
     again(x)
@@ -62,8 +62,8 @@ def test_options_of_a_stack_survive_its_config(options):
 
 
 def test_one_dict_is_for_all_layers():
-    layer, x = made(Encoder, 2, N, F, attention_options=LOCAL), normal(B, T, D)
-    again = made(Encoder, 2, N, F, attention_options=[LOCAL, LOCAL])
+    layer, x = made(Encoder, 2, F, N, attention_options=LOCAL), normal(B, T, D)
+    again = made(Encoder, 2, F, N, attention_options=[LOCAL, LOCAL])
     again.set_weights(layer.get_weights())
     assert_close(again(x), layer(x), atol=0)
 
@@ -78,12 +78,12 @@ def test_one_dict_is_for_all_layers():
 )
 def test_options_that_fit_no_layer_are_refused(options, text):
     with pytest.raises(ValueError, match=text):
-        Encoder(3, N, F, attention_options=options)
+        Encoder(3, F, N, attention_options=options)
 
 
 def test_steps_with_a_cache_equal_the_whole_where_layers_differ():
     options = [{"sliding_window": 3, "rotary": True}, {"scale": 0.3}, {"sliding_window": 2, "qk_norm": True}]
-    decoder, x = made(Decoder, 3, N, F, attention_options=options), normal(B, T, D)
+    decoder, x = made(Decoder, 3, F, N, attention_options=options), normal(B, T, D)
     whole, hidden = decoder(x, return_hidden_states=True)
     cache = decoder.new_cache(B, T)
     for t in range(T):
@@ -120,14 +120,14 @@ def test_a_layer_may_leave_the_norm_of_its_inputs_out(cls):
 
 @pytest.mark.parametrize("cls", [Encoder, Decoder])
 def test_only_the_first_layer_of_a_stack_leaves_it_out(cls):
-    stack = made(cls, 3, N, F, normalize_first=True, normalize_inputs=False)
+    stack = made(cls, 3, F, N, normalize_first=True, normalize_inputs=False)
     assert [layer.normalize_inputs for layer in stack.layers] == [False, True, True]
     assert [layer.self_attention_norm is None for layer in stack.layers] == [True, False, False]
     x = normal(B, T, D)
     expected = stack.final_norm(stack.layers[2](stack.layers[1](stack.layers[0](x))))
     assert_close(stack(x), expected, atol=0)
     assert cls.from_config(stack.get_config()).get_config() == stack.get_config()
-    assert all(layer.normalize_inputs for layer in cls(3, N, F, normalize_first=True).layers)
+    assert all(layer.normalize_inputs for layer in cls(3, F, N, normalize_first=True).layers)
 
 
 def test_a_decoder_without_the_first_norm_keeps_that_of_cross_attention():
@@ -136,7 +136,7 @@ def test_a_decoder_without_the_first_norm_keeps_that_of_cross_attention():
     assert layer.self_attention_norm is None and layer.cross_attention_norm is not None
 
 
-@pytest.mark.parametrize("make", [lambda **kw: EncoderLayer(F, N, **kw), lambda **kw: Decoder(2, N, F, **kw)])
+@pytest.mark.parametrize("make", [lambda **kw: EncoderLayer(F, N, **kw), lambda **kw: Decoder(2, F, N, **kw)])
 def test_post_norm_has_no_norm_of_the_inputs_to_leave_out(make):
     with pytest.raises(ValueError, match="Received: normalize_inputs=False, normalize_first=False"):
         make(normalize_inputs=False)
@@ -187,7 +187,7 @@ def test_an_epsilon_of_zero_is_refused():
 @pytest.mark.parametrize("normalize_first", [False, True])
 @pytest.mark.parametrize("cls", [Encoder, Decoder])
 def test_hidden_states_are_the_inputs_and_what_each_layer_makes_of_them(cls, normalize_first):
-    stack, x = made(cls, 2, N, F, normalize_first=normalize_first), normal(B, T, D)
+    stack, x = made(cls, 2, F, N, normalize_first=normalize_first), normal(B, T, D)
     output, hidden = stack(x, return_hidden_states=True)
     first = stack.layers[0](x)
     last = stack.layers[1](first)
@@ -199,7 +199,7 @@ def test_hidden_states_are_the_inputs_and_what_each_layer_makes_of_them(cls, nor
 
 def test_hidden_states_come_after_the_scores_and_before_the_cache():
     inputs = {"inputs": normal(B, T, D), "memory": MEMORY}
-    decoder = made(Decoder, 2, N, F, inputs=inputs, cross_attention=True)
+    decoder = made(Decoder, 2, F, N, inputs=inputs, cross_attention=True)
     flags = {"return_attention_scores": True, "return_hidden_states": True}
     output, own, cross, hidden = decoder(**inputs, **flags)
     expected = [(B, T, D), (B, 2, N, T, T), (B, 2, N, T, S), (B, 3, T, D)]
@@ -216,7 +216,7 @@ def test_hidden_states_come_after_the_scores_and_before_the_cache():
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_symbolic_hidden_states_have_the_shape_and_dtype_of_real_ones(cls, scores, policy):
     flags = {"return_attention_scores": scores, "return_hidden_states": True}
-    layer = cls(2, N, F, normalize_first=True, dtype=policy)
+    layer = cls(2, F, N, normalize_first=True, dtype=policy)
     symbolic = layer(keras.Input((None, D), batch_size=B), **flags)
     real = layer(normal(B, T, D), **flags)
     assert len(symbolic) == len(real) == 2 + scores
@@ -228,7 +228,7 @@ def test_symbolic_hidden_states_have_the_shape_and_dtype_of_real_ones(cls, score
 def test_a_model_with_all_of_this_writes_what_it_says_step_by_step():
     vocabulary_size, ids = 23, keras.Input((None,), dtype="int32", name="ids")
     embedding = TokenEmbedding(vocabulary_size, D, normalization="layer_norm_no_bias")
-    decoder = Decoder(3, N, F, normalize_first=True, normalize_inputs=False, attention_options=BY_LAYER)
+    decoder = Decoder(3, F, N, normalize_first=True, normalize_inputs=False, attention_options=BY_LAYER)
     _, hidden = decoder(embedding(ids), return_hidden_states=True)
     model = randomize(keras.Model(ids, embedding(hidden[:, -1], reverse=True)))
     model_of_output = keras.Model(ids, embedding(decoder(embedding(ids)), reverse=True))

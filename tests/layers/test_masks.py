@@ -49,7 +49,7 @@ WAYS = {
     "attention, grouped": lambda ids, x: layers.MultiHeadAttention(
         4, 3, num_key_value_heads=2, qk_norm=True, use_gate=True
     )(x, x),
-    "attention, windowed": lambda ids, x: layers.Encoder(2, 3, 17, attention_options={"sliding_window": 3})(x),
+    "attention, windowed": lambda ids, x: layers.Encoder(2, 17, 3, attention_options={"sliding_window": 3})(x),
     "keys behind an operator": lambda ids, x: layers.MultiHeadAttention(3, 4)(
         x, keras.ops.stop_gradient(keras.ops.convert_to_tensor(x) * 1.0), x * 2.0
     ),
@@ -58,12 +58,12 @@ WAYS = {
     "feed-forward": lambda ids, x: layers.FeedForward(17, gated=True)(x),
     "encoder layer": lambda ids, x: layers.EncoderLayer(17, 3)(x),
     "encoder layer, pre-norm": lambda ids, x: layers.EncoderLayer(17, 3, normalize_first=True)(x),
-    "encoder": lambda ids, x: layers.Encoder(2, 3, 17, normalize_first=True)(x),
+    "encoder": lambda ids, x: layers.Encoder(2, 17, 3, normalize_first=True)(x),
     "embedding * scale": lambda ids, x: layers.EncoderLayer(17, 3)(x * D**0.5),
     "scale * embedding + position(embedding)": lambda ids, x: layers.EncoderLayer(17, 3)(
         2.0 * x + layers.SinusoidalPositionalEncoding()(x)
     ),
-    "position(embedding * scale)": lambda ids, x: layers.Encoder(1, 3, 17)(
+    "position(embedding * scale)": lambda ids, x: layers.Encoder(1, 17, 3)(
         layers.SinusoidalPositionalEncoding()(x * D**0.5)
     ),
     "Add()": lambda ids, x: layers.EncoderLayer(17, 3)(
@@ -156,7 +156,7 @@ def test_a_mask_given_by_hand_is_handed_on():
 
 def test_a_row_of_padding_alone_is_finite_and_its_attention_zero():
     x = keras.Input((None,), dtype="int32")
-    outputs, scores = layers.Encoder(2, 3, 17)(embedding()(x), return_attention_scores=True)
+    outputs, scores = layers.Encoder(2, 17, 3)(embedding()(x), return_attention_scores=True)
     outputs, scores = keras.Model(x, [outputs, scores])(np.array([[0, 0, 0], [1, 2, 0]]))
     assert np.isfinite(to_numpy(outputs)).all()
     assert not to_numpy(scores)[0].any() and to_numpy(scores)[1].any()

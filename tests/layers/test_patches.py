@@ -40,7 +40,7 @@ def test_the_output_is_the_class_token_and_the_projected_patches_and_their_place
 def test_without_a_class_token_there_are_the_patches_alone():
     layer = embedding(class_token=False)
     assert_close(layer(IMAGES), by_hand(layer) + to_numpy(layer.positions.embeddings), atol=1e-5)
-    assert not hasattr(layer, "class_token")
+    assert layer.class_token is None
 
 
 def test_dropout_drops_in_training_only():

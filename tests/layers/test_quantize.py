@@ -33,7 +33,7 @@ def own_model():
     ids = keras.Input((None,), dtype="int32")
     hidden = TokenEmbedding(41, 20, num_segments=2, embedding_dim=12, name="one")(ids)
     hidden = MultiHeadAttention(5, 4, use_gate=True, name="two")(hidden, hidden)
-    return keras.Model(ids, keras.layers.Dense(3, name="four")(Encoder(2, 5, 28, name="three")(hidden)))
+    return keras.Model(ids, keras.layers.Dense(3, name="four")(Encoder(2, 28, 5, name="three")(hidden)))
 
 
 MODELS["of layers"] = own_model, IDS
@@ -92,7 +92,7 @@ def test_a_quantized_model_generates_what_its_own_logits_say():
 def test_what_a_map_of_policies_says_stays(tmp_path):
     policies = keras.dtype_policies.DTypePolicyMap("float32", {"encoder/layer_1/.*": keras.DTypePolicy("bfloat16")})
     x = keras.Input((None, 20))
-    model = keras.Model(x, Encoder(2, 5, 28, dtype=policies, name="encoder")(x))
+    model = keras.Model(x, Encoder(2, 28, 5, dtype=policies, name="encoder")(x))
     encoder = model.layers[1]
     encoder.layers[0].feed_forward.output_dense.quantize("int8")
     model.save(tmp_path / "model.keras")

@@ -73,8 +73,8 @@ def test_attention_scores_are_those_that_the_model_computes_with():
     ("sizes", "options", "message"),
     [
         ((V, 0), {}, "`target_vocabulary_size` must be a positive integer or None. Received: target_vocabulary_size=0"),
-        ((0,), {}, "`vocabulary_size` must be a positive integer. Received: vocabulary_size=0"),
-        ((V,), {"num_decoder_layers": 0}, "`num_layers` must be a positive integer. Received: num_layers=0"),
+        ((0,), {}, "`source_vocabulary_size` must be a positive integer. Received: source_vocabulary_size=0"),
+        ((V,), {"num_decoder_layers": 0}, "`num_decoder_layers` must be .* Received: num_decoder_layers=0"),
         (
             (V,),
             {"decoder_options": {"cross_attention": False}},

@@ -170,7 +170,7 @@ def test_the_summary_names_the_parts():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_classes": 1}, "`num_classes` must be at least 2; yes or no are 2. Received: num_classes=1"),
+        ({"num_classes": 1}, "`num_classes` must be at least 2: .* Received: num_classes=1"),
         ({"num_classes": 2.0}, "`num_classes` must be a positive integer. Received: num_classes=2.0"),
         ({"vocabulary_size": -1}, "`vocabulary_size` must be a positive integer. Received: vocabulary_size=-1"),
         ({"hidden_dim": 0}, "`hidden_dim` must be a positive integer. Received: hidden_dim=0"),
@@ -179,6 +179,7 @@ def test_the_summary_names_the_parts():
         ({"intermediate_dim": -4}, "`intermediate_dim` must be a positive integer. Received: intermediate_dim=-4"),
         ({"encoder_options": {"num_layers": 1}}, "`encoder_options` must be a dict with keys among .*'num_layers': 1"),
         ({"embedding_options": {"dim": 1}}, "`embedding_options` must be a dict with keys among .*'dim': 1"),
+        ({"num_layer": 12}, r"no argument `num_layer`. Did you mean `num_layers`\? Received: num_layer=12"),
         ({"pooling": "last"}, "`pooling` must be one of .*Received: pooling='last'"),
         ({"dropout": 1.5}, "`dropout` must be a number .*Received: dropout=1.5"),
     ],

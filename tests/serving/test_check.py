@@ -210,7 +210,7 @@ def test_a_server_that_takes_too_long_is_a_problem(exported, monkeypatch):
 def test_answers_of_models_without_labels_are_compared_too(tmp_path):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "dog", "runs"]
     ids = keras.Input((None,), dtype="int32", name="token_ids")
-    encoder = keras.Model(ids, keras_tx.layers.Encoder(1, 2, 8)(keras_tx.layers.TokenEmbedding(7, 6)(ids)))
+    encoder = keras.Model(ids, keras_tx.layers.Encoder(1, 8, 2)(keras_tx.layers.TokenEmbedding(7, 6)(ids)))
     version = keras_tx.serving.export(encoder, tmp_path / "m", tokenizer=keras_tx.text.BertTokenizer(words))
     answers = json.loads((version / PARITY).read_text())
     (row, *_) = next(rows for rows in answers["signatures"].values() if rows)

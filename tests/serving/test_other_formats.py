@@ -42,7 +42,7 @@ def encoder():
     mask = keras.Input((None, None), dtype="int32", name="pairs")
     attention = {"rotary": True, "num_key_value_heads": 2, "sliding_window": 4}
     x = TokenEmbedding(23, 16, position_encoding="sinusoidal")(ids)
-    layer = Encoder(1, 4, 7, position_bias="relative", attention_options=attention)
+    layer = Encoder(1, 7, 4, position_bias="relative", attention_options=attention)
     return keras.Model([ids, mask], layer(x, attention_mask=mask, return_attention_scores=True))
 
 
@@ -175,7 +175,7 @@ def test_hard_attention_has_no_form_there(form, tmp_path, caplog):
         pytest.importorskip(package)
     caplog.set_level(logging.CRITICAL, "tf2onnx")
     ids = keras.Input((None,), dtype="int32", name="token_ids")
-    model = keras.Model(ids, Encoder(1, 2, 5, attention_options={"hard_attention": True})(TokenEmbedding(7, 6)(ids)))
+    model = keras.Model(ids, Encoder(1, 5, 2, attention_options={"hard_attention": True})(TokenEmbedding(7, 6)(ids)))
     inputs = {"token_ids": np.array([[1, 2, 3]], "int32")}
     live(model, inputs)
     path = tmp_path / ("model.onnx" if form == "onnx" else "model.tflite")

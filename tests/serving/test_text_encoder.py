@@ -92,7 +92,7 @@ def test_inputs_are_rows_of_ids(shape, batch):
 def test_what_is_known_of_the_layer_that_looks_ids_up_also_in_nested_models():
     (ids,) = inputs("ids")
     x = TokenEmbedding(17, 4, padding_id=5, position_encoding=LearnedPositionalEncoding(11))(ids)
-    inner = keras.Model(ids, Encoder(1, 2, 3)(x))
+    inner = keras.Model(ids, Encoder(1, 3, 2)(x))
     outer = keras.Input((None,), dtype="int32", name="outer")
     for reader in (TextEncoder(inner), TextEncoder(keras.Model(outer, inner(outer)))):
         assert (reader.vocabulary_size, reader.padding_id, reader.max_length, reader.width) == (17, 5, 11, None)
@@ -147,7 +147,7 @@ def test_padding_is_tried_with_a_mask_and_in_encoders():
     x = keras.layers.Embedding(80, 6)(ids)
     x = keras.layers.MultiHeadAttention(2, 3)(x, x, attention_mask=keras.ops.cast(mask, "bool")[:, None, :])
     check_padding(TextEncoder(randomize(keras.Model([mask, ids], x))), 4, [1, 2, 3], 5)
-    x = Encoder(1, 2, 3)(TokenEmbedding(17, 4, padding_id=5)(ids))
+    x = Encoder(1, 3, 2)(TokenEmbedding(17, 4, padding_id=5)(ids))
     encoder = TextEncoder(randomize(keras.Model(ids, x)))
     check_padding(encoder, 5, [1, 2, 3], 7)
     with pytest.raises(ValueError, match="the id 6, or rows"):

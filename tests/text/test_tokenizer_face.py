@@ -80,7 +80,7 @@ def test_without_a_pad_token(gpt2):
 
 def test_it_generates(made):
     ours = text.load_tokenizer(made / "llama3")
-    lm = CausalLM(ours.vocabulary_size, num_layers=1, hidden_dim=6, num_heads=2, intermediate_dim=5, max_length=40)
+    lm = CausalLM(ours.vocabulary_size, num_layers=1, hidden_dim=6, num_heads=2, intermediate_dim=5)
     options = {"max_new_tokens": 3, "tokenizer": ours, "jit_compile": False, "stop_tokens": ()}
     found = generate(lm, ["a dog", "Hi"], **options)
     rows = generate(
@@ -88,8 +88,8 @@ def test_it_generates(made):
     )
     assert found == ours.decode(rows) and found[0].startswith("a dog")
     marian = text.load_tokenizer(made / "marian")
-    sizes = {"num_layers": 1, "hidden_dim": 6, "num_heads": 2, "intermediate_dim": 5, "max_length": 40}
-    translator = Seq2Seq(marian.vocabulary_size, padding_id=marian.pad_id, **sizes)
+    sizes = {"num_layers": 1, "hidden_dim": 6, "num_heads": 2, "intermediate_dim": 5}
+    translator = Seq2Seq(marian.vocabulary_size, embedding_options={"padding_id": marian.pad_id}, **sizes)
     options = {"max_new_tokens": 3, "start_token": marian.pad_id, "jit_compile": False}
     rows = generate(translator, marian(["a dog", "Hi"])["token_ids"], stop_tokens=marian.sep_id, **options)
     assert generate(translator, ["a dog", "Hi"], tokenizer=marian, **options) == marian.decode(rows)

@@ -124,7 +124,7 @@ class MultiHeadAttention(Composite):
         self.supports_masking = True
         self.num_heads = checks.positive_int("num_heads", num_heads)
         self.key_dim = checks.positive_int("key_dim", key_dim)
-        self.value_dim = checks.positive_int("value_dim", value_dim, none=True) or key_dim
+        self.value_dim = checks.positive_int("value_dim", value_dim, none=True) or self.key_dim
         self.dropout = checks.rate("dropout", dropout)
         self.use_bias = use_bias
         self.output_features = feature_sizes(output_shape)  # Keras models read `output_shape` as something else
@@ -141,7 +141,7 @@ class MultiHeadAttention(Composite):
         self.use_gate = use_gate
         self.seed = seed
         self.num_key_value_heads = (
-            checks.positive_int("num_key_value_heads", num_key_value_heads, none=True) or num_heads
+            checks.positive_int("num_key_value_heads", num_key_value_heads, none=True) or self.num_heads
         )
         self.scale = scale if scale is None else checks.positive_float("scale", scale)
         self.qk_norm = qk_norm

@@ -76,9 +76,9 @@ class Bart(Seq2SeqFamily):
             "dtype": dtype,
         }
         layers, width = config.number("encoder_layers"), config.number("encoder_ffn_dim")
-        self.encoder = Encoder(layers, encoder_heads, width, **options, name="encoder")
+        self.encoder = Encoder(layers, width, encoder_heads, **options, name="encoder")
         layers, width = config.number("decoder_layers"), config.number("decoder_ffn_dim")
-        self.decoder = Decoder(layers, decoder_heads, width, cross_attention=True, **options, name="decoder")
+        self.decoder = Decoder(layers, width, decoder_heads, cross_attention=True, **options, name="decoder")
         self.slots = Positions(name="slots")
         self.position_encodings = {side: self._position_encoding(side) for side in ("encoder", "decoder")}
         self.norms = {side: self._norm(side) for side in ("encoder", "decoder")}

@@ -87,8 +87,8 @@ class PostNormEncoder(Family):
         )
         self.encoder = Encoder(
             config.number(sizes["num_layers"]),
-            num_heads,
             config.number(sizes["intermediate_dim"]),
+            num_heads,
             dropout=self.dropout,
             attention_dropout=config.number(sizes["attention_dropout"], default=0.1, kind=float),
             activation=self.activation,

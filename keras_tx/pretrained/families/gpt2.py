@@ -52,8 +52,8 @@ class Gpt2(CausalFamily):
         )
         self.decoder = Decoder(
             num_layers,
-            num_heads,
             config.number("n_inner", default=4 * hidden_dim),
+            num_heads,
             dropout=dropout,
             attention_dropout=config.number("attn_pdrop", default=0.1, kind=float),
             activation=config.activation("activation_function", default="gelu_new"),

@@ -80,8 +80,8 @@ class Llama(CausalFamily):
         )
         self.decoder = Decoder(
             num_layers,
-            self.num_heads,
             config.number("intermediate_size"),
+            self.num_heads,
             attention_dropout=config.number("attention_dropout", default=0.0, kind=float),
             activation=config.activation("hidden_act", default="silu"),
             gated=True,

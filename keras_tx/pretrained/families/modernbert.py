@@ -67,8 +67,8 @@ class ModernBert(Family):
         attention_bias = config.flag("attention_bias", default=False)
         self.encoder = Encoder(
             len(types),
-            num_heads,
             config.number("intermediate_size"),
+            num_heads,
             attention_dropout=config.number("attention_dropout", default=0.0, kind=float),
             activation_dropout=config.number("mlp_dropout", default=0.0, kind=float),
             activation=config.activation("hidden_activation", default="gelu"),

@@ -94,7 +94,7 @@ class T5(Seq2SeqFamily):
         function, gated = self._activation()
         rate = config.number("dropout_rate", default=0.1, kind=float)
         num_heads, num_layers = config.number("num_heads"), config.number("num_layers")
-        sizes = (num_heads, config.number("d_ff"))
+        sizes = (config.number("d_ff"), num_heads)
         options = {
             "dropout": rate,
             "activation_dropout": rate,

@@ -33,7 +33,7 @@ _LAYER = {
 class ImageEncoder(TransformerStack):
     """`Encoder` without masks. Its hidden states are the outputs of the layers before the final norm."""
 
-    block = EncoderLayer
+    layer_class = EncoderLayer
 
     def call(self, inputs: Tensor, training: bool | None = None, return_hidden_states: bool = False) -> Tensor:
         norm: Any = self.final_norm
@@ -82,8 +82,8 @@ class ViT(Family):
         )
         self.encoder = ImageEncoder(
             config.number("num_hidden_layers"),
-            num_heads,
             config.number("intermediate_size"),
+            num_heads,
             dropout=dropout,
             attention_dropout=config.number("attention_probs_dropout_prob", default=0.0, kind=float),
             activation=config.activation("hidden_act", default="gelu"),
