@@ -11,14 +11,14 @@ import keras
 from keras import initializers, ops
 
 from keras_tx import checks
-from keras_tx.layers.attention.axes import check_shape
 from keras_tx.layers.configs import Composite, serialized
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.ids import check_ids, check_integers, inside, look_up
-from keras_tx.layers.initializers import fresh
+from keras_tx.layers.initializers import clone_initializer
 from keras_tx.layers.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 from keras_tx.layers.projection import Projection, TiedEmbedding
 from keras_tx.layers.residual import NORMALIZATIONS, make_norm
+from keras_tx.layers.shapes import check_shape
 
 POSITIONS = (None, "sinusoidal", "learned")
 
@@ -115,7 +115,7 @@ class TokenEmbedding(Composite):
                 raise ValueError("`max_length` must be given with learned positions. Received: max_length=None")
             return LearnedPositionalEncoding(
                 self.max_length,
-                embeddings_initializer=fresh(self.embeddings_initializer),
+                embeddings_initializer=clone_initializer(self.embeddings_initializer),
                 dtype=self.dtype_policy,
                 name="positions",
             )
@@ -126,7 +126,7 @@ class TokenEmbedding(Composite):
         self.tokens = TiedEmbedding(
             self.vocabulary_size,
             self._width,
-            embeddings_initializer=fresh(self.embeddings_initializer),
+            embeddings_initializer=clone_initializer(self.embeddings_initializer),
             dtype=self.dtype_policy,
             name="tokens",
         )
@@ -137,7 +137,7 @@ class TokenEmbedding(Composite):
         if self.num_segments:
             self.segments = self.add_weight(
                 shape=(self.num_segments, self._width),
-                initializer=fresh(self.embeddings_initializer),
+                initializer=clone_initializer(self.embeddings_initializer),
                 name="segments",
             )
         if self.normalization:

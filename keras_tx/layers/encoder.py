@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_tx import checks
 from keras_tx.layers import masks
-from keras_tx.layers.attention.dispatch import is_blockwise
+from keras_tx.layers.attention.dispatch import uses_blocks
 from keras_tx.layers.transformer import TransformerLayer, TransformerStack
 from keras_tx.layers.unpadding import Unpadding, is_possible
 
@@ -203,7 +203,7 @@ class Encoder(TransformerStack):
             return None
         length = inputs.shape[1]
         # By blocks attention skips padding itself, where it knows the length.
-        in_blocks = any(is_blockwise(layer.self_attention, length, length, training) for layer in self.layers)
+        in_blocks = any(uses_blocks(layer.self_attention, length, length, training) for layer in self.layers)
         return Unpadding(mask, inputs.shape[:2], cut=can_cut and not in_blocks)
 
     def _padded(self, outputs, mask, unpadding):

@@ -9,7 +9,9 @@ import numpy as np
 from keras import initializers, ops
 
 from keras_tx import checks
-from keras_tx.layers import ids, masks
+from keras_tx.layers import ids
+from keras_tx.layers.masked_layer import MaskedLayer
+from keras_tx.layers.masks import count_positions
 
 LAYOUTS = ("interleaved", "concatenated")
 
@@ -33,7 +35,7 @@ def sinusoids(positions, hidden_dim, *, max_wavelength=10000, layout="interleave
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class SinusoidalPositionalEncoding(masks.MaskedLayer):
+class SinusoidalPositionalEncoding(MaskedLayer):
     """Adds the sinusoidal encoding: `layer(x)` is x + encoding, of any length.
 
     The encoding is computed in float32 under any dtype policy, and only then cast. Where `x` has a mask, positions
@@ -64,7 +66,7 @@ class SinusoidalPositionalEncoding(masks.MaskedLayer):
         else:
             encoding = sinusoids(ops.arange(ops.shape(inputs)[1], dtype="int32"), inputs.shape[-1], **options)
             if mask is not None:
-                encoding = ops.take(encoding, masks.positions(mask), axis=0)
+                encoding = ops.take(encoding, count_positions(mask), axis=0)
         return inputs + ops.cast(encoding, inputs.dtype)
 
     def compute_output_shape(self, inputs_shape):
@@ -75,7 +77,7 @@ class SinusoidalPositionalEncoding(masks.MaskedLayer):
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class LearnedPositionalEncoding(masks.MaskedLayer):
+class LearnedPositionalEncoding(MaskedLayer):
     """Adds a learned vector for each position: `layer(x)` is x + encoding, up to `max_length` tokens.
 
     Where `x` has a mask, positions count the real tokens, so that padding on the left changes nothing.
@@ -119,7 +121,7 @@ class LearnedPositionalEncoding(masks.MaskedLayer):
                 f"inputs.shape={tuple(inputs.shape)}, max_length={self.max_length}"
             )
         elif mask is not None:
-            positions = masks.positions(mask)
+            positions = count_positions(mask)
         else:
             positions = ops.arange(ops.shape(inputs)[1], dtype="int32")
         return inputs + ids.look_up("positions", self.embeddings, positions, dtype=inputs.dtype, offset=self.offset)

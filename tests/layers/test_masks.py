@@ -8,16 +8,11 @@ from hypothesis import strategies as st
 
 from keras_tx import layers
 from keras_tx.layers import masks
+from keras_tx.layers.masked_layer import mask_of
 from keras_tx.models.pooling import TokenPooling
 from tests.tools import assert_close, randomize, to_numpy
 
 D = 12
-
-
-def test_causal_and_window_masks_by_hand():
-    assert to_numpy(masks.causal(2, 5, start=2)).astype(int).tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]
-    assert to_numpy(masks.window(3, 4, 2)).astype(int).tolist() == [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1]]
-    assert to_numpy(masks.window(1, 4, 2, start=3)).astype(int).tolist() == [[0, 0, 1, 1]]
 
 
 def test_join_allows_what_all_masks_allow():
@@ -28,7 +23,7 @@ def test_join_allows_what_all_masks_allow():
 
 def test_positions_count_real_tokens():
     real = np.array([[1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0], [0, 0, 0, 0]], "bool")
-    counted = to_numpy(masks.positions(real))
+    counted = to_numpy(masks.count_positions(real))
     assert [row[keep].tolist() for row, keep in zip(counted, real, strict=True)] == [[0, 1], [0, 1], [0, 1], []]
     assert counted.min() == 0
 
@@ -126,10 +121,10 @@ def test_no_mask_is_found_where_tokens_moved():
     moves += [layer(x * 2.0) for layer in (keras.layers.Permute((2, 1)), keras.layers.Conv1D(D, 2, strides=2))]
     moves.append(keras.layers.Lambda(lambda t: keras.ops.flip(t, axis=1))(x * 2.0))  # of the same shape
     for moved in moves:
-        assert masks.mask_of(moved) is None
-    assert masks.mask_of(x) is x._keras_mask  # its own
-    assert masks.mask_of(x * 2.0) is not None
-    assert masks.mask_of(keras.Input((5, D)) * 2.0) is None
+        assert mask_of(moved) is None
+    assert mask_of(x) is x._keras_mask  # its own
+    assert mask_of(x * 2.0) is not None
+    assert mask_of(keras.Input((5, D)) * 2.0) is None
 
 
 def test_a_mask_may_be_a_list():
@@ -141,7 +136,7 @@ def test_a_mask_may_be_a_list():
 def test_masks_of_two_sources_are_joined():
     one, two = keras.Input((5,), dtype="int32"), keras.Input((5,), dtype="int32")
     x = embedding()(one) + embedding()(two)
-    found = keras.Model([one, two], masks.mask_of(x))
+    found = keras.Model([one, two], mask_of(x))
     ids = np.array([[1, 2, 0, 0, 3]]), np.array([[1, 0, 2, 0, 3]])
     assert to_numpy(found(ids)).astype(int).tolist() == [[1, 0, 0, 0, 1]]
 
