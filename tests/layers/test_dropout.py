@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_tx.layers.dropout import Dropout, _more, keep
+from keras_tx.layers.dropout import Dropout, _raised_thresholds, random_keep
 from tests.tools import to_numpy
 
 ONES = np.ones((101, 53, 7), "float32")
@@ -54,7 +54,7 @@ def test_thresholds_share_themselves_out_evenly_over_indices_and_calls(part):
     """From 8 bits 0.1 is 25/256 or 26/256, the latter for 0.6 of all numbers."""
     generator = keras.random.SeedGenerator(5)
     calls, size = 1009, 211
-    more = np.stack([_more(size, part, ops.cast(generator.next(), "int32")).numpy() for _ in range(calls)])
+    more = np.stack([_raised_thresholds(size, part, ops.cast(generator.next(), "int32")).numpy() for _ in range(calls)])
     assert np.abs(more.mean(axis=0) - part).max() < 0.01  # random ones would be off by up to 0.05
     assert np.abs(more.mean(axis=1) - part).max() < 0.03
 
@@ -62,7 +62,7 @@ def test_thresholds_share_themselves_out_evenly_over_indices_and_calls(part):
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("rate", [0.1, 1 / 3, 0.9])
 def test_the_share_that_is_dropped_is_not_rounded_to_8_bits(rate):
-    dropped = 1 - keep([8191, 1021], rate, [3, 5]).numpy()
+    dropped = 1 - random_keep([8191, 1021], rate, [3, 5]).numpy()
     error = 5 * np.sqrt(rate * (1 - rate) / dropped.size)
     assert abs(dropped.mean() - rate) < error < min(rate * 256 % 1, 1 - rate * 256 % 1) / 256
 
@@ -72,7 +72,7 @@ def test_the_share_that_is_dropped_is_not_rounded_to_8_bits(rate):
 def test_each_number_is_dropped_as_often_as_any_other(rate):
     calls, rows, columns = 211, 47, 13
     seeds = keras.random.SeedGenerator(5)
-    kept = np.stack([keep([rows, columns], rate, seeds.next()).numpy() for _ in range(calls)])
+    kept = np.stack([random_keep([rows, columns], rate, seeds.next()).numpy() for _ in range(calls)])
     for axes, size in (((0, 1), columns), ((1, 2), calls), ((0, 2), rows)):
         dropped = 1 - kept.mean(axes)
         assert dropped.shape == (size,)

@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from keras_tx.layers import masks
-from keras_tx.layers.dropout import HIGHEST_RATE, keep
+from keras_tx.layers.dropout import HIGHEST_RATE, random_keep
 from keras_tx.layers.loops import at, product
 from keras_tx.layers.masks import MASKED, Visible, label_range, padding_labels
 from keras_tx.optional import Lazy
@@ -232,7 +232,7 @@ def _random_keep(shape: tuple[Any, ...], rate: float, seed: Tensor, index: Tenso
     """Booleans, each False with the probability `rate`, the same for the same seed (2,) and index of a block."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
-        return keep(shape, rate, tf.cast(seed, "int32") + tf.stack([tf.cast(index, "int32") * _SEED_MIXER, 0]))
+        return random_keep(shape, rate, tf.cast(seed, "int32") + tf.stack([tf.cast(index, "int32") * _SEED_MIXER, 0]))
     if backend == "jax":
         return jax.random.uniform(jax.random.fold_in(seed, index), shape) >= rate
     first, second = (int(number) for number in seed)

@@ -78,7 +78,7 @@ def _block_size(visible: Visible) -> int:
     return max(128, 1 << behind.bit_length())
 
 
-def _forward(blocks: Blocks) -> tuple[Tensor, Tensor]:
+def _forward(blocks: Blocks) -> Any:
     """The output (I, X, P, V), and the logarithms of the sums of exponentials (I, X, P, 1), both float32."""
     shape, value_size = ops.shape(blocks.query), blocks.value.shape[3]
     begin, end = blocks.key_bounds()

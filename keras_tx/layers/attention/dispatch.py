@@ -64,7 +64,7 @@ def dispatch_attention(
     if layer.flash_attention is None and keras.backend.backend() == "jax":
 
         def otherwise(*heads: Tensor) -> Tensor:
-            return _without_kernels(layer, heads, visible, bias, in_blocks, training)[0]  # type: ignore[arg-type]
+            return _without_kernels(layer, heads, visible, bias, in_blocks, training)[0]
 
         return attend_on_cuda(query, key, value, visible, otherwise, scale=layer.scale), None
     options = {"bias": bias, "scale": layer.scale, "flash_attention": layer.flash_attention}
@@ -76,7 +76,7 @@ def uses_blocks(layer: Any, num_queries: int | None, num_keys: int | None, train
     if layer.flash_attention or (layer.hard_attention and not training):
         return False
     if layer.blockwise is not None:
-        return layer.blockwise
+        return bool(layer.blockwise)
     return num_queries is not None and num_keys is not None and num_queries * num_keys >= LONG
 
 

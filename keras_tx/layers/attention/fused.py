@@ -149,4 +149,4 @@ def _has_cuda() -> bool:
 
 
 def _dtype_of(x: Tensor) -> str:
-    return keras.backend.standardize_dtype(x.dtype)
+    return str(keras.backend.standardize_dtype(x.dtype))
