@@ -1,4 +1,4 @@
-"""ids -> vectors -> vectors. One alphabet of axes:
+"""Layers: ids -> vectors -> vectors. All files use the same letters for axes:
 
 B batch, T queries or tokens, S keys, N query heads, K key heads, G = N/K, H head, D hidden (model), F intermediate
 (feed-forward), V vocabulary, L layers.

@@ -1,39 +1,43 @@
-"""Activations that checkpoints ask for and Keras has not under a name: any shape -> the same shape.
+"""Activations of checkpoints for which Keras has no name: any shape -> the same shape.
 
 Keras' own "gelu" is the exact one, with the error function: Hendrycks and Gimpel 2016, arXiv:1606.08415.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import keras
 from keras import ops
 
+from keras_tx.types import Tensor
 
-@keras.saving.register_keras_serializable(package="keras_tx")
-def gelu_tanh(x):
-    """GELU by its approximation with a hyperbolic tangent, "gelu_new" of GPT-2 and T5 1.1."""
+
+@keras.saving.register_keras_serializable(package="keras_tx")  # type: ignore[untyped-decorator]  # as all of Keras
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU approximated with a hyperbolic tangent: "gelu_new" of GPT-2 and T5 1.1."""
     return keras.activations.gelu(x, approximate=True)
 
 
-@keras.saving.register_keras_serializable(package="keras_tx")
-def quick_gelu(x):
-    """GELU by its approximation with a sigmoid, x * sigmoid(1.702 x), of CLIP."""
+@keras.saving.register_keras_serializable(package="keras_tx")  # type: ignore[untyped-decorator]  # as all of Keras
+def quick_gelu(x: Tensor) -> Tensor:
+    """GELU approximated with a sigmoid, x * sigmoid(1.702 x): that of CLIP."""
     return x * ops.sigmoid(1.702 * x)
 
 
-NAMES = {"gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu}
+NAMES: dict[str, Callable[[Tensor], Tensor]] = {"gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu}
 
 
-def get(identifier):
-    """What `keras.activations.get` takes, or a name of `NAMES` -> a function."""
+def get(identifier: Any) -> Any:
+    """A name in `NAMES`, or anything that `keras.activations.get` takes, -> a function."""
     is_ours = isinstance(identifier, str) and identifier in NAMES
     return NAMES[identifier] if is_ours else keras.activations.get(identifier)
 
 
-def apply(activation, x):
-    """`activation(x)`; Keras' exact "gelu" on TensorFlow in float32 by the error function.
+def apply(activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`activation(x)`. On TensorFlow in float32 it computes the exact "gelu" by the error function.
 
-    Keras' has the complementary one there, which half precision needs, but which has no form in ONNX.
+    Keras computes it by the complementary error function there, which half precision needs, but ONNX does not have.
     """
     by_erf = activation is keras.activations.gelu and keras.backend.backend() == "tensorflow" and x.dtype == "float32"
     return 0.5 * x * (1 + ops.erf(x * math.sqrt(0.5))) if by_erf else activation(x)

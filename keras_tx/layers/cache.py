@@ -1,11 +1,13 @@
-"""The KV cache, a value that a decoding loop owns, hands in and gets back: keys (B, K, S, H) and values (B, K, S, V).
+"""The key-value cache: keys (B, K, S, H) and values (B, K, S, V), a value that a decoding loop passes in and gets back.
 
-B batch, K key heads, S slots for tokens, H head, V value head. Heads stand before slots, so that no step transposes a
-buffer. Each layer has a pair of its own, which is never stacked with others. The cache of a `MultiHeadAttention` is a
-`KeyValue` that grows, or a `Memory` that was computed once for cross-attention; that of a `DecoderLayer` a tuple of one
-or both; that of a `Decoder` a tuple over its layers.
+B batch, K key heads, S slots for tokens, H head, V value head. Heads stand before slots, so that no decode step
+transposes a buffer. Each layer has its own pair of tensors; they are never stacked. The cache of a `MultiHeadAttention`
+is a `KeyValue`, which grows, or a `Memory`, computed once for cross-attention. That of a `DecoderLayer` is a tuple of
+one or both, that of a `Decoder` a tuple over its layers.
 """
 
+from collections.abc import Iterable
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import keras
@@ -13,38 +15,42 @@ from keras import ops
 
 from keras_tx.layers import xla
 from keras_tx.optional import Lazy
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
 
 class KeyValue(NamedTuple):
-    """Keys and values of self-attention, filled up to some slot."""
+    """Keys (B, K, S, H) and values (B, K, S, V) of self-attention, filled up to some slot."""
 
-    key: Any
-    value: Any
+    key: Tensor
+    value: Tensor
 
 
 class Memory(NamedTuple):
-    """Keys and values of cross-attention, whole."""
+    """Keys (B, K, S, H) and values (B, K, S, V) of a whole source, for cross-attention."""
 
-    key: Any
-    value: Any
+    key: Tensor
+    value: Tensor
 
 
-def as_stored(x):
+Cache = Any  # a `KeyValue`, a `Memory` or a tuple of caches; mypy cannot express the recursion without casts
+
+
+def heads_first(x: Tensor) -> Tensor:
     """Keys or values (B, T, K, H) -> (B, K, T, H)."""
-    one = x.shape[1] == 1 and not xla.is_traced()  # XLA sees by itself that nothing need be moved
-    return ops.reshape(x, (-1, x.shape[2], 1, x.shape[3])) if one else ops.swapaxes(x, 1, 2)
+    is_reshape = x.shape[1] == 1 and not xla.is_traced()  # XLA sees by itself that this moves nothing
+    return ops.reshape(x, (-1, x.shape[2], 1, x.shape[3])) if is_reshape else ops.swapaxes(x, 1, 2)
 
 
-def write(cache, key, value, start):
+def write(cache: KeyValue, key: Tensor, value: Tensor, start: Any) -> KeyValue:
     """`cache` with `key` (B, K, T, H) and `value` (B, K, T, V) in the slots from `start` on.
 
     Raises:
-        ValueError: where there are no such slots, as far as `start` is known.
+        ValueError: if there are no such slots, as far as `start` is known.
     """
     slots, length = cache.key.shape[2], key.shape[2]
-    if isinstance(start, int) and None not in (slots, length) and not 0 <= start <= slots - length:
+    if isinstance(start, Integral) and None not in (slots, length) and not 0 <= int(start) <= slots - length:
         raise ValueError(
             "`cache` must have slots for the tokens: start + T <= slots. Received: "
             f"start={start}, T={length}, slots={slots}"
@@ -52,13 +58,13 @@ def write(cache, key, value, start):
     return KeyValue(_write(cache.key, key, start), _write(cache.value, value, start))
 
 
-def _write(buffer, update, start):
+def _write(buffer: Tensor, update: Tensor, start: Any) -> Tensor:
     update, shape = ops.cast(update, buffer.dtype), ops.shape(buffer)
     if xla.is_traced() or keras.backend.backend() == "torch":
         buffer, update = (ops.reshape(x, (-1, *ops.shape(x)[2:])) for x in (buffer, update))  # see `merged`
-        buffer = ops.slice_update(buffer, (0, start, 0), update)  # in place, but on TensorFlow by an op of XLA's
+        buffer = ops.slice_update(buffer, (0, start, 0), update)  # in place; on TensorFlow it is an operation of XLA
         return ops.reshape(buffer, shape)
-    # In place as well, where nothing else holds the buffer; a scatter or a selection would copy it in each step.
+    # In place, too, if nothing else holds the buffer; a scatter or a selection would copy it in each step.
     end, only_slots = start + ops.shape(update)[2], 0b1011
     return tf.raw_ops.TensorStridedSliceUpdate(
         input=buffer,
@@ -71,13 +77,13 @@ def _write(buffer, update, start):
     )
 
 
-def num_slots(cache):
-    """S, the length of the self-attention buffers of any layer's cache."""
+def num_slots(cache: Cache) -> Any:
+    """S, the number of slots of self-attention, in the cache of any layer."""
     return ops.shape(cache.key)[2] if isinstance(cache, KeyValue) else num_slots(cache[0])
 
 
-def growing(cache):
-    """The flat list of the tensors of self-attention, which change from step to step, in a fixed order."""
+def growing(cache: Cache) -> list[Tensor]:
+    """The tensors of self-attention, which change with each decode step, as a flat list in a fixed order."""
     if isinstance(cache, Memory):
         return []
     if isinstance(cache, KeyValue):
@@ -85,19 +91,19 @@ def growing(cache):
     return [tensor for part in cache for tensor in growing(part)]
 
 
-def merged(tensors):
-    """(B, K, S, H) -> (B * K, S, H), as loops carry them: with B = 1 XLA copies buffers of four axes in each step.
+def merged(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """(B, K, S, H) -> (B * K, S, H), the form in which loops carry them under XLA; without XLA unchanged.
 
-    Without XLA they stay as they are.
+    With B = 1 XLA would copy buffers of four axes in each step.
     """
     return [ops.reshape(x, (-1, *ops.shape(x)[2:])) for x in tensors] if xla.is_traced() else list(tensors)
 
 
-def with_growing(cache, tensors):
-    """`cache` with other tensors in the place of those that `growing` lists, `merged` or not."""
+def with_growing(cache: Cache, tensors: Iterable[Tensor]) -> Cache:
+    """`cache` with other tensors in place of those that `growing` lists, in their own shape or `merged`."""
     rest = iter(tensors)
 
-    def replaced(part):
+    def replaced(part: Cache) -> Cache:
         if isinstance(part, Memory):
             return part
         if isinstance(part, KeyValue):
@@ -107,5 +113,5 @@ def with_growing(cache, tensors):
     return replaced(cache)
 
 
-def _shaped_as(x, old):
+def _shaped_as(x: Tensor, old: Tensor) -> Tensor:
     return x if len(x.shape) == len(old.shape) else ops.reshape(x, ops.shape(old))

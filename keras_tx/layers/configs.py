@@ -1,4 +1,4 @@
-"""Sublayers in configs: layer -> dict."""
+"""Configs of layers that have sublayers: a layer -> a dict; and the dtype policies in them."""
 
 from typing import Any
 
@@ -19,14 +19,14 @@ class StrictLayer(keras.layers.Layer):
 
 
 class Composite(StrictLayer):
-    """A layer of sublayers that have its dtype policy, but for those that `quantize` gave another."""
+    """A layer whose sublayers have its dtype policy, except those to which `quantize` gave another."""
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "dtype": serialized_policy(self, self.dtype_policy)}
 
 
-def serialized_policy(layer, policy):
-    """The `dtype` in the config of `layer`: `policy`, or a map with those of the layers below that were quantized."""
+def serialized_policy(layer: Any, policy: Any) -> Any:
+    """The `dtype` for the config of `layer`: `policy`, or a map that also has the policies of quantized sublayers."""
     below = layers_within(layer, include_self=False)
     quantized = {one.path: one.dtype_policy for one in below if one.quantization_mode is not None}
     if quantized:
@@ -36,26 +36,28 @@ def serialized_policy(layer, policy):
     return keras.dtype_policies.serialize(policy)
 
 
-def in_float32(policy):
-    """float32, but what a map of policies says of layers by name."""
+def in_float32(policy: Any) -> Any:
+    """float32 as the default policy; what a map of policies says of single layers stays."""
     policy = keras.dtype_policies.get(policy)
     if not _is_map(policy):
         return "float32"
     return keras.dtype_policies.DTypePolicyMap("float32", {path: policy[path] for path in policy})
 
 
-def take_own_policy(layer):
-    """For `layer` the policy that the map has at its path, if it was given a map: Keras cannot quantize it, or save it
-    once it is quantized, with the map."""
+def take_own_policy(layer: Any) -> None:
+    """Replaces a map of policies, if `layer` was given one, by the policy of its path.
+
+    With the map, Keras can neither quantize the layer nor save it once it is quantized.
+    """
     if _is_map(layer.dtype_policy):
         replace_dtype_policy(layer, layer.dtype_policy[layer.path])
 
 
-def _is_map(policy):
+def _is_map(policy: Any) -> bool:
     return isinstance(policy, keras.dtype_policies.DTypePolicyMap)
 
 
-def serialized(value):
-    """`value` (a layer, None, or what else a config holds) as Keras serializes it, whether built or not."""
+def serialized(value: Any) -> Any:
+    """`value` (a layer, or anything else in a config) as Keras serializes it, the same before and after `build`."""
     config = keras.saving.serialize_keras_object(value)
     return {key: part for key, part in config.items() if key != "build_config"} if isinstance(config, dict) else config

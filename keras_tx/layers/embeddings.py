@@ -1,4 +1,4 @@
-"""Token embedding: ids (B, T) -> vectors (B, T, D), with all that is added to them; and back to logits (B, T, V).
+"""Token embedding: ids (B, T) -> vectors (B, T, D), with positions, segments and norm; and back to logits (B, T, V).
 
 B batch, T tokens, D hidden, E embedding, V vocabulary. Scale: Vaswani et al. 2017, arXiv:1706.03762, section 3.4;
 segments and norm: Devlin et al. 2018, arXiv:1810.04805; tied logits: Press and Wolf 2017, arXiv:1608.05859; tables
@@ -7,82 +7,98 @@ narrower than D: Clark et al. 2020, arXiv:2003.10555.
 
 import math
 from numbers import Integral
+from typing import Any
 
 import keras
 from keras import initializers, ops
 
 from keras_tx import checks
-from keras_tx.layers.attention.axes import check_shape
 from keras_tx.layers.configs import Composite, serialized
 from keras_tx.layers.dropout import Dropout
-from keras_tx.layers.ids import check_ids, check_integers, inside, look_up
-from keras_tx.layers.initializers import fresh
+from keras_tx.layers.ids import check_ids, check_integers, keep_outside, look_up
+from keras_tx.layers.initializers import clone_initializer
 from keras_tx.layers.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 from keras_tx.layers.projection import Projection, TiedEmbedding
 from keras_tx.layers.residual import NORMALIZATIONS, make_norm
+from keras_tx.layers.shapes import check_shape
+from keras_tx.types import Shape, Tensor
 
 POSITIONS = (None, "sinusoidal", "learned")
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class TokenEmbedding(Composite):
-    """Everything between ids and the first encoder layer: tokens, scale, positions, segments, norm, dropout, mask.
+    """Everything between token ids and the first encoder or decoder layer.
 
-    Because one layer owns them all, the padding mask cannot get lost between them.
+    That is token vectors, their scale, positions, segments, norm, dropout and the padding mask. One layer has them all,
+    so that the mask cannot get lost between them.
 
     Args:
         vocabulary_size: V; ids are in [0, V).
         hidden_dim: D.
-        padding_id: the id that stands for no token, from which the mask is made; None for no mask.
-        embedding_dim: E, the width of all tables and of the norm, with a projection to D after the dropout; if None, D
-            without a projection.
-        scale: multiply the token vectors by sqrt(E).
+        padding_id: the id of padding tokens, from which the mask is made; None for no mask.
+        embedding_dim: E, the width of all tables and of the norm, with a projection to D after the dropout. None means
+            D without a projection.
+        scale: whether the token vectors are multiplied by sqrt(E), as in the paper.
         position_encoding: None, "sinusoidal", "learned" (needs `max_length`), or a position layer of this package,
             such as `SinusoidalPositionalEncoding(layout="concatenated")`.
         max_length: the number of learned positions.
-        num_segments: the number of segments with a learned vector each; 0 for none.
-        normalization: None, "layer_norm" or "rms_norm", after the sum.
-        layer_norm_epsilon: of the norm.
-        dropout: rate in [0, 1), after the norm.
-        embeddings_initializer: of the tables.
+        num_segments: the number of segments, each with a learned vector; 0 for none.
+        normalization: None, "layer_norm", "layer_norm_no_bias" or "rms_norm", of the sum.
+        layer_norm_epsilon: added to the variance in the norm.
+        dropout: rate in [0, 1) of dropout after the norm.
+        embeddings_initializer: of the tables of tokens, learned positions and segments.
 
     Call arguments:
         inputs: (B, T) integer ids; with `reverse`, vectors (B, T, E).
         segment_ids: (B, T) integers in [0, num_segments); zeros if None.
         mask: (B, T), True at real tokens, instead of the one made from `padding_id`.
-        positions: (B, T) or (T,) integers, instead of counting the real tokens.
-        reverse: return logits (B, T, V), the products with the token table. Scale and the rest play no part.
+        positions: (B, T) or (T,) integers. By default the number of real tokens before each.
+        reverse: whether to return logits, the products of `inputs` with the token table. Nothing else is applied.
         training: whether dropout is on.
+
+    Returns:
+        (B, T, D), with the padding mask attached; with `reverse`, (B, T, V).
 
     Raises:
         ValueError: for sizes that are not positive, ids that are not integers, vectors that are not as wide as the
-            table, and, in eager calls, ids outside the table. In a TensorFlow graph the look-up refuses them. XLA and
-            JAX cannot.
+            table and, in eager calls, ids outside the table. In a TensorFlow graph the look-up raises
+            `InvalidArgumentError` for them; XLA and JAX cannot raise.
+
+    Examples:
+        >>> layer = keras_tx.layers.TokenEmbedding(100, 16, position_encoding="learned", max_length=32)
+        >>> vectors = layer(np.array([[5, 8, 13, 0], [7, 0, 0, 0]]))
+        >>> tuple(vectors.shape)
+        (2, 4, 16)
+        >>> print(keras.ops.convert_to_numpy(layer.compute_mask(np.array([[5, 8, 13, 0]]))))
+        [[ True  True  True False]]
+        >>> tuple(layer(vectors, reverse=True).shape)
+        (2, 4, 100)
     """
 
     def __init__(
         self,
-        vocabulary_size,
-        hidden_dim,
+        vocabulary_size: int,
+        hidden_dim: int,
         *,
-        padding_id=0,
-        embedding_dim=None,
-        scale=False,
-        position_encoding=None,
-        max_length=None,
-        num_segments=0,
-        normalization=None,
-        layer_norm_epsilon=1e-5,
-        dropout=0.0,
-        embeddings_initializer="uniform",
-        **kwargs,
-    ):
+        padding_id: int | None = 0,
+        embedding_dim: int | None = None,
+        scale: bool = False,
+        position_encoding: Any = None,
+        max_length: int | None = None,
+        num_segments: int = 0,
+        normalization: str | None = None,
+        layer_norm_epsilon: float = 1e-5,
+        dropout: float = 0.0,
+        embeddings_initializer: Any = "uniform",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.vocabulary_size = checks.positive_int("vocabulary_size", vocabulary_size)
-        self.hidden_dim = checks.positive_int("hidden_dim", hidden_dim)
-        self.padding_id = int(padding_id) if isinstance(padding_id, Integral) else padding_id
-        self.embedding_dim = checks.positive_int("embedding_dim", embedding_dim, none=True)
+        self.vocabulary_size: int = checks.positive_int("vocabulary_size", vocabulary_size)
+        self.hidden_dim: int = checks.positive_int("hidden_dim", hidden_dim)
+        self.padding_id = _padding_id(padding_id, self.vocabulary_size)
+        self.embedding_dim: int | None = checks.positive_int("embedding_dim", embedding_dim, none=True)
         self.scale = scale
         self.position_encoding = position_encoding
         self.max_length = checks.positive_int("max_length", max_length, none=True)
@@ -91,12 +107,6 @@ class TokenEmbedding(Composite):
         self.layer_norm_epsilon = checks.positive_float("layer_norm_epsilon", layer_norm_epsilon)
         self.dropout = checks.rate("dropout", dropout)
         self.embeddings_initializer = initializers.get(embeddings_initializer)
-        is_integer = isinstance(padding_id, Integral) and not isinstance(padding_id, bool)
-        if padding_id is not None and not (is_integer and 0 <= padding_id < vocabulary_size):
-            raise ValueError(
-                "`padding_id` must be None or in [0, vocabulary_size). Received: "
-                f"padding_id={padding_id!r}, vocabulary_size={vocabulary_size}"
-            )
         if max_length is not None and position_encoding != "learned":
             raise ValueError(
                 "`max_length` is the number of learned positions. Received: "
@@ -104,7 +114,7 @@ class TokenEmbedding(Composite):
             )
         self.positions = self._position_layer()
 
-    def _position_layer(self):
+    def _position_layer(self) -> Any:
         if isinstance(self.position_encoding, dict):
             self.position_encoding = keras.saving.deserialize_keras_object(self.position_encoding)
         if isinstance(self.position_encoding, keras.layers.Layer):
@@ -117,29 +127,29 @@ class TokenEmbedding(Composite):
                 raise ValueError("`max_length` must be given with learned positions. Received: max_length=None")
             return LearnedPositionalEncoding(
                 self.max_length,
-                embeddings_initializer=fresh(self.embeddings_initializer),
+                embeddings_initializer=clone_initializer(self.embeddings_initializer),
                 dtype=self.dtype_policy,
                 name="positions",
             )
         return None
 
-    def build(self, inputs_shape):
+    def build(self, inputs_shape: Shape) -> None:
         shape = (*inputs_shape[:2], self._width)
         self.tokens = TiedEmbedding(
             self.vocabulary_size,
             self._width,
-            embeddings_initializer=fresh(self.embeddings_initializer),
+            embeddings_initializer=clone_initializer(self.embeddings_initializer),
             dtype=self.dtype_policy,
             name="tokens",
         )
-        self.tokens.supports_masking = True  # else it warns about the mask of the vectors that become logits
+        self.tokens.supports_masking = True  # Keras would warn that the mask of the vectors is lost
         self.tokens.build(inputs_shape)
         if self.positions is not None and not self.positions.built:
             self.positions.build(shape)
         if self.num_segments:
             self.segments = self.add_weight(
                 shape=(self.num_segments, self._width),
-                initializer=fresh(self.embeddings_initializer),
+                initializer=clone_initializer(self.embeddings_initializer),
                 name="segments",
             )
         if self.normalization:
@@ -151,16 +161,24 @@ class TokenEmbedding(Composite):
             self.projection.build(shape)
 
     @property
-    def _width(self):
+    def _width(self) -> int:
         return self.hidden_dim if self.embedding_dim is None else self.embedding_dim
 
-    def call(self, inputs, segment_ids=None, mask=None, positions=None, reverse=False, training=None):
+    def call(
+        self,
+        inputs: Tensor,
+        segment_ids: Tensor | None = None,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        reverse: bool = False,
+        training: bool | None = None,
+    ) -> Tensor:
         if reverse:
             self._check_width(inputs)
             return self.tokens(inputs, reverse=True)
         self._check_call(inputs, segment_ids, mask, positions)
         ids = check_ids("inputs", inputs, self.vocabulary_size)
-        outputs = self.tokens(inside(ids, self.vocabulary_size))  # (B, T, E)
+        outputs = self.tokens(keep_outside(ids, self.vocabulary_size))  # (B, T, E)
         if self.scale:
             outputs = outputs * ops.cast(math.sqrt(self._width), outputs.dtype)
         if self.positions is not None:
@@ -173,14 +191,14 @@ class TokenEmbedding(Composite):
         outputs = self._dropout_layer(outputs, training=training)
         return outputs if self.embedding_dim is None else self.projection(outputs)
 
-    def _check_width(self, inputs):
+    def _check_width(self, inputs: Tensor) -> None:
         if inputs.shape[-1] != self._width:
             raise ValueError(
                 f"`inputs` must be as wide as the token table with `reverse=True`, {self._width}. Received: "
                 f"inputs.shape={tuple(inputs.shape)}"
             )
 
-    def _check_call(self, inputs, segment_ids, mask, positions):
+    def _check_call(self, inputs: Tensor, segment_ids: Any, mask: Any, positions: Any) -> None:
         for name, tensor in (("segment_ids", segment_ids), ("mask", mask)):
             if tensor is not None:
                 check_shape(name, tensor, inputs.shape, exact=True)
@@ -189,13 +207,13 @@ class TokenEmbedding(Composite):
         if positions is not None and self.positions is None:
             raise ValueError("`positions` need a `position_encoding`. Received: positions, position_encoding=None")
 
-    def compute_mask(self, inputs, mask=None):
+    def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Any:
         is_ids = "int" in keras.backend.standardize_dtype(inputs.dtype)
         if mask is not None or self.padding_id is None or not is_ids:
             return mask
         return ops.not_equal(inputs, self.padding_id)
 
-    def compute_output_spec(self, inputs, *args, reverse=False, **kwargs):
+    def compute_output_spec(self, inputs: Any, *args: Any, reverse: bool = False, **kwargs: Any) -> Any:
         if reverse:
             self._check_width(inputs)
         else:
@@ -203,7 +221,7 @@ class TokenEmbedding(Composite):
         shape = (*inputs.shape[:-1], self.vocabulary_size) if reverse else (*inputs.shape, self.hidden_dim)
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         position_encoding = self.position_encoding
         if isinstance(position_encoding, keras.layers.Layer):
             position_encoding = serialized(position_encoding)
@@ -222,3 +240,13 @@ class TokenEmbedding(Composite):
             "dropout": self.dropout,
             "embeddings_initializer": initializers.serialize(self.embeddings_initializer),
         }
+
+
+def _padding_id(value: Any, vocabulary_size: int) -> int | None:
+    is_id = isinstance(value, Integral) and not isinstance(value, bool)
+    if value is not None and not (is_id and 0 <= value < vocabulary_size):
+        raise ValueError(
+            "`padding_id` must be None or in [0, vocabulary_size). Received: "
+            f"padding_id={value!r}, vocabulary_size={vocabulary_size}"
+        )
+    return None if value is None else int(value)

@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_tx import checks
 from keras_tx.layers import masks
-from keras_tx.layers.attention.dispatch import is_blockwise
+from keras_tx.layers.attention.dispatch import uses_blocks
 from keras_tx.layers.transformer import TransformerLayer, TransformerStack
 from keras_tx.layers.unpadding import Unpadding, is_possible
 from keras_tx.types import Shape, Tensor
@@ -307,7 +307,7 @@ class Encoder(TransformerStack):
             return None
         length = inputs.shape[1]
         # Blockwise attention skips blocks of padding itself, but needs rows of a known length.
-        in_blocks = any(is_blockwise(layer.self_attention, length, length, training) for layer in self.layers)
+        in_blocks = any(uses_blocks(layer.self_attention, length, length, training) for layer in self.layers)
         return Unpadding(mask, inputs.shape[:2], cut=can_cut and not in_blocks)
 
     def _padded(self, outputs: Tensor, mask: Tensor, unpadding: Unpadding | None) -> Tensor:

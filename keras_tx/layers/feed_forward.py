@@ -13,7 +13,7 @@ from keras_tx import checks
 from keras_tx.layers import activations
 from keras_tx.layers.configs import Composite
 from keras_tx.layers.dropout import Dropout
-from keras_tx.layers.initializers import fresh
+from keras_tx.layers.initializers import clone_initializer
 from keras_tx.layers.projection import Projection
 from keras_tx.types import Shape, Tensor
 
@@ -96,8 +96,8 @@ class FeedForward(Composite):
             features,
             activation=activation,
             use_bias=self.use_bias,
-            kernel_initializer=fresh(self.kernel_initializer),
-            bias_initializer=fresh(self.bias_initializer),
+            kernel_initializer=clone_initializer(self.kernel_initializer),
+            bias_initializer=clone_initializer(self.bias_initializer),
             dtype=self.dtype_policy,
             name=name,
         )

@@ -1,16 +1,20 @@
-"""Integer ids and the tables they index: (B, T), (V, D) -> (B, T, D), with what can be checked checked.
+"""Integer ids and the tables they index: (B, T), (V, D) -> (B, T, D), with checks of dtype, shape and range.
 
-Values can be read only in eager calls. In a TensorFlow graph the look-up itself refuses an id outside the table; XLA
-and JAX cannot raise, there such an id reads the first or last row.
+The range of values can be checked only in eager calls. In a TensorFlow graph the look-up itself raises for an id
+outside the table. XLA and JAX cannot raise: there such an id gives the first or the last row.
 """
+
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_tx.types import DType, Tensor
 
-def check_ids(name, ids, size):
-    """Raises unless `ids` are integers in [0, size), as far as that is known; returns them as a tensor."""
+
+def check_ids(name: str, ids: Tensor, size: int) -> Tensor:
+    """Returns `ids` as a tensor; raises unless they are integers in [0, size), as far as their values are known."""
     ids = ops.convert_to_tensor(ids)
     check_integers(name, ids)
     values = values_of(ids)
@@ -20,7 +24,7 @@ def check_ids(name, ids, size):
     return ids
 
 
-def check_integers(name, ids):
+def check_integers(name: str, ids: Tensor) -> None:
     """Raises unless the dtype of `ids` is an integer one."""
     dtype = keras.backend.standardize_dtype(ids.dtype)
     if "int" not in dtype:
@@ -29,25 +33,28 @@ def check_integers(name, ids):
         )
 
 
-def inside(ids, size):
-    """`ids` such that one outside the table is never taken for another: Keras counts negative ones from the end."""
+def keep_outside(ids: Tensor, size: int) -> Tensor:
+    """`ids`, where negative ones are so large that a look-up raises: Keras would count them from the end of the table.
+
+    On JAX, which cannot raise, they are clipped to the table.
+    """
     if keras.backend.backend() == "jax":
-        return ops.clip(ids, 0, size - 1)  # JAX would read NaN
+        return ops.clip(ids, 0, size - 1)  # a look-up on JAX would give NaN
     return ids if "uint" in keras.backend.standardize_dtype(ids.dtype) else ops.where(ids < 0, size, ids)
 
 
-def look_up(name, table, ids, dtype, offset=0):
-    """The rows `offset + ids` of `table`."""
+def look_up(name: str, table: Tensor, ids: Tensor, dtype: DType, offset: int = 0) -> Tensor:
+    """The rows `offset + ids` of `table`, in this dtype."""
     size = table.shape[0] - offset
-    rows = inside(check_ids(name, ids, size), size)
+    rows = keep_outside(check_ids(name, ids, size), size)
     if offset:
         narrow = keras.backend.standardize_dtype(rows.dtype) in ("int8", "uint8", "int16", "uint16")
         rows = (ops.cast(rows, "int32") if narrow else rows) + offset
     return ops.cast(ops.take(table, rows, axis=0), dtype)
 
 
-def check_positions(positions, inputs):
-    """Returns `positions` (B, T) or (T,) for `inputs` (B, T, D), or raises."""
+def check_positions(positions: Tensor, inputs: Tensor) -> Tensor:
+    """Returns `positions` as a tensor; raises unless they are integers (B, T) or (T,) for `inputs` (B, T, D)."""
     positions = ops.convert_to_tensor(positions)
     expected = tuple(inputs.shape[:2])
     pairs = zip(reversed(tuple(positions.shape)), reversed(expected), strict=False)
@@ -60,11 +67,11 @@ def check_positions(positions, inputs):
     return positions
 
 
-def values_of(x):
-    """The tensor as a NumPy array, or None where it has no values yet."""
+def values_of(x: Any) -> Any:
+    """The tensor as a NumPy array, or None if it is symbolic and has no values."""
     if isinstance(x, keras.KerasTensor) or getattr(getattr(x, "device", None), "type", None) == "meta":
         return None
     try:
         return np.asarray(ops.convert_to_numpy(x))
-    except Exception:  # each backend raises its own error for a tensor of a graph
+    except Exception:  # each backend has its own error for a tensor of a graph
         return None

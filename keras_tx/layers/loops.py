@@ -1,25 +1,29 @@
-"""What loops over blocks need on every backend: (I, ...) blocks, read and written by a number known at run time."""
+"""Loops over blocks (I, ...), and access to a block by an index that is known only at run time, on every backend."""
+
+from collections.abc import Callable
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_tx.optional import Lazy
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
 
-def product(a, b, transpose_a=False, transpose_b=False):
-    """The product of two (..., ., .); TensorFlow would write a transposition out."""
+def product(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+    """The matrix product over the last two axes. On TensorFlow a separate transposition would copy the matrix."""
     if keras.backend.backend() == "tensorflow":
         return tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
     a = ops.swapaxes(a, -2, -1) if transpose_a else a
     return ops.matmul(a, ops.swapaxes(b, -2, -1) if transpose_b else b)
 
 
-def repeat(start, stop, body, state):
+def repeat(start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
     """`state = body(index, state)` for each index from `start` up to `stop`, one after the other.
 
-    TensorFlow would begin ten rounds at once where a part of a round waits for no other, and hold memory for ten.
+    TensorFlow would run up to ten rounds at once, and need the memory of ten.
     """
     if keras.backend.backend() != "tensorflow":
         return ops.fori_loop(start, stop, body, state)
@@ -31,13 +35,13 @@ def repeat(start, stop, body, state):
     )[1]
 
 
-def at(x, index):
-    """TransformerLayer `index` of (I, ...). XLA is wrong about `x[index]` where `index` is a tensor inside a loop."""
+def at(x: Tensor, index: Any) -> Tensor:
+    """Block `index` of (I, ...). XLA is wrong about `x[index]` if `index` is a tensor inside a loop."""
     return ops.take(x, index, axis=0)
 
 
-def add(x, index, blocks):
-    """(I, ...) with `blocks` added from block `index` on; `x` itself is not to be used again."""
+def add(x: Tensor, index: Any, blocks: Tensor) -> Tensor:
+    """(I, ...) with `blocks` added from block `index` on. It may change `x` itself, which must not be used again."""
     if keras.backend.backend() == "tensorflow":
         return tf.tensor_scatter_nd_add(x, (index + tf.range(blocks.shape[0], dtype="int32"))[:, None], blocks)
     if keras.backend.backend() == "torch":
@@ -47,11 +51,11 @@ def add(x, index, blocks):
     return ops.slice_update(x, start, ops.slice(x, start, (blocks.shape[0], *rest)) + blocks)
 
 
-def put(x, index, block):
-    """(I, ...) with another block `index`; `x` itself is not to be used again."""
-    if keras.backend.backend() == "tensorflow":  # in place; `slice_update` is an op of XLA there
+def put(x: Tensor, index: Any, block: Tensor) -> Tensor:
+    """(I, ...) with `block` as block `index`. It may change `x` itself, which must not be used again."""
+    if keras.backend.backend() == "tensorflow":  # in place; `slice_update` is an operation of XLA there
         return tf.tensor_scatter_nd_update(x, tf.reshape(index, (1, 1)), block[None])
-    if keras.backend.backend() == "torch":  # in place, too: `slice_update` would copy all blocks for each
+    if keras.backend.backend() == "torch":  # in place, too: `slice_update` would copy all blocks
         x[index] = block
         return x
     return ops.slice_update(x, (index, *[0] * (len(x.shape) - 1)), block[None])

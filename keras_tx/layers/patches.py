@@ -11,7 +11,7 @@ from keras import initializers, ops
 from keras_tx import checks
 from keras_tx.layers.configs import Composite
 from keras_tx.layers.dropout import Dropout
-from keras_tx.layers.initializers import fresh
+from keras_tx.layers.initializers import clone_initializer
 from keras_tx.layers.positions import LearnedPositionalEncoding
 from keras_tx.layers.projection import HeadProjection
 from keras_tx.types import Shape, Tensor
@@ -81,18 +81,18 @@ class PatchEmbedding(Composite):
             "brcijk,ijkd->brcd",
             output_shape=(None, None, self.hidden_dim),
             bias_axes="d",
-            kernel_initializer=fresh(self.kernel_initializer),
+            kernel_initializer=clone_initializer(self.kernel_initializer),
             dtype=self.dtype_policy,
             name="projection",
         )
         self.projection.build((None, None, None, size, size, inputs_shape[-1]))
         if self.has_class_token:
             self.class_token = self.add_weight(
-                shape=(self.hidden_dim,), initializer=fresh(self.embeddings_initializer), name="class_token"
+                shape=(self.hidden_dim,), initializer=clone_initializer(self.embeddings_initializer), name="class_token"
             )
         self.positions = LearnedPositionalEncoding(
             length,
-            embeddings_initializer=fresh(self.embeddings_initializer),
+            embeddings_initializer=clone_initializer(self.embeddings_initializer),
             dtype=self.dtype_policy,
             name="positions",
         )

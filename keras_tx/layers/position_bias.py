@@ -5,6 +5,8 @@ AlibiBias: Press et al. 2022, arXiv:2108.12409; RelativePositionBias: Raffel et 
 """
 
 import math
+from numbers import Integral
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,40 +15,45 @@ from keras import initializers, ops
 from keras_tx import checks
 from keras_tx.layers.configs import StrictLayer
 from keras_tx.layers.ids import check_integers
+from keras_tx.types import Shape, Tensor
 
 
 class PositionBias(StrictLayer):
-    """What both biases share: the call. A subclass writes `bias`, from distances (T, S) to numbers (N, T, S).
+    """Base class of position biases. A subclass has a method `bias`, from distances (T, S) to numbers (N, T, S).
 
-    `layer(query)` or `layer(query, key)` is for whole sequences. While decoding, `layer(x, start=..., num_keys=...)` is
-    for queries at the slots `start`, `start + 1`, ... of a buffer of keys: the same rows, cut out. Only distances
-    count, so padding at either end needs no care; padding between tokens, as where a cache goes on after prompts padded
-    on the right, counts as distance. Make the bias once and hand it as `attention_bias` to every layer.
+    Call `layer(query)` or `layer(query, key)` for whole sequences. In a decode step `layer(x, start=..., num_keys=...)`
+    gives the same rows, for queries in the slots `start`, `start + 1`, ... of a key-value cache. Only distances count,
+    so padding at either end changes nothing; but padding between tokens, as after prompts that are padded on the right,
+    counts as distance. Compute the bias once and pass it as `attention_bias` to every layer.
     """
 
-    def __init__(self, num_heads, **kwargs):
+    def __init__(self, num_heads: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.autocast = False  # the values of query and key are not read, so they need no cast
+        self.autocast = False  # only the lengths of query and key matter, so they need no cast
         self.num_heads = checks.positive_int("num_heads", num_heads)
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
 
-    def call(self, query, key=None, *, start=None, num_keys=None):
-        start = _check_slots(query, key, start, num_keys)
+    def call(self, query: Tensor, key: Tensor | None = None, *, start: Any = None, num_keys: Any = None) -> Tensor:
+        start, num_keys = _check_slots(query, key, start, num_keys)
         queries = start + ops.arange(ops.shape(query)[1], dtype="int32")
         num_keys = ops.shape(query if key is None else key)[1] if num_keys is None else num_keys
         keys = ops.arange(num_keys, dtype="int32")
         return ops.expand_dims(self.bias(ops.expand_dims(keys, 0) - ops.expand_dims(queries, 1)), 0)
 
-    def compute_output_spec(self, query, key=None, *, start=None, num_keys=None):
-        _check_slots(query, key, start, num_keys)
+    def bias(self, relative: Tensor) -> Tensor:
+        """Distances (T, S), key position minus query position, -> (N, T, S) float32."""
+        raise NotImplementedError(f"{type(self).__name__} must have a method `bias`.")
+
+    def compute_output_spec(self, query: Any, key: Any = None, *, start: Any = None, num_keys: Any = None) -> Any:
+        _, num_keys = _check_slots(query, key, start, num_keys)
         keys = num_keys or (query if key is None else key).shape[1]
         return keras.KerasTensor((1, self.num_heads, query.shape[1], keys), dtype="float32")
 
-    def compute_mask(self, inputs, previous_mask=None):
-        return None  # the mask of the query is no mask of (1, N, T, S)
+    def compute_mask(self, inputs: Tensor, previous_mask: Tensor | None = None) -> None:
+        return None  # the mask of the query does not fit (1, N, T, S)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "num_heads": self.num_heads}
 
 
@@ -54,65 +61,88 @@ class PositionBias(StrictLayer):
 class AlibiBias(PositionBias):
     """ALiBi: minus the distance of query and key, times a slope for each head. No weights, any length.
 
-    The distance counts to both sides; where a causal mask hides the later keys, this is the bias of the paper.
+    The distance is the same to both sides. With a causal mask, which hides later keys, this is the bias of the paper.
 
     Args:
         num_heads: N. The slopes are 2^(-8/N), 2^(-16/N), ... where N is a power of two, else as in the paper's code.
 
     Call arguments:
-        query: (B, T, D), of which only the length is read.
-        key: (B, S, D), likewise; `query` if None.
+        query: (B, T, D), of which only the length T matters.
+        key: (B, S, D), of which only the length S matters; `query` if None.
         start: integer or scalar integer tensor, the slot of the first query among the keys; 0 if None.
-        num_keys: the number of slots of a key buffer, in place of the length of `key`.
+        num_keys: S, the number of slots of a key-value cache, instead of a `key`.
 
     Returns:
-        (1, N, T, S) in float32 under any dtype policy.
+        (1, N, T, S) in float32 under any dtype policy, to be added to the scaled products of attention.
 
     Raises:
-        ValueError: for sizes that are not positive, a `start` that is no scalar integer, queries outside the buffer, or
+        ValueError: for sizes that are not positive, a `start` that is no scalar integer, queries outside the slots, or
             both `key` and `num_keys`.
+
+    Examples:
+        >>> bias = keras_tx.layers.AlibiBias(num_heads=8)(keras.ops.ones((1, 3, 16)))
+        >>> print(keras.ops.convert_to_numpy(bias)[0, 0])  # of the first head, whose slope is 1/2
+        [[-0.  -0.5 -1. ]
+         [-0.5 -0.  -0.5]
+         [-1.  -0.5 -0. ]]
     """
 
-    def bias(self, relative):
+    def bias(self, relative: Tensor) -> Tensor:
         slopes = ops.convert_to_tensor(-slopes_of(self.num_heads), dtype="float32")
         return slopes[:, None, None] * ops.cast(ops.abs(relative), "float32")
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class RelativePositionBias(PositionBias):
-    """T5's bias: a learned number for each head and bucket of distances, near ones apart, far ones together.
+    """T5's bias: a learned number for each head and bucket of distances.
+
+    Small distances have a bucket each, larger ones share buckets that grow with the distance.
 
     Args:
         num_heads: N.
-        num_buckets: rows of the table; halved between keys before and after the query if `bidirectional`.
-        max_distance: from here on all distances share the last bucket.
-        bidirectional: for encoders. Otherwise keys after the query count as distance 0.
+        num_buckets: rows of the table. If `bidirectional`, half of them are for keys after the query.
+        max_distance: all distances from here on share the last bucket.
+        bidirectional: True, for encoders, tells keys before and after the query apart. False, for decoders, takes keys
+            after the query as distance 0.
         embeddings_initializer: of the table (num_buckets, N).
 
     Call arguments:
-        query: (B, T, D), of which only the length is read.
-        key: (B, S, D), likewise; `query` if None.
+        query: (B, T, D), of which only the length T matters.
+        key: (B, S, D), of which only the length S matters; `query` if None.
         start: integer or scalar integer tensor, the slot of the first query among the keys; 0 if None.
-        num_keys: the number of slots of a key buffer, in place of the length of `key`.
+        num_keys: S, the number of slots of a key-value cache, instead of a `key`.
 
     Returns:
-        (1, N, T, S) in float32 under any dtype policy.
+        (1, N, T, S) in float32 under any dtype policy, to be added to the scaled products of attention.
 
     Raises:
         ValueError: for sizes that are not positive or leave no bucket, a `start` that is no scalar integer, queries
-            outside the buffer, or both `key` and `num_keys`.
+            outside the slots, or both `key` and `num_keys`.
+
+    Examples:
+        >>> layer = keras_tx.layers.RelativePositionBias(num_heads=4, num_buckets=16, max_distance=32)
+        >>> x = keras.ops.ones((2, 5, 8))
+        >>> bias = layer(x)
+        >>> tuple(bias.shape)
+        (1, 4, 5, 5)
+
+        The row of a decode step at slot 3 is row 3 of the whole:
+
+        >>> step = layer(x[:, :1], start=3, num_keys=5)
+        >>> np.array_equal(step[:, :, 0], bias[:, :, 3])
+        True
     """
 
     def __init__(
         self,
-        num_heads,
+        num_heads: int,
         *,
-        num_buckets=32,
-        max_distance=128,
-        bidirectional=True,
-        embeddings_initializer="uniform",
-        **kwargs,
-    ):
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = True,
+        embeddings_initializer: Any = "uniform",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(num_heads, **kwargs)
         self.num_buckets = checks.positive_int("num_buckets", num_buckets)
         self.max_distance = checks.positive_int("max_distance", max_distance)
@@ -129,10 +159,10 @@ class RelativePositionBias(PositionBias):
                 f"`max_distance` must be above {num_buckets // least}, the distances that have a bucket of their own. "
                 f"Received: max_distance={max_distance}, num_buckets={num_buckets}, bidirectional={bidirectional}"
             )
-        far = np.arange(-max_distance, max_distance + 1)
-        self._buckets = buckets(far, num_buckets, max_distance, bidirectional)
+        distances = np.arange(-self.max_distance, self.max_distance + 1)
+        self._buckets = buckets(distances, self.num_buckets, self.max_distance, bidirectional)
 
-    def build(self, query_shape):
+    def build(self, query_shape: Shape) -> None:
         self.embeddings = self.add_weight(
             shape=(self.num_buckets, self.num_heads),
             initializer=self.embeddings_initializer,
@@ -140,13 +170,13 @@ class RelativePositionBias(PositionBias):
             autocast=False,  # float32 under a mixed policy
         )
 
-    def bias(self, relative):
+    def bias(self, relative: Tensor) -> Tensor:
         index = ops.clip(relative + self.max_distance, 0, 2 * self.max_distance)
         by_distance = ops.take(ops.convert_to_tensor(self._buckets, dtype="int32"), index)  # (T, S)
         biases = ops.take(ops.cast(self.embeddings, "float32"), by_distance, axis=0)  # (T, S, N)
         return ops.transpose(biases, (2, 0, 1))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "num_buckets": self.num_buckets,
@@ -156,7 +186,7 @@ class RelativePositionBias(PositionBias):
         }
 
 
-def slopes_of(num_heads):
+def slopes_of(num_heads: int) -> Any:
     """ALiBi's slopes (N,), float64: those of the power of two below N, then every other one of the next power."""
     below = 2 ** (num_heads.bit_length() - 1)
     first = 2.0 ** (-8 / below * np.arange(1, below + 1))
@@ -164,11 +194,11 @@ def slopes_of(num_heads):
     return np.concatenate([first, between])
 
 
-def buckets(relative, num_buckets, max_distance, bidirectional):
-    """T5's bucket of each distance, key minus query: an array of integers in [0, num_buckets).
+def buckets(relative: Any, num_buckets: int, max_distance: int, bidirectional: bool) -> Any:
+    """T5's bucket of each distance, key position minus query position: integers in [0, num_buckets).
 
-    The first half of the buckets holds a distance each, the second half ranges that grow up to `max_distance`. On the
-    edge of two ranges a distance falls as in `transformers`, which computes in float32.
+    Each bucket of the first half is for one distance, those of the second half are for ranges that grow up to
+    `max_distance`. At the edge of two ranges the result is that of `transformers`, which computes in float32.
     """
     if bidirectional:
         num_buckets //= 2
@@ -181,24 +211,25 @@ def buckets(relative, num_buckets, max_distance, bidirectional):
     return bucket + num_buckets * (relative > 0) if bidirectional else bucket
 
 
-def _check_slots(query, key, start, num_keys):
-    """Returns `start` as an integer or an int32 tensor, or raises."""
-    is_known = not hasattr(num_keys, "shape")  # a tensor, in a graph for buffers of any length
-    checks.positive_int("num_keys", num_keys if is_known else None, none=True)
+def _check_slots(query: Any, key: Any, start: Any, num_keys: Any) -> tuple[Any, Any]:
+    """Returns `start` as an integer or an int32 tensor, and `num_keys`, or raises."""
+    is_known = not hasattr(num_keys, "shape") or isinstance(num_keys, Integral)  # else a tensor of a graph
+    if is_known:
+        num_keys = checks.positive_int("num_keys", num_keys, none=True)
     if key is not None and num_keys is not None:
         raise ValueError(
             "`key` and `num_keys` must not be given together, both say how many keys there are. Received: "
             f"key.shape={tuple(key.shape)}, num_keys={num_keys}"
         )
-    if start is None or (isinstance(start, int) and not isinstance(start, bool)):
-        first, queries = start or 0, query.shape[1] or 0
+    if start is None or (isinstance(start, Integral) and not isinstance(start, bool)):
+        first, queries = int(start or 0), query.shape[1] or 0
         if first < 0 or (is_known and num_keys is not None and first + queries > num_keys):
             raise ValueError(
-                "`query` must stand in the buffer of keys: 0 <= start and start + T <= num_keys. Received: "
+                "`query` must be in the slots of the keys: 0 <= start and start + T <= num_keys. Received: "
                 f"start={start}, query.shape={tuple(query.shape)}, num_keys={num_keys}"
             )
-        return first
+        return first, num_keys
     if not hasattr(start, "shape") or tuple(start.shape) != ():
         raise ValueError(f"`start` must be an integer or a scalar integer tensor. Received: start={start}")
     check_integers("start", start)
-    return start if isinstance(start, keras.KerasTensor) else ops.cast(start, "int32")
+    return start if isinstance(start, keras.KerasTensor) else ops.cast(start, "int32"), num_keys

@@ -4,23 +4,30 @@ B batch, T tokens, D model. Sinusoids: Vaswani et al. 2017, arXiv:1706.03762, se
 arXiv:1705.03122.
 """
 
+from typing import Any
+
 import keras
 import numpy as np
 from keras import initializers, ops
 
 from keras_tx import checks
-from keras_tx.layers import ids, masks
+from keras_tx.layers import ids
+from keras_tx.layers.masked_layer import MaskedLayer
+from keras_tx.layers.masks import count_positions
+from keras_tx.types import Shape, Tensor
 
 LAYOUTS = ("interleaved", "concatenated")
 
 
-def sinusoids(positions, hidden_dim, *, max_wavelength=10000, layout="interleaved"):
+def sinusoids(
+    positions: Tensor, hidden_dim: int, *, max_wavelength: float = 10000, layout: str = "interleaved"
+) -> Tensor:
     """The sinusoidal encoding of integer `positions` (...) -> (..., D), float32.
 
     Args:
         positions: integers of any shape.
         hidden_dim: D. If it is odd, the last cosine is left out.
-        max_wavelength: the wavelengths grow from 2 pi to this times 2 pi.
+        max_wavelength: the wavelengths grow from 2 pi positions to this number times 2 pi.
         layout: "interleaved" is sine, cosine, sine, ... as in the paper; "concatenated" all sines, then all cosines.
     """
     pairs = np.arange((hidden_dim + 1) // 2)
@@ -33,76 +40,98 @@ def sinusoids(positions, hidden_dim, *, max_wavelength=10000, layout="interleave
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class SinusoidalPositionalEncoding(masks.MaskedLayer):
-    """Adds the sinusoidal encoding: `layer(x)` is x + encoding, of any length.
+class SinusoidalPositionalEncoding(MaskedLayer):
+    """Adds sines and cosines of the position: `layer(x)` is x + encoding, for any length.
 
-    The encoding is computed in float32 under any dtype policy, and only then cast. Where `x` has a mask, positions
-    count the real tokens, so that padding on the left changes nothing.
+    The encoding is computed in float32 under any dtype policy and then cast to the dtype of `x`. If `x` has a mask,
+    positions count only real tokens, so padding on the left changes nothing. There are no weights.
 
     Args:
-        max_wavelength: the wavelengths grow from 2 pi to this times 2 pi.
+        max_wavelength: the wavelengths grow from 2 pi positions to this number times 2 pi. 10000 is the paper's.
         layout: "interleaved" (sine, cosine, sine, ... as in the paper) or "concatenated" (all sines, then all cosines).
 
     Call arguments:
         inputs: (B, T, D).
-        mask: (B, T), True at real tokens. Filled from the Keras mask.
-        positions: (B, T) or (T,) integers, to be used instead of those counted here.
+        mask: (B, T), True at real tokens. By default the Keras mask of `inputs`.
+        positions: (B, T) or (T,) integers, instead of counting.
+
+    Returns:
+        (B, T, D).
 
     Raises:
         ValueError: for a wavelength that is not positive, an unknown layout, or positions of a wrong shape or dtype.
+
+    Examples:
+        >>> layer = keras_tx.layers.SinusoidalPositionalEncoding()
+        >>> encoding = layer(np.zeros((1, 2, 4)))  # sine, cosine, sine, cosine of positions 0 and 1
+        >>> print(np.round(keras.ops.convert_to_numpy(encoding), 2))
+        [[[0.   1.   0.   1.  ]
+          [0.84 0.54 0.01 1.  ]]]
     """
 
-    def __init__(self, *, max_wavelength=10000, layout="interleaved", **kwargs):
+    def __init__(self, *, max_wavelength: float = 10000, layout: str = "interleaved", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.max_wavelength = checks.positive_float("max_wavelength", max_wavelength)
         self.layout = checks.one_of("layout", layout, LAYOUTS)
 
-    def call(self, inputs, mask=None, positions=None):
-        options = {"max_wavelength": self.max_wavelength, "layout": self.layout}
-        if positions is not None:
-            encoding = sinusoids(ids.check_positions(positions, inputs), inputs.shape[-1], **options)
+    def call(self, inputs: Tensor, mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        if positions is None:
+            steps = ops.arange(ops.shape(inputs)[1], dtype="int32")
         else:
-            encoding = sinusoids(ops.arange(ops.shape(inputs)[1], dtype="int32"), inputs.shape[-1], **options)
-            if mask is not None:
-                encoding = ops.take(encoding, masks.positions(mask), axis=0)
+            steps = ids.check_positions(positions, inputs)
+        encoding = sinusoids(steps, inputs.shape[-1], max_wavelength=self.max_wavelength, layout=self.layout)
+        if positions is None and mask is not None:
+            encoding = ops.take(encoding, count_positions(mask), axis=0)
         return inputs + ops.cast(encoding, inputs.dtype)
 
-    def compute_output_shape(self, inputs_shape):
+    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
         return inputs_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "max_wavelength": self.max_wavelength, "layout": self.layout}
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class LearnedPositionalEncoding(masks.MaskedLayer):
-    """Adds a learned vector for each position: `layer(x)` is x + encoding, up to `max_length` tokens.
+class LearnedPositionalEncoding(MaskedLayer):
+    """Adds a learned vector for each position: `layer(x)` is x + encoding, for up to `max_length` tokens.
 
-    Where `x` has a mask, positions count the real tokens, so that padding on the left changes nothing.
+    If `x` has a mask, positions count only real tokens, so padding on the left changes nothing.
 
     Args:
         max_length: the number of positions.
-        offset: the row of the table that is the position 0; the rows before it are not used. Some checkpoints have it.
+        offset: the row of the table for position 0. The rows before it are not used; some checkpoints have them.
         embeddings_initializer: of the table (max_length + offset, D).
 
     Call arguments:
         inputs: (B, T, D) with T <= max_length.
-        mask: (B, T), True at real tokens. Filled from the Keras mask.
-        positions: (B, T) or (T,) integers below `max_length`, to be used instead of those counted here.
+        mask: (B, T), True at real tokens. By default the Keras mask of `inputs`.
+        positions: (B, T) or (T,) integers below `max_length`, instead of counting.
+
+    Returns:
+        (B, T, D).
 
     Raises:
-        ValueError: for a `max_length` that is not positive, a negative `offset`, longer inputs, or positions outside
-            the table. Inside a compiled graph, lengths and positions that are only known at run time are TensorFlow's
-            to refuse.
+        ValueError: for a `max_length` that is not positive, a negative `offset`, inputs longer than `max_length`, or
+            positions outside the table. In a TensorFlow graph that does not know lengths and positions beforehand, the
+            look-up raises TensorFlow's `InvalidArgumentError` instead.
+
+    Examples:
+        >>> layer = keras_tx.layers.LearnedPositionalEncoding(max_length=512)
+        >>> tuple(layer(keras.ops.ones((2, 7, 16))).shape)
+        (2, 7, 16)
+        >>> tuple(layer.embeddings.shape)
+        (512, 16)
     """
 
-    def __init__(self, max_length, *, offset=0, embeddings_initializer="uniform", **kwargs):
+    def __init__(
+        self, max_length: int, *, offset: int = 0, embeddings_initializer: Any = "uniform", **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.max_length = checks.positive_int("max_length", max_length)
         self.offset = 0 if offset == 0 else checks.positive_int("offset", offset)
         self.embeddings_initializer = initializers.get(embeddings_initializer)
 
-    def build(self, inputs_shape):
+    def build(self, inputs_shape: Shape) -> None:
         self.embeddings = self.add_weight(
             shape=(self.max_length + self.offset, inputs_shape[-1]),
             initializer=self.embeddings_initializer,
@@ -110,7 +139,7 @@ class LearnedPositionalEncoding(masks.MaskedLayer):
         )
         self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: inputs_shape[-1]})
 
-    def call(self, inputs, mask=None, positions=None):
+    def call(self, inputs: Tensor, mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         if positions is not None:
             positions = ids.check_positions(positions, inputs)
         elif (inputs.shape[1] or 0) > self.max_length:
@@ -119,15 +148,15 @@ class LearnedPositionalEncoding(masks.MaskedLayer):
                 f"inputs.shape={tuple(inputs.shape)}, max_length={self.max_length}"
             )
         elif mask is not None:
-            positions = masks.positions(mask)
+            positions = count_positions(mask)
         else:
             positions = ops.arange(ops.shape(inputs)[1], dtype="int32")
         return inputs + ids.look_up("positions", self.embeddings, positions, dtype=inputs.dtype, offset=self.offset)
 
-    def compute_output_shape(self, inputs_shape):
+    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
         return inputs_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "max_length": self.max_length,

@@ -1,10 +1,12 @@
-"""Dense projections: (..., D) -> (..., F), or of and to several axes; one matrix product each.
+"""Dense projections: (..., D) -> (..., F), or from and to several axes, by one matrix product each.
 
-Keras' own `EinsumDense` becomes on TensorFlow a product for each row of the batch, whose gradient is as large as batch
-times kernel; and a kernel of three axes halves the speed of a decoding step under XLA.
+On TensorFlow, Keras' own `EinsumDense` makes a product for each example of the batch, whose gradient is as large as
+batch times kernel; and under XLA a kernel of three axes halves the speed of a decode step.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import keras
 from keras import ops
@@ -12,18 +14,25 @@ from keras import ops
 from keras_tx.layers import activations, xla
 from keras_tx.layers.configs import take_own_policy
 from keras_tx.optional import Lazy
+from keras_tx.types import Shape, Tensor
 
 tf = Lazy("tensorflow")
 
-_PARTS = 8
+_PARTS = 8  # of a kernel, for few rows
 _FEW_ROWS = 8
-_MANY_NUMBERS = 2**16
+_LARGE_KERNEL = 2**16  # numbers
 
 
-def project(inputs, kernel, num_axes=1, bias=None, activation=None):
+def project(
+    inputs: Tensor,
+    kernel: Tensor,
+    num_axes: int = 1,
+    bias: Tensor | None = None,
+    activation: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """`inputs` (..., *summed) times `kernel` (*summed, *made) -> (..., *made), with `num_axes` axes summed.
 
-    `bias` (*made) and `activation` follow the product at once: so TensorFlow makes one operation of the three.
+    `bias` (*made) and `activation` come right after the product, so that TensorFlow makes one operation of the three.
     """
     made, size = tuple(kernel.shape[num_axes:]), math.prod(kernel.shape[:num_axes])
     rows = ops.reshape(inputs, (-1, size))
@@ -33,43 +42,40 @@ def project(inputs, kernel, num_axes=1, bias=None, activation=None):
     if activation is not None:
         products = activations.apply(activation, products)
     free = tuple(inputs.shape[: len(inputs.shape) - num_axes])
-    # A single unknown size follows from the others; asking for it would be three operations more in each step.
+    # Reshape infers a single unknown size; `ops.shape` would take three more operations in each decode step.
     free = tuple(-1 if n is None else n for n in free) if free.count(None) == 1 else ops.shape(inputs)[: len(free)]
     return ops.reshape(products, (*free, *made))
 
 
-def _times(rows, kernel):
+def _times(rows: Tensor, kernel: Tensor) -> Tensor:
     size, made = kernel.shape
     few = rows.shape[0] is not None and rows.shape[0] <= _FEW_ROWS and size % _PARTS == 0
-    if few and size * made >= _MANY_NUMBERS and rows.dtype == "float32" and xla.is_traced():
-        # Few rows are bound by reading the kernel, and XLA on a CPU reads several parts of it faster than the whole.
+    if few and size * made >= _LARGE_KERNEL and rows.dtype == "float32" and xla.is_traced():
+        # With few rows most time goes into reading the kernel, and XLA on a CPU reads several parts of it faster.
         parts = ops.swapaxes(ops.reshape(rows, (-1, _PARTS, size // _PARTS)), 0, 1)
         parts = ops.matmul(parts, ops.reshape(kernel, (_PARTS, size // _PARTS, made)))
         return ops.sum(parts, axis=0)
     return ops.matmul(rows, kernel)
 
 
-def _plus(rows, bias):
-    # Of a plain sum the gradient would look for the axes to sum at every step.
+def _plus(rows: Tensor, bias: Tensor) -> Tensor:
+    # The gradient of a plain sum would have to find the axes to sum over in every step.
     return tf.nn.bias_add(rows, bias) if keras.backend.backend() == "tensorflow" else rows + bias
 
 
-def _dense(layer, inputs, num_axes=1):
+def _dense(layer: Any, inputs: Tensor, num_axes: int = 1) -> Tensor:
     kernel, bias = (None if x is None else ops.cast(x, inputs.dtype) for x in (layer.kernel, layer.bias))
     return project(inputs, kernel, num_axes, bias, layer.activation)
 
 
 class _Quantizable(keras.layers.Layer):
-    """Lets `quantize` of the Keras layer beneath, whose weights these are, take this class: Keras refuses subclasses.
+    """Allows `quantize`, which Keras refuses for subclasses of its layers. A quantized layer runs Keras' own `call`."""
 
-    Once quantized the layer runs Keras' own call.
-    """
-
-    def build(self, input_shape=None):
+    def build(self, input_shape: Shape | None = None) -> None:
         take_own_policy(self)
         super().build(input_shape)
 
-    def quantize(self, mode=None, type_check=True, config=None):
+    def quantize(self, mode: str | None = None, type_check: bool = True, config: Any = None) -> Any:
         if mode != "int8":
             return super().quantize(mode, type_check=type_check, config=config)
         if config is not None and config.get_config() != type(config)().get_config():
@@ -81,28 +87,28 @@ class _Quantizable(keras.layers.Layer):
 
 
 class HeadProjection(_Quantizable, keras.layers.EinsumDense):
-    """`EinsumDense` whose equation sums the last axes of its input, as attention's projections do."""
+    """`EinsumDense` whose equation sums the last axes of its input, as the projections of attention do."""
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         summed = set.intersection(*[set(part) for part in self.equation.split("->")[0].split(",")])
         return _dense(self, inputs, len(summed))
 
 
 class Projection(_Quantizable, keras.layers.Dense):
-    """`Dense` by `project`."""
+    """`Dense` that computes with `project`."""
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         return _dense(self, inputs)
 
 
 class TiedEmbedding(_Quantizable, keras.layers.ReversibleEmbedding):
-    """`ReversibleEmbedding` that under XLA multiplies by its table as it lies."""
+    """`ReversibleEmbedding` that under XLA computes logits without a transposed copy of its table."""
 
-    def call(self, inputs, reverse=False):
+    def call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
         if not (reverse and xla.is_traced()):
             return super().call(inputs, reverse=reverse)
-        # Keras writes a transposition of the table, also for an einsum of two axes. With a single row, XLA on a CPU
-        # fuses that and the product into a loop over single numbers. The axis X, of size 1, prevents it.
+        # Keras transposes the table, also for an einsum of two axes. With a single row, XLA on a CPU fuses that and the
+        # product into a slow loop over single numbers. The axis X, of size 1, prevents it.
         rows = ops.reshape(inputs, (1, -1, self.output_dim))
         logits = ops.einsum("XRD,XVD->XRV", rows, ops.cast(self.embeddings, rows.dtype)[None])
         return ops.reshape(logits, (*ops.shape(inputs)[:-1], self.input_dim))

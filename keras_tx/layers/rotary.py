@@ -1,10 +1,10 @@
 """Rotary position embedding: (B, T, N, H) -> (B, T, N, H), each pair of features turned by an angle of its position.
 
 B batch, T tokens, N heads, H head, R rotated features of a head.
-Su et al. 2021, arXiv:2104.09864; YaRN: Peng et al. 2023, arXiv:2309.00071.
+Su et al. 2021, arXiv:2104.09864.
 """
 
-import math
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,24 +13,30 @@ from keras import ops
 from keras_tx import checks
 from keras_tx.layers import ids
 from keras_tx.layers.configs import StrictLayer
+from keras_tx.layers.rotary_scaling import attention_factor, check_scaling, frequencies
+from keras_tx.types import Shape, Tensor
 
 LAYOUTS = ("half", "interleaved")
 
 
-def rotate(x, positions, frequencies, *, layout="half", attention_factor=1.0):
-    """`x` (B, T, N, H) with its first R features turned, the rest as they are; in float32, cast to the dtype of `x`.
+def rotate(
+    x: Tensor, positions: Tensor, frequencies: Any, *, layout: str = "half", attention_factor: float = 1.0
+) -> Tensor:
+    """`x` (B, T, N, H) with its first R features turned and the others as they are, in the dtype of `x`.
+
+    Computes in float32.
 
     Args:
         x: (B, T, N, H).
         positions: integers that broadcast to (B, T).
-        frequencies: (R/2,), the radians by which each pair of features turns from one position to the next.
-        layout: "half" pairs feature i with feature i + R/2, "interleaved" feature 2i with 2i + 1.
-        attention_factor: the length of the turned features is multiplied by this.
+        frequencies: (R/2,), by how many radians each pair of features turns from one position to the next.
+        layout: "half" pairs feature i with feature i + R/2, "interleaved" feature 2i with feature 2i + 1.
+        attention_factor: by which turned features are made longer.
     """
     size = 2 * frequencies.shape[0]
     turned, rest = (x, None) if x.shape[-1] == size else ops.split(x, [size], axis=-1)
     turned = ops.cast(turned, "float32")
-    # (a, b) -> (a cos - b sin, b cos + a sin): swap the two, and let the first of each pair turn backwards.
+    # (a, b) -> (a cos - b sin, b cos + a sin): swap a and b, and give the first of each pair the negative angle.
     xp = np if isinstance(frequencies, np.ndarray) else ops
     if layout == "half":
         signed = xp.concatenate([-frequencies, frequencies], axis=-1)
@@ -47,81 +53,68 @@ def rotate(x, positions, frequencies, *, layout="half", attention_factor=1.0):
     return turned if rest is None else ops.concatenate([turned, rest], axis=-1)
 
 
-def frequencies(size, *, base=10000, scaling=None, length=None):
-    """The frequencies (R/2,) that `rotate` takes: base ** (-2i / R), changed as `scaling` says.
-
-    Args:
-        size: R, the number of rotated features, even.
-        base: of the powers; the slowest pair turns once in about this times 2 pi positions.
-        scaling: None or a dict as `check_scaling` returns it.
-        length: the number of positions in use, an integer or a scalar tensor. Only the type "dynamic" reads it.
-
-    Returns:
-        A float64 array; where `length` is a tensor and `scaling` is dynamic, a float32 tensor.
-    """
-    plain = np.float64(base) ** (-2 * np.arange(size // 2) / size)
-    scaling = scaling or {"rope_type": "default"}
-    kind, factor, original = (scaling.get(key) for key in ("rope_type", "factor", "original_max_position_embeddings"))
-    if kind == "linear":
-        return plain / factor
-    if kind == "dynamic":
-        return plain if length is None else _stretched(plain, factor, original, length)
-    if kind == "yarn":
-        slowed = _yarn_ramp(size, base, scaling)
-    elif kind == "llama3":  # pairs that turn often enough over the original length stay, those that do not are slowed
-        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-        slowed = 1 - np.clip((original * plain / (2 * math.pi) - low) / (high - low), 0, 1)
-    else:
-        return plain
-    return plain * (1 - slowed) + plain / factor * slowed
-
-
-def attention_factor(scaling):
-    """What `rotate` multiplies by: 1, but for YaRN."""
-    if not scaling or scaling["rope_type"] != "yarn":
-        return 1.0
-    if "attention_factor" in scaling:
-        return scaling["attention_factor"]
-
-    def grown(mscale=1.0):
-        return 1 + 0.1 * mscale * math.log(scaling["factor"])
-
-    mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    return grown(mscale) / grown(all_dim) if mscale and all_dim else grown()  # one alone changes nothing
-
-
 @keras.saving.register_keras_serializable(package="keras_tx")
 class RotaryEmbedding(StrictLayer):
-    """Turns each pair of features by position times frequency: products of queries and keys see only differences.
+    """Encodes positions by turning each pair of features of queries and keys by an angle that grows with the position.
 
-    `layer(x)` is as long as `x`, and in its compute dtype; angles, sines, cosines and products are float32 under any
-    dtype policy. Only differences of positions matter to attention, so padding on the left needs no care.
+    The product of a query and a key then depends only on the difference of their positions, so padding on the left
+    changes nothing. Angles, sines, cosines and products are float32 under any dtype policy; the output has the compute
+    dtype. There are no weights and no maximum length. `MultiHeadAttention(rotary=True)` makes and calls such a layer.
 
-    With the scaling "dynamic" the frequencies depend on the longest position of the call, over the whole batch. Keys
-    that a cache holds keep the rotation of the call that wrote them, as in `transformers`.
+    With the scaling "dynamic" the frequencies depend on the longest position of the call, over the whole batch. Keys in
+    a cache keep the rotation of the call that stored them, as in `transformers`.
 
     Args:
-        base: of the frequencies base ** (-2i / R); `rope_theta` in Hugging Face's configs.
-        layout: "half" pairs feature i with i + R/2 (GPT-NeoX, Llama and Hugging Face's checkpoints of it),
-            "interleaved" 2i with 2i + 1 (the paper, GPT-J).
-        scaling: None, or a dict in the terms of Hugging Face's `rope_parameters`. Its "rope_type" (or "type") says
-            which other keys it has: "default" none; "linear" factor; "dynamic" factor,
-            original_max_position_embeddings (in Hugging Face's configs that is `max_position_embeddings`); "llama3"
-            these two, low_freq_factor, high_freq_factor; "yarn" the two, and if wanted beta_fast, beta_slow,
-            attention_factor, mscale and mscale_all_dim (which count only together), truncate. A rope_theta or
-            partial_rotary_factor in it must agree with `base` and `fraction`.
-        fraction: the first R = int(H * fraction) features are rotated, the rest passes.
+        base: of the frequencies base ** (-2i / R), above 1; `rope_theta` in Hugging Face's configs.
+        layout: "half" pairs feature i with feature i + R/2 (GPT-NeoX, Llama and Hugging Face's checkpoints of it),
+            "interleaved" feature 2i with feature 2i + 1 (the paper, GPT-J).
+        scaling: None, or a dict in the terms of Hugging Face's `rope_parameters`, for sequences longer than those of
+            the training. Its "rope_type" (or "type") determines its other keys: "default" has none; "linear" has
+            factor; "dynamic" has factor and original_max_position_embeddings (in Hugging Face's configs
+            `max_position_embeddings`); "llama3" these two, low_freq_factor and high_freq_factor; "yarn" these two, and
+            optionally beta_fast, beta_slow, attention_factor, truncate, mscale and mscale_all_dim (which count only
+            together). A rope_theta or partial_rotary_factor in it must agree with `base` and `fraction`.
+        fraction: in (0, 1]. The first R = int(H * fraction) features are rotated, the others stay as they are.
 
     Call arguments:
-        inputs: (B, T, N, H), queries or keys.
+        inputs: (B, T, N, H), queries or keys. R must be even.
         positions: (B, T) or (T,) integers; 0, 1, ... T - 1 if None.
 
+    Returns:
+        (B, T, N, H).
+
     Raises:
-        ValueError: for an argument that cannot work or keys of `scaling` that are unknown, missing or contradict
-            another; for an R that is odd or 0; for positions of a wrong shape or dtype.
+        ValueError: for an argument out of range, keys of `scaling` that are unknown, missing or contradict another, an
+            R that is odd or 0, or positions of a wrong shape or dtype.
+
+    Examples:
+        Products depend on differences of positions alone:
+
+        >>> layer = keras_tx.layers.RotaryEmbedding()
+        >>> turned = keras.ops.convert_to_numpy(layer(np.ones((1, 6, 1, 8))))[0, :, 0]
+        >>> products = turned @ turned.T
+        >>> np.allclose(products[0, 2], products[3, 5], atol=1e-5)
+        True
+
+        Llama 3.1 stretches its frequencies for 128k tokens:
+
+        >>> scaling = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
+        >>> scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        >>> rotary = keras_tx.layers.RotaryEmbedding(base=500000, scaling=scaling)
+        >>> attention = keras_tx.layers.MultiHeadAttention(8, 64, num_key_value_heads=2, rotary=rotary)
+        >>> attention.rotary.scaling["rope_type"]
+        'llama3'
     """
 
-    def __init__(self, *, base=10000, layout="half", scaling=None, fraction=1.0, **kwargs):
+    def __init__(
+        self,
+        *,
+        base: float = 10000,
+        layout: str = "half",
+        scaling: dict[str, Any] | None = None,
+        fraction: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
         self.base = checks.positive_float("base", base)
@@ -131,10 +124,10 @@ class RotaryEmbedding(StrictLayer):
         self.fraction = checks.positive_float("fraction", fraction)
         if fraction > 1:
             raise ValueError(f"The argument `fraction` must not be above 1. Received: fraction={fraction}")
-        self.scaling = check_scaling(scaling, base, fraction)
+        self.scaling = check_scaling(scaling, self.base, self.fraction)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
-    def build(self, inputs_shape):
+    def build(self, inputs_shape: Shape) -> None:
         features = inputs_shape[-1]
         self._size = int((features or 0) * self.fraction)
         least = 4 if self._is_dynamic else 2  # dynamic scaling divides by R - 2
@@ -147,31 +140,31 @@ class RotaryEmbedding(StrictLayer):
         self._attention_factor = attention_factor(self.scaling)
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: features})
 
-    def call(self, inputs, positions=None):
+    def call(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
         if positions is None:
             length = ops.shape(inputs)[1]
             positions = ops.arange(length, dtype="float32")
         else:
             positions = ids.check_positions(positions, inputs)
             length = ops.max(positions, initial=0) + 1 if self._is_dynamic else None
-        by_pair = self._frequencies
+        radians = self._frequencies
         if self._is_dynamic:
-            by_pair = frequencies(self._size, base=self.base, scaling=self.scaling, length=length)
-        return rotate(inputs, positions, by_pair, layout=self.layout, attention_factor=self._attention_factor)
+            radians = frequencies(self._size, base=self.base, scaling=self.scaling, length=length)
+        return rotate(inputs, positions, radians, layout=self.layout, attention_factor=self._attention_factor)
 
     @property
-    def _is_dynamic(self):
+    def _is_dynamic(self) -> bool:
         return self.scaling is not None and self.scaling["rope_type"] == "dynamic"
 
-    def compute_output_spec(self, inputs, positions=None):
+    def compute_output_spec(self, inputs: Any, positions: Any = None) -> Any:
         if positions is not None:
             ids.check_positions(positions, inputs)
         return keras.KerasTensor(inputs.shape, dtype=inputs.dtype)
 
-    def compute_output_shape(self, inputs_shape):
+    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
         return inputs_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "base": self.base,
@@ -179,86 +172,3 @@ class RotaryEmbedding(StrictLayer):
             "scaling": None if self.scaling is None else dict(self.scaling),
             "fraction": self.fraction,
         }
-
-
-# For each type the keys that it must have, and those that it may have.
-_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "default": ((), ()),
-    "linear": (("factor",), ()),
-    "dynamic": (("factor", "original_max_position_embeddings"), ()),
-    "yarn": (
-        ("factor", "original_max_position_embeddings"),
-        ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
-    ),
-    "llama3": (("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"), ()),
-}
-
-
-def check_scaling(scaling, base, fraction):
-    """Returns a copy of `scaling` without what says nothing or what `base` and `fraction` say; None for "default"."""
-    if scaling is None:
-        return None
-    if not isinstance(scaling, dict):
-        raise ValueError(f"The argument `scaling` must be None or a dict. Received: scaling={scaling!r}")
-    # JSON configs write null for what is absent; a null "truncate" Hugging Face takes for False.
-    given = {key: value for key, value in scaling.items() if value is not None or key == "truncate"}
-    kinds = [given.pop(key) for key in ("rope_type", "type") if key in given] or [None]
-    if kinds[0] != kinds[-1]:
-        raise ValueError(f"The argument `scaling` must have one type. Received: scaling={scaling}")
-    kind = checks.one_of("scaling['rope_type']", kinds[0], _KEYS)
-    for key, name, value in (("rope_theta", "base", base), ("partial_rotary_factor", "fraction", fraction)):
-        if given.pop(key, value) != value:
-            raise ValueError(f"scaling['{key}'] must equal `{name}`. Received: {name}={value}, scaling={scaling}")
-    required, optional = _KEYS[kind]
-    if not set(required) <= set(given) <= {*required, *optional}:
-        raise ValueError(
-            f"The argument `scaling` of type '{kind}' must have the keys {list(required)}, may have {list(optional)}, "
-            f"and no others. Received: scaling={scaling}"
-        )
-    for key, value in given.items():
-        _check_value(f"scaling['{key}']", key, value)
-    if kind == "llama3" and given["low_freq_factor"] >= given["high_freq_factor"]:
-        raise ValueError(f"scaling['low_freq_factor'] must be below 'high_freq_factor'. Received: scaling={scaling}")
-    if kind == "yarn" and given.get("beta_slow", 1) > given.get("beta_fast", 32):
-        raise ValueError(f"scaling['beta_slow'] must not be above 'beta_fast'. Received: scaling={scaling}")
-    return None if kind == "default" else {"rope_type": kind, **given}
-
-
-def _check_value(name, key, value):
-    if key == "truncate":
-        checks.one_of(name, value, (True, False))
-    elif key == "original_max_position_embeddings":
-        checks.positive_int(name, value)
-    elif key not in ("mscale", "mscale_all_dim") or value != 0:  # 0 counts as absent
-        checks.positive_float(name, value)
-        if key == "factor" and value < 1:
-            raise ValueError(f"The argument `{name}` must be at least 1. Received: {name}={value}")
-
-
-def _stretched(plain, factor, original, length):
-    """Dynamic NTK scaling: the base grows with the length, so that the slowest pair turns no further than before.
-
-    HF's base * growth ** (R / (R - 2)), taken to the power of -2i / R.
-    """
-    exponents = -np.arange(len(plain)) / (len(plain) - 1)
-    if isinstance(length, int):
-        return plain * (factor * max(length, original) / original - (factor - 1)) ** exponents
-    growth = factor * ops.maximum(ops.cast(length, "float32"), original) / original - (factor - 1)
-    plain, exponents = (ops.convert_to_tensor(x, dtype="float32") for x in (plain, exponents))
-    return plain * ops.power(growth, exponents)
-
-
-def _yarn_ramp(size, base, scaling):
-    """(R/2,): 0 for pairs that turn `beta_fast` times or more over the original length, 1 from `beta_slow` down."""
-
-    def pair_that_turns(times):
-        turns = scaling["original_max_position_embeddings"] / (times * 2 * math.pi)
-        return size * math.log(turns) / (2 * math.log(base))
-
-    low, high = pair_that_turns(scaling.get("beta_fast", 32)), pair_that_turns(scaling.get("beta_slow", 1))
-    if scaling.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, size - 1)
-    if low == high:
-        high += 0.001  # a step
-    return np.clip((np.arange(size // 2) - low) / (high - low), 0, 1)

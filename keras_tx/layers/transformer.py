@@ -15,7 +15,7 @@ from keras_tx.layers.attention.layer import MultiHeadAttention
 from keras_tx.layers.configs import serialized
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.feed_forward import FeedForward
-from keras_tx.layers.masks import MaskedLayer
+from keras_tx.layers.masked_layer import MaskedLayer
 from keras_tx.layers.position_bias import AlibiBias, RelativePositionBias
 from keras_tx.layers.remat import rematerialized
 from keras_tx.layers.residual import NORMALIZATIONS, make_norm, residual

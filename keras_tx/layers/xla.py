@@ -1,20 +1,21 @@
 """Whether the graph that is being traced will be compiled by XLA.
 
-A few steps have two forms: one that is fast under XLA but that TensorFlow without XLA cannot run, or runs slower, and
-one for everywhere. Both compute the same. Who compiles says so while tracing.
+A few steps have two forms: one that is fast under XLA but slow or impossible in TensorFlow without XLA, and one that
+works everywhere. Both compute the same. Code that compiles with XLA says so while it traces, with `tracing`.
 """
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import keras
 
-_tracing = ContextVar("keras_tx_xla", default=False)
+_tracing: ContextVar[bool] = ContextVar("keras_tx_xla", default=False)
 
 
 @contextmanager
-def tracing(by_xla):
-    """Within, graphs are traced for XLA, or not."""
+def tracing(by_xla: bool) -> Iterator[None]:
+    """Within this context graphs are traced for XLA, or not."""
     token = _tracing.set(by_xla)
     try:
         yield
@@ -22,6 +23,6 @@ def tracing(by_xla):
         _tracing.reset(token)
 
 
-def is_traced():
-    """True within `tracing(True)`, and on JAX, where everything is compiled by XLA."""
+def is_traced() -> bool:
+    """True within `tracing(True)`, and on JAX, which compiles everything with XLA."""
     return _tracing.get() or keras.backend.backend() == "jax"

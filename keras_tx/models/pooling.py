@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from keras_tx import checks
-from keras_tx.layers.masks import MaskedLayer
+from keras_tx.layers.masked_layer import MaskedLayer
 from keras_tx.types import Shape, Tensor
 
 POOLINGS = ("first", "mean", "max")

@@ -1,5 +1,6 @@
 """`MultiHeadAttention` against Keras' own, and what it does beyond it."""
 
+import functools
 import itertools
 
 import keras
@@ -13,8 +14,9 @@ from tests.tools import assert_close, normal, randomize, to_numpy
 B, T, S, N, H = 2, 5, 7, 6, 3
 
 
+@functools.cache
 def pair(**arguments):
-    """Keras' layer and ours, with the same weights."""
+    """Keras' layer and ours, with the same weights, which no test changes."""
     theirs = keras.layers.MultiHeadAttention(N, H, **arguments)
     ours = MultiHeadAttention(N, H, **arguments)
     # With scores: on JAX Keras 3.15 cannot compute its fused attention if `value_dim` is not `key_dim`.

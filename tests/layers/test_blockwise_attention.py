@@ -7,11 +7,11 @@ from hypothesis import given
 from keras import ops
 
 from keras_tx.layers import MultiHeadAttention
-from keras_tx.layers.attention import blockwise as blockwise
-from keras_tx.layers.attention import dispatch as routes
+from keras_tx.layers.attention import dispatch
+from keras_tx.layers.attention.blocks import Blocks
 from keras_tx.layers.attention.blockwise import attend_blockwise
 from keras_tx.layers.attention.dense import attend
-from keras_tx.layers.masks import Visible, same_document
+from keras_tx.layers.masks import Visible
 from tests.layers.cases import ARGUMENTS, random_attention
 from tests.tools import assert_close, gradients, normal, randomize, to_numpy
 
@@ -64,19 +64,22 @@ def test_dropout_is_the_same_for_a_seed_keeps_the_mean_and_has_the_gradient_of_w
     value = np.eye(9, dtype="float32")[None, :, None] * np.ones((1, 9, 2, 9), "float32")  # the output: the scores
     rate, options = 0.3, {"block_size": 4, "dropout": 0.3}
     scores = to_numpy(attend_blockwise(query, key, value, Visible(), block_size=4))
-    dropped = [
-        to_numpy(attend_blockwise(query, key, value, Visible(), seed=np.array([seed, 5], "uint32"), **options))
-        for seed in (3, 3, *range(4, 54))
-    ]
-    np.testing.assert_array_equal(dropped[0], dropped[1])
-    kept = dropped[0] != 0
-    assert_close(dropped[0][kept], scores[kept] / (1 - rate), atol=1e-6)
-    share = np.mean([one != 0 for one in dropped[1:]])
-    assert abs(share - (1 - rate)) < 0.02
-    assert_close(np.mean(dropped[1:], axis=0), scores, atol=0.15)
+    batch = [np.repeat(x, 51, axis=0) for x in (query, key, value)]  # each example drops other scores
+    dropped, same, others = (
+        to_numpy(attend_blockwise(*batch, Visible(), seed=np.array([seed, 5], "uint32"), **options))
+        for seed in (3, 3, 4)
+    )
+    np.testing.assert_array_equal(dropped, same)
+    for kept in (dropped, others):
+        assert_close(kept[kept != 0], np.repeat(scores, 51, axis=0)[kept != 0] / (1 - rate), atol=1e-6)
+        assert abs(np.mean(kept != 0) - (1 - rate)) < 0.02
+        assert_close(np.mean(kept, axis=0), scores[0], atol=0.15)
+    assert 0.3 < np.mean((dropped != 0) != (others != 0)) < 0.5  # 2 * 0.3 * 0.7
 
     def with_dropout(query, key, value):
         return attend_blockwise(query, key, value, Visible(), seed=np.array([3, 5], "uint32"), **options)
+
+    kept = to_numpy(with_dropout(query, key, value)) != 0
 
     def with_those_kept(query, key, value):
         factor = ops.convert_to_tensor(np.swapaxes(kept, 1, 2) / np.float32(1 - rate))
@@ -90,8 +93,8 @@ def test_dropout_is_the_same_for_a_seed_keeps_the_mean_and_has_the_gradient_of_w
 def open_pairs(visible, length, size):
     """How many pairs of blocks are computed, as each loop bounds them."""
     query = normal(1, length, 1, 3)
-    blocks = blockwise._Blocks(query, query, query, visible=visible, scale=1.0, dropout=0.0, seed=None, size=size)
-    counts = [sum(to_numpy(end) - to_numpy(begin)) for begin, end in (blocks._bounds(1), blocks._bounds(0))]
+    blocks = Blocks(query, query, query, visible=visible, scale=1.0, dropout=0.0, seed=None, size=size)
+    counts = [sum(to_numpy(end) - to_numpy(begin)) for begin, end in (blocks.bounds(1), blocks.bounds(0))]
     assert counts[0] == counts[1]
     return counts[0]
 
@@ -128,21 +131,21 @@ def test_blocks_that_no_query_may_look_at_are_skipped_forward_and_backward(visib
 def test_the_blocks_of_a_small_window_are_taken_at_once(visible, blocks):
     query = normal(1, 32, 1, 3)
     options = {"visible": visible, "scale": 1.0, "dropout": 0.0, "seed": None, "size": 4}
-    assert blockwise._Blocks(query, query, query, **options).at_once == blocks
-    assert blockwise._Blocks(query, query, query, normal(1, 1, 32, 32), **options).at_once == 1  # with a bias
+    assert Blocks(query, query, query, **options).span == blocks
+    assert Blocks(query, query, query, normal(1, 1, 32, 32), **options).span == 1  # with a bias
 
 
 def test_a_window_over_padding_is_not_computed():
     query = normal(1, 32, 1, 3)
     visible = Visible(window=5, keys=(np.arange(32)[None] < 9,))
-    blocks = blockwise._Blocks(query, query, query, visible=visible, scale=1.0, dropout=0.0, seed=None, size=4)
-    begin, end = (to_numpy(x) for x in blocks._query_bounds())
+    blocks = Blocks(query, query, query, visible=visible, scale=1.0, dropout=0.0, seed=None, size=4)
+    begin, end = (to_numpy(x) for x in blocks.key_bounds())
     assert (end - begin).tolist() == [1, 1, 1, 1, 0, 0, 0, 0] and begin.max() <= 8 - 3
 
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
-    "parts", [{"causal": True}, {"window": 5}, {"documents": np.repeat([[1, 2, 0, 3]], 6, 1)[:, :23]}]
+    "parts", [{"window": 5}, {"causal": True, "documents": np.repeat([[1, 2, 0, 3]], 6, 1)[:, :23]}]
 )
 def test_lengths_may_be_unknown_and_xla_computes_the_same(parts):
     import tensorflow as tf
@@ -190,7 +193,7 @@ def test_the_layer_gives_the_same_in_blocks(options):
 def test_documents_see_themselves_alone_whole_and_in_blocks():
     x, numbers = normal(2, 13, 12), np.array([[1] * 4 + [2] * 6 + [0] * 3, [1] * 13], "int32")
     by_mask, whole, in_blocks = (MultiHeadAttention(3, 5, blockwise=blockwise) for blockwise in (False, False, True))
-    expected = by_mask(x, x, attention_mask=same_document(ops.convert_to_tensor(numbers)))
+    expected = by_mask(x, x, attention_mask=(numbers[:, :, None] == numbers[:, None]) & (numbers != 0)[:, None])
     for layer in (whole, in_blocks):
         layer.build(x.shape, x.shape)
         layer.set_weights(by_mask.get_weights())
@@ -254,9 +257,11 @@ def test_blockwise_is_none_or_a_boolean():
 
 def test_long_inputs_go_in_blocks_by_themselves_unless_told_otherwise(monkeypatch):
     seen = []
-    monkeypatch.setattr(routes, "LONG", 30)
-    whole = routes.attend_blockwise
-    monkeypatch.setattr(routes, "attend_blockwise", lambda *args, **options: seen.append(1) or whole(*args, **options))
+    monkeypatch.setattr(dispatch, "LONG", 30)
+    whole = dispatch.attend_blockwise
+    monkeypatch.setattr(
+        dispatch, "attend_blockwise", lambda *args, **options: seen.append(1) or whole(*args, **options)
+    )
     layer = MultiHeadAttention(3, 5, flash_attention=False)
     for length, expected in ((5, 0), (6, 1)):
         layer(normal(2, length, 12), normal(2, length, 12))

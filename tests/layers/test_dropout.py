@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_tx.layers.dropout import Dropout, _more, keep
+from keras_tx.layers.dropout import Dropout, _raised_thresholds, random_keep
 from tests.tools import to_numpy
 
 ONES = np.ones((101, 53, 7), "float32")
@@ -40,21 +40,30 @@ def test_a_noise_shape_drops_whole_slices_also_in_half_precision():
 def test_graphs_drop_as_eager_calls_do_whatever_the_length():
     import tensorflow as tf
 
+    inputs = [ONES[:, :size] for size in (1, 5, 8)]
+    eager = [Dropout(0.4, seed=5)(x, training=True) for x in inputs]
     for jit_compile in (False, True):
-        for size in (1, 5, 8):
-            eager = Dropout(0.4, seed=5)(ONES[:, :size], training=True)
-            layer = Dropout(0.4, seed=5)
-            graph = tf.function(lambda x, layer=layer: layer(x, training=True), jit_compile=jit_compile)
-            np.testing.assert_array_equal(to_numpy(graph(ONES[:, :size])), to_numpy(eager))
+        layers = [Dropout(0.4, seed=5) for _ in inputs]
+        call = lambda *inputs, layers=layers: [one(x, training=True) for one, x in zip(layers, inputs, strict=True)]
+        for found, expected in zip(tf.function(call, jit_compile=jit_compile)(*inputs), eager, strict=True):
+            np.testing.assert_array_equal(to_numpy(found), to_numpy(expected))
+
+
+def over_seeds(function, calls):
+    """What `function` gives for each of several drawn seeds, stacked, in one call of a graph."""
+    import tensorflow as tf
+
+    generator = keras.random.SeedGenerator(5)
+    seeds = np.stack([to_numpy(generator.next()) for _ in range(calls)])
+    rows = tf.function(lambda seeds: tf.map_fn(lambda seed: tf.cast(function(seed), "int32"), seeds, "int32"))
+    return rows(tf.constant(seeds, "int32")).numpy()
 
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("part", [0.0, 0.01, 0.25, 0.6, 0.99])
 def test_thresholds_share_themselves_out_evenly_over_indices_and_calls(part):
     """From 8 bits 0.1 is 25/256 or 26/256, the latter for 0.6 of all numbers."""
-    generator = keras.random.SeedGenerator(5)
-    calls, size = 1009, 211
-    more = np.stack([_more(size, part, ops.cast(generator.next(), "int32")).numpy() for _ in range(calls)])
+    more = over_seeds(lambda seed: _raised_thresholds(211, part, seed), 1009)
     assert np.abs(more.mean(axis=0) - part).max() < 0.01  # random ones would be off by up to 0.05
     assert np.abs(more.mean(axis=1) - part).max() < 0.03
 
@@ -62,7 +71,7 @@ def test_thresholds_share_themselves_out_evenly_over_indices_and_calls(part):
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("rate", [0.1, 1 / 3, 0.9])
 def test_the_share_that_is_dropped_is_not_rounded_to_8_bits(rate):
-    dropped = 1 - keep([8191, 1021], rate, [3, 5]).numpy()
+    dropped = 1 - random_keep([8191, 1021], rate, [3, 5]).numpy()
     error = 5 * np.sqrt(rate * (1 - rate) / dropped.size)
     assert abs(dropped.mean() - rate) < error < min(rate * 256 % 1, 1 - rate * 256 % 1) / 256
 
@@ -71,8 +80,7 @@ def test_the_share_that_is_dropped_is_not_rounded_to_8_bits(rate):
 @pytest.mark.parametrize("rate", [0.01, 0.1, 1 / 3, 0.5, 0.95, 0.999])
 def test_each_number_is_dropped_as_often_as_any_other(rate):
     calls, rows, columns = 211, 47, 13
-    seeds = keras.random.SeedGenerator(5)
-    kept = np.stack([keep([rows, columns], rate, seeds.next()).numpy() for _ in range(calls)])
+    kept = over_seeds(lambda seed: random_keep([rows, columns], rate, seed), calls)
     for axes, size in (((0, 1), columns), ((1, 2), calls), ((0, 2), rows)):
         dropped = 1 - kept.mean(axes)
         assert dropped.shape == (size,)

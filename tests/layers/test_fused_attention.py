@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from keras import ops
 
 from keras_tx.layers import MultiHeadAttention
-from keras_tx.layers.attention import dispatch as routes
-from keras_tx.layers.attention import fused as fused
+from keras_tx.layers.attention import dispatch, fused
 from keras_tx.layers.attention.dense import attend
-from keras_tx.layers.attention.fused import attend_fused, takes_fused
+from keras_tx.layers.attention.fused import attend_fused, prefers_fused
 from keras_tx.layers.masks import Visible
 from tests.layers.cases import ARGUMENTS, random_attention
 from tests.tools import assert_close, gradients, normal, randomize, to_numpy
@@ -148,7 +147,7 @@ def test_keras_own_switch_turns_kernels_off(calls):
 
 @on_torch
 def test_long_sequences_take_a_kernel_only_without_a_mask_of_all_pairs(calls, monkeypatch):
-    monkeypatch.setattr(routes, "LONG", T * T)
+    monkeypatch.setattr(dispatch, "LONG", T * T)
     real = np.arange(T)[None] < np.array([[T], [7]])
     layer = MultiHeadAttention(N, H)
     assert calls.of(layer, use_causal_mask=True)["mask"] is None
@@ -231,7 +230,7 @@ def test_programs_for_cuda_have_the_kernels_forward_and_backward(gpu, remat):
 @on_jax
 @pytest.mark.parametrize("long", [T * T, T * T + 1])
 def test_where_there_is_a_gpu_programs_for_cpus_do_as_without(gpu, monkeypatch, long):
-    monkeypatch.setattr(routes, "LONG", long)
+    monkeypatch.setattr(dispatch, "LONG", long)
     layer, plain = MultiHeadAttention(N, H, dtype="bfloat16"), MultiHeadAttention(N, H, dtype="bfloat16")
     plain.flash_attention = False
     x = normal(B, T, D)
@@ -256,7 +255,7 @@ def test_cudnn_is_taken_for_what_it_has_kernels_for(gpu, monkeypatch):
     def takes(queries=T, keys=T, size=H, value_size=None, dtype="bfloat16", visible=None, bias=None, long=False):
         shapes = (queries, size), (keys, size), (keys, value_size or size)
         tensors = [ops.cast(normal(B, length, N, each), dtype) for length, each in shapes]
-        return takes_fused(*tensors, visible or Visible(), bias=bias, training=True, long=long)
+        return prefers_fused(*tensors, visible or Visible(), bias=bias, training=True, long=long)
 
     real = Visible(keys=(np.ones((B, T), "bool"),))
     assert takes() and takes(dtype="float16") and takes(size=128) and takes(visible=real) and takes(long=True)

@@ -233,9 +233,9 @@ def test_constructors_refuse_what_cannot_work(make, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"start": 7, "num_keys": 11}, r"in the buffer .* start=7, query.shape=\(2, 5, 4\), num_keys=11"),
-        ({"start": -1, "num_keys": 11}, r"in the buffer .* start=-1, query.shape=\(2, 5, 4\), num_keys=11"),
-        ({"num_keys": 4}, r"in the buffer .* start=None, query.shape=\(2, 5, 4\), num_keys=4"),
+        ({"start": 7, "num_keys": 11}, r"in the slots .* start=7, query.shape=\(2, 5, 4\), num_keys=11"),
+        ({"start": -1, "num_keys": 11}, r"in the slots .* start=-1, query.shape=\(2, 5, 4\), num_keys=11"),
+        ({"num_keys": 4}, r"in the slots .* start=None, query.shape=\(2, 5, 4\), num_keys=4"),
         ({"num_keys": 0}, "`num_keys` must be a positive integer or None. Received: num_keys=0"),
         ({"key": normal(2, 7, 3), "num_keys": 9}, r"not be given together, .* key.shape=\(2, 7, 3\), num_keys=9"),
         ({"start": 1.5}, "`start` must be an integer or a scalar integer tensor. Received: start=1.5"),

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras.src.backend import get_keras_mask, set_keras_mask
 
-from keras_tx.layers.rotary import RotaryEmbedding, attention_factor, check_scaling, frequencies, rotate
+from keras_tx.layers.rotary import RotaryEmbedding, rotate
+from keras_tx.layers.rotary_scaling import attention_factor, check_scaling, frequencies
 from tests.tools import assert_close, normal, to_numpy
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}

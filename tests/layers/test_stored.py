@@ -6,7 +6,7 @@ from keras import ops
 
 from keras_tx.layers import cache as caches
 from keras_tx.layers import masks, xla
-from keras_tx.layers.attention.dense import attend, attend_stored
+from keras_tx.layers.attention.dense import attend, attend_cached
 from tests.tools import assert_close, normal
 
 B, S, H, VALUE = 3, 7, 5, 11
@@ -22,7 +22,7 @@ def test_single_queries_get_what_attend_gives(heads, key_heads, of_heads):
     seen[1] = False  # looks at nothing: zeros
     bias = ops.convert_to_tensor(normal(1, heads, 1, S, seed=2)) if of_heads else None
     visible = masks.Visible(mask=ops.convert_to_tensor(seen), causal=True, start=S - 2)
-    found = attend_stored(query, caches.KeyValue(key, value), visible, bias=bias, scale=0.4)
+    found = attend_cached(query, caches.KeyValue(key, value), visible, bias=bias, scale=0.4)
     turned = [ops.swapaxes(x, 1, 2) for x in (key, value)]
     expected, _ = attend(query, *turned, mask=visible.whole(1, S), bias=bias, scale=0.4)
     assert_close(found, expected, atol=1e-6)
@@ -32,7 +32,7 @@ def test_single_queries_get_what_attend_gives(heads, key_heads, of_heads):
 def test_half_precision_stays_half():
     query = ops.cast(normal(B, 1, 6, H), "bfloat16")
     key, value = (ops.cast(normal(B, 3, S, size), "bfloat16") for size in (H, VALUE))
-    found = attend_stored(query, caches.Memory(key, value), masks.Visible())
+    found = attend_cached(query, caches.Memory(key, value), masks.Visible())
     expected, _ = attend(query, *[ops.swapaxes(x, 1, 2) for x in (key, value)])
     assert found.dtype == "bfloat16"
     assert_close(ops.cast(found, "float32"), ops.cast(expected, "float32"), atol=2e-2)
@@ -42,8 +42,8 @@ def test_keys_are_stored_alike_with_and_without_xla():
     for length in (1, 4):
         x = ops.convert_to_tensor(normal(B, length, 6, H))
         with xla.tracing(True):
-            by_xla = caches.as_stored(x)
-        assert_close(caches.as_stored(x), by_xla, atol=0)
+            by_xla = caches.heads_first(x)
+        assert_close(caches.heads_first(x), by_xla, atol=0)
         assert_close(by_xla, normal(B, length, 6, H).swapaxes(1, 2), atol=0)
 
 

@@ -1,41 +1,120 @@
-"""What may be given for the arguments of attention -> what the layer keeps; a ValueError for all else."""
+"""The arguments of `MultiHeadAttention`, of its constructor and of its call: checked, and in the form the rest takes.
+
+Every function raises a `ValueError` for what cannot work.
+"""
+
+import inspect
+from numbers import Integral
+from typing import Any
 
 import keras
+from keras import ops
 
+from keras_tx.layers.attention.axes import Axes, fold_padding, fold_pairs
+from keras_tx.layers.ids import values_of
+from keras_tx.layers.masks import Visible
 from keras_tx.layers.rotary import RotaryEmbedding
+from keras_tx.types import Shape, Tensor
 
 
-def feature_sizes(output_shape):
-    """`output_shape`, an int or several -> a tuple; None stays."""
-    sizes = (output_shape,) if isinstance(output_shape, int) else output_shape
-    if sizes is None or (isinstance(sizes, (tuple, list)) and all(isinstance(n, int) and n > 0 for n in sizes)):
-        return sizes and tuple(sizes)
+def check_output_shape(output_shape: Any) -> tuple[int, ...] | None:
+    """`output_shape`, None or one or several positive integers -> None or a tuple of them."""
+    if output_shape is None:
+        return None
+    sizes = [output_shape] if _is_integer(output_shape) else output_shape
+    if isinstance(sizes, (tuple, list)) and all(_is_integer(size) and size > 0 for size in sizes):
+        return tuple(int(size) for size in sizes)
     raise ValueError(f"Invalid `output_shape`: must be a positive int, or a tuple of them. Received: {output_shape!r}")
 
 
-def axes_of(attention_axes):
-    """`attention_axes`, an int or several -> a tuple; None stays."""
-    axes = (attention_axes,) if isinstance(attention_axes, int) else attention_axes
-    if axes is None or (isinstance(axes, (tuple, list)) and all(isinstance(axis, int) for axis in axes)):
-        return axes and tuple(axes)
+def check_attention_axes(attention_axes: Any) -> Axes | None:
+    """`attention_axes`, None or one or several integers -> None or a tuple of them."""
+    if attention_axes is None:
+        return None
+    axes = [attention_axes] if _is_integer(attention_axes) else attention_axes
+    if isinstance(axes, (tuple, list)) and all(_is_integer(axis) for axis in axes):
+        return tuple(int(axis) for axis in axes)
     raise ValueError(f"`attention_axes` must be an int, list, or tuple. Received: attention_axes={attention_axes!r}")
 
 
-def rotary_layer(rotary):
-    """`rotary`: a layer, the config of one, or whether there is one -> a `RotaryEmbedding` or None."""
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def make_rotary(rotary: Any) -> keras.layers.Layer | None:
+    """`rotary`: a layer, its config, True for a `RotaryEmbedding` with its defaults, or None or False for none."""
     if isinstance(rotary, dict):
         rotary = keras.saving.deserialize_keras_object(rotary)
     if rotary is True:
         return RotaryEmbedding(name="rotary")
-    if rotary is None or rotary is False or isinstance(rotary, RotaryEmbedding):
-        return rotary or None
-    raise ValueError(f"`rotary` must be True, None or a RotaryEmbedding. Received: rotary={rotary!r}")
+    if rotary is None or rotary is False:
+        return None
+    if isinstance(rotary, keras.layers.Layer) and "positions" in inspect.signature(rotary.call).parameters:
+        return rotary
+    raise ValueError(
+        "`rotary` must be True, None or a layer, such as a RotaryEmbedding, whose `call` takes `inputs` and "
+        f"`positions`. Received: rotary={rotary!r}"
+    )
 
 
-def check_aligned(value_shape, key_shape):
-    """Keys and values stand at the same places."""
+def check_same_positions(value_shape: Shape, key_shape: Shape) -> None:
+    """Keys and values must stand at the same positions."""
     if tuple(value_shape[1:-1]) != tuple(key_shape[1:-1]):
         raise ValueError(
             "All dimensions of `value` and `key`, except the last one, must be equal. Received: "
             f"value_shape={value_shape} and key_shape={key_shape}"
         )
+
+
+def visible_keys(
+    query: Tensor,
+    key: Tensor,
+    axes: Axes,
+    *,
+    query_mask: Tensor | None = None,
+    value_mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    document_ids: Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    start: Any = 0,
+) -> Visible:
+    """All masks of a call as one `Visible`, of the tensors (B', T, N, H) that `fold` makes of `query` and `key`.
+
+    Args:
+        query, key: (B, ..., N, H).
+        axes: the attended axes.
+        query_mask, value_mask, key_mask, attention_mask, document_ids: the call arguments.
+        causal, window, start: see `Visible`.
+    """
+    if len(axes) > 1 and (causal or window):
+        raise ValueError(
+            "`use_causal_mask` and `sliding_window` need a single attention axis. Received: "
+            f"attention_axes={axes}, use_causal_mask={causal}, sliding_window={window}"
+        )
+    if attention_mask is not None:
+        _refuse_additive_mask(attention_mask)
+        attention_mask = fold_pairs("attention_mask", ops.cast(attention_mask, "bool"), query, key, axes)
+    if query_mask is not None:
+        query_mask = fold_padding("query_mask", query_mask, query, axes)
+    key_masks = tuple(
+        fold_padding(name, mask, key, axes)
+        for name, mask in (("value_mask", value_mask), ("key_mask", key_mask))
+        if mask is not None
+    )
+    if document_ids is not None:
+        fold_padding("document_ids", document_ids, key, axes)  # raises unless T = S
+        document_ids = fold_padding("document_ids", document_ids, query, axes)
+    return Visible(query_mask, key_masks, document_ids, causal, window, attention_mask, start)
+
+
+def _refuse_additive_mask(attention_mask: Tensor) -> None:
+    """Raises for a mask of 0 and -1e9, which is meant to be added to the logits: as a boolean it says the opposite."""
+    if "float" in keras.backend.standardize_dtype(attention_mask.dtype):
+        values = values_of(attention_mask)
+        if values is not None and values.size and values.min() < 0:
+            raise ValueError(
+                "`attention_mask` must be boolean, or 1 and 0; what is added to the products is `attention_bias`. "
+                f"Received: attention_mask with the value {values.min()}"
+            )

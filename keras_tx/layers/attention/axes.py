@@ -1,18 +1,24 @@
 """Attention over any axes: (B, ..., N, H) -> (B', T, N, H) and back.
 
-B batch, N heads, H head size. Axes of attention become T, all other axes go into the batch B', so that attention itself
-knows one shape only.
+B batch, N heads, H head size. The attended axes are folded into one axis T, all other axes into the batch B', so that
+attention itself has to know one shape only.
 """
 
 import math
+from typing import Any
 
 from keras import ops
+
+from keras_tx.layers.shapes import check_shape
+from keras_tx.types import Tensor
+
+Axes = tuple[int, ...]
 
 # Every function returns early for the ordinary (B, T, N, H), where there is nothing to fold.
 
 
-def attention_axes(axes, rank):
-    """The attended axes of an input of `rank`, counted from the front; None means all but batch and features."""
+def attended_axes(axes: Axes | None, rank: int) -> Axes:
+    """The attended axes of an input of `rank`, counted from the front. None means all but batch and features."""
     if axes is None:
         return tuple(range(1, rank - 1))
     counted = tuple(axis if axis >= 0 else rank + axis for axis in axes)
@@ -24,7 +30,7 @@ def attention_axes(axes, rank):
     return counted
 
 
-def fold(x, axes):
+def fold(x: Tensor, axes: Axes) -> Tensor:
     """(B, ..., N, H) -> (B', T, N, H)."""
     if len(x.shape) == 4 and axes == (1,):
         return x
@@ -33,7 +39,7 @@ def fold(x, axes):
     return ops.reshape(x, (-1, math.prod(shape[-2 - len(axes) : -2]), *shape[-2:]))
 
 
-def unfold(x, like, axes):
+def unfold(x: Tensor, like: Tensor, axes: Axes) -> Tensor:
     """(B', T, N, H) -> (B, ..., N, H), undoing `fold(like, axes)`."""
     if len(like.shape) == 4 and axes == (1,):
         return x
@@ -43,7 +49,7 @@ def unfold(x, like, axes):
     return ops.transpose(x, [order.index(axis) for axis in range(len(order))])
 
 
-def fold_padding(name, mask, x, axes):
+def fold_padding(name: str, mask: Tensor, x: Tensor, axes: Axes) -> Tensor:
     """A padding mask over all axes of `x` (B, ..., N, H) but the last two, or (B, T) for one axis, -> (B', T)."""
     rank = len(x.shape) - 2
     free = [axis for axis in range(1, rank) if axis not in axes]
@@ -58,14 +64,14 @@ def fold_padding(name, mask, x, axes):
     return ops.reshape(mask, (-1, math.prod(shape[axis] for axis in axes)))
 
 
-def fold_pairs(name, pairs, query, key, axes):
+def fold_pairs(name: str, pairs: Tensor, query: Tensor, key: Tensor, axes: Axes) -> Tensor:
     """A mask or bias over (B, ..., N, query axes, key axes) -> (B', N or 1, T, S).
 
     Missing axes are taken to stand before the query axes, as in `keras.layers.MultiHeadAttention`.
     """
     queries = [ops.shape(query)[axis] for axis in axes]
     keys = [ops.shape(key)[axis] for axis in axes]
-    batch = [ops.shape(query)[axis] for axis in range(len(query.shape) - 2) if axis not in axes]
+    batch = [ops.shape(query)[axis] for axis in _free(query, axes)]
     if len(pairs.shape) < 2 * len(axes):
         raise ValueError(
             f"`{name}` must have at least {2 * len(axes)} axes, queries and keys. Received: {name}.shape="
@@ -73,7 +79,7 @@ def fold_pairs(name, pairs, query, key, axes):
         )
     while len(pairs.shape) < len(batch) + 1 + 2 * len(axes):
         pairs = ops.expand_dims(pairs, -2 * len(axes) - 1)
-    static = [query.shape[axis] for axis in range(len(query.shape) - 2) if axis not in axes]
+    static = [query.shape[axis] for axis in _free(query, axes)]
     sides = [side.shape[axis] for side in (query, key) for axis in axes]
     check_shape(name, pairs, (*static, query.shape[-2], *sides))
     if len(batch) == len(axes) == 1:
@@ -83,26 +89,21 @@ def fold_pairs(name, pairs, query, key, axes):
     return ops.reshape(pairs, (-1, heads, math.prod(queries), math.prod(keys)))
 
 
-def unfold_scores(scores, query, key, axes):
+def unfold_scores(scores: Tensor, query: Tensor, key: Tensor, axes: Axes) -> Tensor:
     """(B', N, T, S) -> (B, ..., N, query axes, key axes)."""
     if len(query.shape) == 4 and axes == (1,):
         return scores
-    batch = [ops.shape(query)[axis] for axis in range(len(query.shape) - 2) if axis not in axes]
+    batch = [ops.shape(query)[axis] for axis in _free(query, axes)]
     sides = [ops.shape(side)[axis] for side in (query, key) for axis in axes]
     return ops.reshape(scores, (*batch, ops.shape(scores)[1], *sides))
 
 
-def check_shape(name, tensor, expected, exact=False):
-    """Raises unless the static shape of `tensor` is `expected`, or broadcasts to it; None is any size."""
-    shape = tuple(tensor.shape)
-    fits = len(shape) == len(expected) and all(
-        a == b or None in (a, b) or (a == 1 and not exact) for a, b in zip(shape, expected, strict=True)
-    )
-    if not fits:
-        rule = "have the shape" if exact else "broadcast to"
-        raise ValueError(f"`{name}` must {rule} {tuple(expected)}. Received: {name}.shape={shape}")
+def _free(x: Tensor, axes: Axes) -> list[int]:
+    """The axes of (B, ..., N, H) that are not attended over, without the last two."""
+    return [axis for axis in range(len(x.shape) - 2) if axis not in axes]
 
 
-def _order(rank, axes, trailing):
+def _order(rank: int, axes: Axes, trailing: int) -> list[Any]:
+    """All axes: the free ones, the attended ones, then the `trailing` last ones."""
     free = [axis for axis in range(rank - trailing) if axis not in axes]
     return [*free, *axes, *range(rank - trailing, rank)]

@@ -5,31 +5,44 @@ Vaswani et al. 2017, arXiv:1706.03762, equation 1; grouped heads: Ainslie et al.
 """
 
 import math
+from collections.abc import Callable
 
 import keras
 from keras import ops
 
-from keras_tx.layers import xla
+from keras_tx.layers import masks, xla
+from keras_tx.layers.attention.axes import Axes
+from keras_tx.layers.cache import KeyValue, Memory
+from keras_tx.layers.masks import MASKED, Visible
 from keras_tx.optional import Lazy
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
-MASKED = -1e30  # finite, so that a query that may look at nothing is 0, not NaN
 
-
-def attend(query, key, value, *, mask=None, bias=None, scale=None, dropout=None, hard=False):
-    """Attention of each query over the keys that `mask` allows. Scores and softmax are float32 whatever the input is.
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    dropout: Callable[[Tensor], Tensor] | None = None,
+    hard: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Attention of each query over the keys that `mask` allows. Logits and softmax are float32 for any input dtype.
 
     Args:
         query: (B, T, N, H).
-        key: (B, S, K, H) with N a multiple of K: query head n reads key head n // G.
+        key: (B, S, K, H) with N a multiple of K: query head n uses key head n // G.
         value: (B, S, K, V).
         mask: boolean, broadcastable to (B, N, T, S), True = may look. A query that may look at nothing gives zeros.
-        bias: added to the scaled products, broadcastable to (B, N, T, S). Minus infinity, and anything from -1e30 on,
+        bias: added to the scaled products, broadcastable to (B, N, T, S). Minus infinity, and anything from -1e30 down,
             hides a key, as a mask does.
         scale: factor of the products; 1 / sqrt(H) if None.
         dropout: a function applied to the scores before they weigh the values.
-        hard: the whole score goes to the best key (the first of equals) instead of a softmax.
+        hard: whether the best key (the first of equals) gets the whole score, instead of a softmax.
 
     Returns:
         The output (B, T, N, V) in the dtype of `value`, and the scores (B, N, T, S) in float32, before dropout.
@@ -41,10 +54,10 @@ def attend(query, key, value, *, mask=None, bias=None, scale=None, dropout=None,
     logits = ops.einsum("XQH,XSH->XQS", query, ops.cast(key, "float32"))
     logits = ops.reshape(logits, (batch, heads, queries, keys))
     if bias is not None:
-        mask = opened(mask, bias)
+        mask = masks.join(mask, masks.allowed_by_bias(bias))
         logits = ops.where(mask, logits + ops.cast(bias, "float32"), MASKED)
     elif mask is not None:
-        # The same numbers as `where`, as float32 has nothing between; but a sum has nothing to do in the gradient.
+        # In float32 this is what `where` gives, as MASKED absorbs any logit; but the gradient of a sum costs nothing.
         logits = logits + (1 - ops.cast(mask, "float32")) * MASKED
     scores = _one_hot_of_best(logits) if hard else softmax(logits)
     weights = ops.cast(scores if dropout is None else dropout(scores), value.dtype)
@@ -52,22 +65,29 @@ def attend(query, key, value, *, mask=None, bias=None, scale=None, dropout=None,
     output = ops.einsum("XQS,XSV->XQV", weights, value)
     output = ops.swapaxes(ops.reshape(output, (batch, heads, queries, value.shape[2])), 1, 2)
     if mask is not None:
-        scores = ops.where(sees(mask), scores, 0.0)
-        output = ops.where(ops.swapaxes(sees(mask), 1, 2), output, 0.0)
+        scores = ops.where(masks.sees_any_key(mask), scores, 0.0)
+        output = ops.where(ops.swapaxes(masks.sees_any_key(mask), 1, 2), output, 0.0)
     return output, scores
 
 
-def takes_stored(layer, query, axes, special):
-    """Whether `attend_stored` is for `query` (B, T, N, H): single ones, without XLA, nothing `special`."""
-    special = special or layer.flash_attention or layer.hard_attention or axes != (1,) or query.shape[1] != 1
-    return not special and keras.backend.backend() == "tensorflow" and not xla.is_traced()
+def can_attend_cached(query: Tensor, axes: Axes) -> bool:
+    """Whether `attend_cached` computes attention of `query` (B, T, N, H): T = 1, on TensorFlow, not compiled by XLA."""
+    is_single = axes == (1,) and query.shape[1] == 1
+    return is_single and keras.backend.backend() == "tensorflow" and not xla.is_traced()
 
 
-def attend_stored(query, cache, visible, *, bias=None, scale=None):
-    """`attend` of single queries (B, 1, N, H) over a cache as it lies, (B, K, S, H) and (B, K, S, V); the output alone.
+def attend_cached(
+    query: Tensor,
+    cache: KeyValue | Memory,
+    visible: Visible,
+    *,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """`attend` of a single query (B, 1, N, H) over a cache, in the axes that the cache has. Returns the output alone.
 
-    For TensorFlow without XLA: nothing that grows with the cache is transposed, and the products and the softmax of a
-    few numbers are spared oneDNN, which takes ten times as long to begin as they take.
+    For TensorFlow without XLA, where `attend` is slow in decode steps: it transposes the whole cache, and gives small
+    products and a softmax of few numbers to oneDNN, which takes ten times as long to start as to compute them.
     """
     key, value = cache
     heads, key_heads, size = query.shape[2], key.shape[1], query.shape[3]
@@ -76,7 +96,7 @@ def attend_stored(query, cache, visible, *, bias=None, scale=None):
     query = ops.reshape(query, (-1, key_heads, group, size))
     logits = _product(query, ops.cast(key, "float32"), adj_y=True)  # (B, K, G, S)
     if bias is not None:
-        mask = opened(mask, bias)
+        mask = masks.join(mask, masks.allowed_by_bias(bias))
         logits = logits + ops.cast(_by_group(bias, key_heads, group), "float32")
     if mask is not None:
         mask = _by_group(mask, key_heads, group)
@@ -89,41 +109,29 @@ def attend_stored(query, cache, visible, *, bias=None, scale=None):
     return ops.reshape(output, (-1, 1, heads, value.shape[3]))
 
 
-def _product(x, y, adj_y=False):
+def _product(x: Tensor, y: Tensor, adj_y: bool = False) -> Tensor:
     return tf.raw_ops.BatchMatMulV3(x=x, y=y, Tout=x.dtype, adj_y=adj_y)
 
 
-def _by_group(x, key_heads, group):
+def _by_group(x: Tensor, key_heads: int, group: int) -> Tensor:
     """(B, N, 1, S) -> (B, K, G, S), where B and N may be 1."""
     if group == 1 or x.shape[1] == 1:
         return x
     return ops.reshape(x, (-1, key_heads, group, ops.shape(x)[3]))
 
 
-def _by_key_head(x, key_heads):
-    """(B, T, N, H) -> (X, Q, H), X = B * K and Q = G * T. XLA copies no key for a product with a single batch axis."""
+def _by_key_head(x: Tensor, key_heads: int) -> Tensor:
+    """(B, T, N, H) -> (X, Q, H), X = B * K and Q = G * T: XLA copies no keys for a product with one batch axis."""
     batch, length = ops.shape(x)[:2]
     heads, size = x.shape[2:]
     return ops.reshape(ops.swapaxes(x, 1, 2), (batch * key_heads, heads // key_heads * length, size))
 
 
-def opened(mask, bias):
-    """`mask`, and not hidden by a bias of minus infinity, or what stands for it in additive masks."""
-    seen = bias > MASKED
-    return seen if mask is None else ops.logical_and(mask, seen)
-
-
-def sees(mask):
-    """(B, N, T, 1), N or B or T may be 1: whether a query may look at anything."""
-    mask = ops.any(mask, axis=-1, keepdims=True)
-    return ops.reshape(mask, (1,) * (4 - len(mask.shape)) + tuple(ops.shape(mask)))
-
-
-def softmax(logits):
-    """Over the last axis. Keras warns where that has a size of 1."""
+def softmax(logits: Tensor) -> Tensor:
+    """Over the last axis, without the warning that Keras gives for an axis of size 1."""
     return ops.ones_like(logits) if logits.shape[-1] == 1 else ops.softmax(logits, axis=-1)
 
 
-def _one_hot_of_best(logits):
+def _one_hot_of_best(logits: Tensor) -> Tensor:
     best = ops.argmax(logits, axis=-1, keepdims=True)
     return ops.cast(ops.equal(ops.arange(ops.shape(logits)[-1], dtype=best.dtype), best), "float32")

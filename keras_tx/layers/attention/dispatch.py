@@ -1,32 +1,49 @@
-"""Which way attention is computed: as a whole, block by block, or by a fused kernel. (B, T, N, H) -> (B, T, N, V).
+"""Chooses how attention is computed: dense, block by block, or by a fused kernel. (B, T, N, H) -> (B, T, N, V).
 
-B batch, T queries, S keys, N query heads, H head, V value head. All ways give the same numbers, but drop other scores.
+B batch, T queries, S keys, N query heads, K key heads, H head, V value head. All ways give the same numbers, but
+dropout drops other scores in each.
 """
+
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_tx.layers.attention.blockwise import LONG, attend_blockwise
 from keras_tx.layers.attention.dense import attend
-from keras_tx.layers.attention.fused import attend_fused, attend_on_cuda, takes_fused
+from keras_tx.layers.attention.fused import attend_fused, attend_on_cuda, prefers_fused
+from keras_tx.layers.masks import Visible
+from keras_tx.types import Tensor
+
+Heads = tuple[Tensor, Tensor, Tensor]
 
 
-def compute_attention(layer, heads, visible, *, bias, in_blocks, return_attention_scores, training):
-    """Attention as the options of the `layer`, a `MultiHeadAttention`, and the lengths ask for.
+def dispatch_attention(
+    layer: Any,
+    heads: Heads,
+    visible: Visible,
+    *,
+    bias: Tensor | None,
+    allow_blocks: bool,
+    return_attention_scores: bool,
+    training: bool | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention in the way that the options of the `layer`, a `MultiHeadAttention`, and the lengths ask for.
 
     Args:
+        layer: the `MultiHeadAttention`.
         heads: query (B, T, N, H), key (B, S, K, H) and value (B, S, K, V).
-        visible: a `masks.Visible`.
+        visible: which keys each query may look at.
         bias: broadcastable to (B, N, T, S), or None.
-        in_blocks: whether attention may go block by block.
-        return_attention_scores: whether the caller wants them.
+        allow_blocks: whether attention may go block by block.
+        return_attention_scores: whether the caller asks for the scores.
         training: whether dropout is on.
 
     Returns:
-        The output (B, T, N, V), and the scores (B, N, T, S), or None where they are not made.
+        The output (B, T, N, V), and the scores (B, N, T, S), or None from ways that make none.
 
     Raises:
-        ValueError: where scores are asked of a fused kernel.
+        ValueError: if scores are asked of a fused kernel.
     """
     if layer.flash_attention and return_attention_scores:
         raise ValueError(
@@ -35,33 +52,37 @@ def compute_attention(layer, heads, visible, *, bias, in_blocks, return_attentio
         )
     query, key, value = heads
     hard = layer.hard_attention and not training
-    in_blocks = in_blocks and is_blockwise(layer, query.shape[1], key.shape[1], training)
+    in_blocks = allow_blocks and uses_blocks(layer, query.shape[1], key.shape[1], training)
     fused = layer.flash_attention
     if fused is None and not (return_attention_scores or hard or (layer.dropout and training)):
-        asked = in_blocks and layer.blockwise
-        fused = not asked and takes_fused(query, key, value, visible, bias=bias, training=training, long=in_blocks)
+        is_asked_for_blocks = in_blocks and layer.blockwise
+        fused = not is_asked_for_blocks and prefers_fused(
+            query, key, value, visible, bias=bias, training=training, long=in_blocks
+        )
     if not fused:
-        return _unfused(layer, heads, visible, bias, in_blocks, training)
+        return _without_kernels(layer, heads, visible, bias, in_blocks, training)
     if layer.flash_attention is None and keras.backend.backend() == "jax":
 
-        def otherwise(*heads):
-            return _unfused(layer, heads, visible, bias, in_blocks, training)[0]
+        def otherwise(*heads: Tensor) -> Tensor:
+            return _without_kernels(layer, heads, visible, bias, in_blocks, training)[0]
 
         return attend_on_cuda(query, key, value, visible, otherwise, scale=layer.scale), None
     options = {"bias": bias, "scale": layer.scale, "flash_attention": layer.flash_attention}
     return attend_fused(query, key, value, visible, **options), None
 
 
-def is_blockwise(layer, num_queries, num_keys, training):
-    """Whether the `layer` attends block by block, for these lengths, None where they are not known."""
+def uses_blocks(layer: Any, num_queries: int | None, num_keys: int | None, training: bool | None) -> bool:
+    """Whether the `layer` attends block by block for these lengths. A length is None if the graph does not know it."""
     if layer.flash_attention or (layer.hard_attention and not training):
         return False
     if layer.blockwise is not None:
-        return layer.blockwise
-    return None not in (num_queries, num_keys) and num_queries * num_keys >= LONG
+        return bool(layer.blockwise)
+    return num_queries is not None and num_keys is not None and num_queries * num_keys >= LONG
 
 
-def _unfused(layer, heads, visible, bias, in_blocks, training):
+def _without_kernels(
+    layer: Any, heads: Heads, visible: Visible, bias: Tensor | None, in_blocks: bool, training: bool | None
+) -> tuple[Tensor, Tensor | None]:
     query, key, value = heads
     if in_blocks:
         rate = layer.dropout if training else 0.0

@@ -5,7 +5,8 @@ Vaswani et al. 2017, arXiv:1706.03762; grouped heads: Ainslie et al. 2023, arXiv
 arXiv:2505.06708; normalized queries and keys: Henry et al. 2020, arXiv:2010.04245.
 """
 
-import string
+from numbers import Integral
+from typing import Any
 
 import keras
 from keras import constraints, initializers, ops, regularizers
@@ -13,113 +14,140 @@ from keras import constraints, initializers, ops, regularizers
 from keras_tx import checks
 from keras_tx.keras_internals import keep_call_arguments
 from keras_tx.layers import cache as caches
-from keras_tx.layers import masks
-from keras_tx.layers.attention import axes as folding
-from keras_tx.layers.attention.arguments import axes_of, check_aligned, feature_sizes, rotary_layer
-from keras_tx.layers.attention.dense import attend_stored, takes_stored
-from keras_tx.layers.attention.dispatch import compute_attention
+from keras_tx.layers.attention import arguments
+from keras_tx.layers.attention.axes import attended_axes, fold, fold_pairs, unfold, unfold_scores
+from keras_tx.layers.attention.dense import attend_cached, can_attend_cached
+from keras_tx.layers.attention.dispatch import dispatch_attention
+from keras_tx.layers.attention.projections import make_projection
 from keras_tx.layers.configs import Composite, serialized
 from keras_tx.layers.dropout import Dropout
-from keras_tx.layers.initializers import fresh
-from keras_tx.layers.projection import HeadProjection
+from keras_tx.layers.masked_layer import convert_inputs, mask_of
+from keras_tx.layers.masks import count_positions
 from keras_tx.layers.residual import make_norm
+from keras_tx.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class MultiHeadAttention(Composite):
-    """`keras.layers.MultiHeadAttention` with grouped heads, biases and scores under every mask.
+    """`keras.layers.MultiHeadAttention` with grouped heads, rotary positions, biases, a key-value cache and any mask.
 
-    Takes the arguments of Keras' layer, by the same names and in the same order, and holds its weights in the same
-    order and shapes, so it can replace that layer in any model, with `set_weights` or `load_weights`. It differs in
-    this: a query that may look at nothing gets zeros before the output projection, in Keras the mean of all values.
+    Takes the arguments of Keras' layer, by the same names and in the same order, and has weights of the same shapes in
+    the same order, so it can replace that layer in any model, with `set_weights` or `load_weights`. One result differs:
+    a query that may look at nothing gets zeros before the output projection, and in Keras the mean of all values.
 
     Args:
         num_heads: N, the number of query heads.
-        key_dim: H, the size of a head of queries and keys.
-        value_dim: the size of a head of values; `key_dim` if None.
-        dropout: rate in [0, 1) of dropout on the scores.
+        key_dim: H, the size of each head of queries and keys.
+        value_dim: the size of each head of values; `key_dim` if None.
+        dropout: rate in [0, 1) of dropout on the attention scores.
         use_bias: whether the projections have biases.
-        output_shape: int or tuple, the feature axes of the output; as the query if None.
-        attention_axes: the axes to attend over, batch counted; all but batch and features if None.
-        sliding_window: a query looks only at keys less than this many positions away, on both sides.
-        flash_attention: True takes Keras' fused kernel (JAX and PyTorch; no dropout, no scores), or raises. None takes
-            one where it computes the same and takes no longer, on PyTorch, and on JAX in half precision in programs
-            for NVIDIA GPUs; its gradient has no gradient on every device. False never does.
+        output_shape: int or tuple, the feature axes of the output; those of the query if None. The layer has it as the
+            attribute `output_features`, as Keras uses `output_shape` for something else.
+        attention_axes: int or tuple, the axes to attend over, counted with the batch axis; if None all but batch and
+            features.
+        sliding_window: a query looks only at keys less than this many positions away, on both sides; None for no limit.
+        flash_attention: None uses one of Keras' fused kernels where it gives the same result and takes no longer: on
+            PyTorch, and on JAX in half precision on NVIDIA GPUs. True always uses one, and raises where there is none;
+            it allows no dropout and no scores. False never uses one. Not every kernel has a second derivative.
         kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer, activity_regularizer,
             kernel_constraint, bias_constraint: for each projection.
-        use_gate: multiply the heads' outputs by the sigmoid of a projection of the query.
-        seed: of the dropout.
-        num_key_value_heads: K, a divisor of `num_heads`; `num_heads` if None. 1 is multi-query attention.
+        use_gate: whether the output of each head is multiplied by the sigmoid of a projection of the query.
+        seed: integer, seed of the dropout.
+        num_key_value_heads: K, a divisor of `num_heads`, to which it defaults. Fewer make the key-value cache smaller;
+            1 is multi-query attention.
         scale: factor of the products of queries and keys; 1 / sqrt(key_dim) if None.
-        qk_norm: RMS-normalize each head of queries and keys, with a learned scale (H,), before the products.
-        hard_attention: at inference each query takes the value of its best key alone; training stays soft.
-        rotary: a `RotaryEmbedding` of queries and keys, or True for one with the default arguments.
-        use_output_bias: whether the output projection has a bias; as `use_bias` if None.
-        qk_norm_epsilon: of `qk_norm`.
-        blockwise: whether attention goes block by block, in memory that grows with T + S; None: where T * S is
-            4096 * 4096 or more, known when the graph is made, and no fused kernel is taken, whose memory grows so too.
-            With a cache and where scores are asked for it does not.
+        qk_norm: whether each head of queries and keys is RMS-normalized, with a learned scale (H,), before the product.
+        hard_attention: whether, at inference, each query takes the value of its best key alone. Training uses softmax.
+        rotary: encodes positions by rotating queries and keys: True for a `RotaryEmbedding` with its defaults, or such
+            a layer, or any other Keras layer with the methods `call(inputs, positions)`, from (B, T, N, H) and
+            integers (B, T) or (T,) or None (0, 1, ... T - 1) to (B, T, N, H), and `get_config()`. It is called for
+            queries and for keys.
+        use_output_bias: whether the output projection has a bias; `use_bias` if None.
+        qk_norm_epsilon: added to the mean square in `qk_norm`.
+        blockwise: whether attention is computed block by block, in memory that grows with T + S instead of T * S. None
+            does so from T * S = 4096 * 4096 on, if the graph knows the lengths and no fused kernel is used. Never with
+            a cache or if scores are returned.
 
     Call arguments:
         query: (B, T, D), or more axes in place of T.
         value: (B, S, Dv).
         key: (B, S, Dk); `value` if None.
-        query_mask, value_mask, key_mask: (B, T), (B, S), (B, S), True at real tokens. Filled from the Keras masks.
-        attention_mask: (B, T, S), or whatever broadcasts to (B, N, T, S) with the head axis left out or in. True or 1 =
-            may look.
-        return_attention_scores: also return the scores.
+        query_mask, value_mask, key_mask: (B, T), (B, S), (B, S), True at real tokens. By default the Keras masks of the
+            tensors.
+        attention_mask: (B, T, S), or what broadcasts to (B, N, T, S) or without N. True or 1 = may look.
+        return_attention_scores: whether to return the scores, too.
         training: whether dropout is on.
-        use_causal_mask: a query looks at no later key.
-        attention_bias: added to the scaled products, shaped as `attention_mask`; stays in the dtype it has.
-        positions: (B, T) or (T,) integers for `rotary`; the real tokens are counted if None.
-        document_ids: (B, T) integers, or (B, *attended axes): a query sees only keys of its document; 0 is padding.
-        cache: for decoding step by step. A `KeyValue` of `new_cache`: keys and values of this call are written from
-            the slot `start` on, and the queries look at all slots up to their own; S of the masks and of the bias is
-            then the number of slots. Or the `Memory` of `new_memory`: used in place of `value` and `key`, which may be
-            None.
-        start: integer or scalar tensor, the slot of the first query.
-        unpadding: the `Unpadding` that `Encoder(skip_padding=True)` makes, of a query (1, R, D) that is the real tokens
-            of a batch, and its own value, without a cache; the masks are those of its rows.
+        use_causal_mask: whether a query looks at no later key.
+        attention_bias: added to the scaled products; shaped as `attention_mask`. Keeps its dtype under any policy.
+        positions: (B, T) or (T,) integers for `rotary`. By default the number of real tokens before each.
+        document_ids: (B, T) integers, or (B, *attended axes), for documents packed into one sequence: a query sees only
+            keys of its own document. 0 is padding.
+        cache: for decoding step by step. Either the `KeyValue` of `new_cache`: the keys and values of this call are
+            stored in its slots from `start` on, and the queries look at all slots up to their own, so that S in the
+            shapes of masks and bias is the number of slots. Or the `Memory` of `new_memory`, which is used in place of
+            `value` and `key`; these may then be None.
+        start: integer or scalar tensor, the slot of the first query. Given with a `KeyValue`, and only then.
+        unpadding: the `Unpadding` that `Encoder(skip_padding=True)` makes. The query is then (1, R, D), the R real
+            tokens of a batch, and attends to itself, without a cache; the masks are for the padded rows.
 
     Returns:
-        (B, T, D), and if asked for the scores (B, N, T, S) in float32, as they were before dropout, and with a `cache`
-        that cache, filled.
+        The output (B, T, D). With `return_attention_scores` or `cache` a tuple of it, the scores (B, N, T, S) in
+        float32 before dropout, and the updated cache.
 
     Raises:
-        ValueError: for a size, rate, shape or combination that cannot work; the message has the value.
+        ValueError: for a size, rate, shape or combination that cannot work.
+
+    Examples:
+        >>> layer = keras_tx.layers.MultiHeadAttention(num_heads=4, key_dim=8, num_key_value_heads=2)
+        >>> query, value = keras.ops.ones((2, 5, 32)), keras.ops.ones((2, 7, 16))
+        >>> output, scores = layer(query, value, return_attention_scores=True)
+        >>> tuple(output.shape), tuple(scores.shape)
+        ((2, 5, 32), (2, 4, 5, 7))
+
+        Decoding step by step with a cache gives what the whole sequence gives:
+
+        >>> layer = keras_tx.layers.MultiHeadAttention(num_heads=2, key_dim=8, rotary=True)
+        >>> x = np.random.default_rng(0).normal(size=(1, 3, 16)).astype("float32")
+        >>> whole = layer(x, x, use_causal_mask=True)
+        >>> cache, steps = layer.new_cache(batch_size=1, num_slots=3), []
+        >>> for t in range(3):
+        ...     step, cache = layer(x[:, t : t + 1], x[:, t : t + 1], cache=cache, start=t)
+        ...     steps.append(step)
+        >>> np.allclose(keras.ops.concatenate(steps, axis=1), whole, atol=1e-5)
+        True
     """
 
     def __init__(
         self,
-        num_heads,
-        key_dim,
-        value_dim=None,
-        dropout=0.0,
-        use_bias=True,
-        output_shape=None,
-        attention_axes=None,
-        sliding_window=None,
-        flash_attention=None,
-        kernel_initializer="glorot_uniform",
-        bias_initializer="zeros",
-        kernel_regularizer=None,
-        bias_regularizer=None,
-        activity_regularizer=None,
-        kernel_constraint=None,
-        bias_constraint=None,
-        use_gate=False,
-        seed=None,
+        num_heads: int,
+        key_dim: int,
+        value_dim: int | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        output_shape: int | tuple[int, ...] | None = None,
+        attention_axes: int | tuple[int, ...] | None = None,
+        sliding_window: int | None = None,
+        flash_attention: bool | None = None,
+        kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        activity_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
+        use_gate: bool = False,
+        seed: int | None = None,
         *,
-        num_key_value_heads=None,
-        scale=None,
-        qk_norm=False,
-        hard_attention=False,
-        rotary=None,
-        use_output_bias=None,
-        qk_norm_epsilon=1e-6,
-        blockwise=None,
-        **kwargs,
-    ):
+        num_key_value_heads: int | None = None,
+        scale: float | None = None,
+        qk_norm: bool = False,
+        hard_attention: bool = False,
+        rotary: Any = None,
+        use_output_bias: bool | None = None,
+        qk_norm_epsilon: float = 1e-6,
+        blockwise: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
         self.num_heads = checks.positive_int("num_heads", num_heads)
@@ -127,8 +155,8 @@ class MultiHeadAttention(Composite):
         self.value_dim = checks.positive_int("value_dim", value_dim, none=True) or self.key_dim
         self.dropout = checks.rate("dropout", dropout)
         self.use_bias = use_bias
-        self.output_features = feature_sizes(output_shape)  # Keras models read `output_shape` as something else
-        self.attention_axes = axes_of(attention_axes)
+        self.output_features = arguments.check_output_shape(output_shape)
+        self.attention_axes = arguments.check_attention_axes(attention_axes)
         self.sliding_window = checks.positive_int("sliding_window", sliding_window, none=True)
         self.flash_attention = flash_attention
         self.kernel_initializer = initializers.get(kernel_initializer)
@@ -139,22 +167,22 @@ class MultiHeadAttention(Composite):
         self.kernel_constraint = constraints.get(kernel_constraint)
         self.bias_constraint = constraints.get(bias_constraint)
         self.use_gate = use_gate
-        self.seed = seed
+        self.seed = int(seed) if isinstance(seed, Integral) else seed
         self.num_key_value_heads = (
             checks.positive_int("num_key_value_heads", num_key_value_heads, none=True) or self.num_heads
         )
         self.scale = scale if scale is None else checks.positive_float("scale", scale)
         self.qk_norm = qk_norm
         self.hard_attention = hard_attention
-        self.rotary = rotary_layer(rotary)
+        self.rotary: Any = arguments.make_rotary(rotary)
         self.use_output_bias = use_bias if use_output_bias is None else use_output_bias
         self.qk_norm_epsilon = checks.positive_float("qk_norm_epsilon", qk_norm_epsilon)
         self.blockwise = checks.one_of("blockwise", blockwise, (None, True, False))
-        keep_call_arguments(self)  # `masks.converted` makes them tensors
-        if num_heads % self.num_key_value_heads:
+        keep_call_arguments(self)  # `convert_inputs` makes them tensors
+        if self.num_heads % self.num_key_value_heads:
             raise ValueError(
                 "`num_heads` must be divisible by `num_key_value_heads`. Received: "
-                f"num_heads={num_heads}, num_key_value_heads={num_key_value_heads}"
+                f"num_heads={self.num_heads}, num_key_value_heads={self.num_key_value_heads}"
             )
         if flash_attention and (dropout or hard_attention):
             raise ValueError(
@@ -162,51 +190,33 @@ class MultiHeadAttention(Composite):
                 f"flash_attention={flash_attention}, dropout={dropout}, hard_attention={hard_attention}"
             )
 
-    def build(self, query_shape, value_shape, key_shape=None):
+    def build(self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None = None) -> None:
         if self.rotary is not None and self.attention_axes not in (None, (1,)):
             raise ValueError(f"`rotary` needs the attention axis 1. Received: attention_axes={self.attention_axes}")
         key_shape = value_shape if key_shape is None else key_shape
-        check_aligned(value_shape, key_shape)
-        self.query_dense = self._projection("query", query_shape, (self.num_heads, self.key_dim))
-        self.key_dense = self._projection("key", key_shape, (self.num_key_value_heads, self.key_dim))
+        arguments.check_same_positions(value_shape, key_shape)
+        key_heads, bias = self.num_key_value_heads, self.use_bias
+        self.query_dense = make_projection(self, "query", query_shape, (self.num_heads, self.key_dim), use_bias=bias)
+        self.key_dense = make_projection(self, "key", key_shape, (key_heads, self.key_dim), use_bias=bias)
         if self.use_gate:
-            self._gate_dense = self._projection("gate", query_shape, (self.num_heads, self.value_dim), "sigmoid")
-        self.value_dense = self._projection("value", value_shape, (self.num_key_value_heads, self.value_dim))
-        heads_shape = (*query_shape[:-1], self.num_heads, self.value_dim)
+            gated = (self.num_heads, self.value_dim)
+            self._gate_dense = make_projection(self, "gate", query_shape, gated, activation="sigmoid", use_bias=bias)
+        self.value_dense = make_projection(self, "value", value_shape, (key_heads, self.value_dim), use_bias=bias)
         features = self.output_features or (query_shape[-1],)
-        self.output_dense = self._projection(
-            "attention_output", heads_shape, features, bound=2, bias=self.use_output_bias
+        values_shape = (*query_shape[:-1], self.num_heads, self.value_dim)
+        self.output_dense = make_projection(
+            self, "attention_output", values_shape, features, num_axes=2, use_bias=self.use_output_bias
         )
         if self.qk_norm:
             self.query_norm = make_norm("rms_norm", self.qk_norm_epsilon, dtype=self.dtype_policy, name="query_norm")
             self.key_norm = make_norm("rms_norm", self.qk_norm_epsilon, dtype=self.dtype_policy, name="key_norm")
             self.query_norm.build((None, self.key_dim))
             self.key_norm.build((None, self.key_dim))
+        if self.rotary is not None and not self.rotary.built:
+            self.rotary.build((*query_shape[:-1], self.num_heads, self.key_dim))
         self._dropout_layer = Dropout(self.dropout, dtype=self.dtype_policy, seed=self.seed)
 
-    def _projection(self, name, input_shape, features, activation=None, bound=1, bias=None):
-        """A dense layer from the last `bound` axes of its input to `features`; `bias` as `use_bias` if None."""
-        free, summed, made = _letters(len(input_shape) - bound, bound, len(features))
-        layer = HeadProjection(
-            f"{free}{summed},{summed}{made}->{free}{made}",
-            output_shape=(*[None] * (len(free) - 1), *features),
-            activation=activation,
-            bias_axes=made if (self.use_bias if bias is None else bias) else None,
-            kernel_initializer=fresh(self.kernel_initializer),  # a shared one would fill all kernels alike
-            bias_initializer=fresh(self.bias_initializer),
-            kernel_regularizer=self.kernel_regularizer,
-            bias_regularizer=self.bias_regularizer,
-            activity_regularizer=self._activity_regularizer,
-            kernel_constraint=self.kernel_constraint,
-            bias_constraint=self.bias_constraint,
-            dtype=self.dtype_policy,
-            name=name,
-        )
-        layer.supports_masking = True  # else it warns about the mask that it is not responsible for
-        layer.build(input_shape)
-        return layer
-
-    def __call__(self, query, value=None, key=None, *args, **kwargs):
+    def __call__(self, query: Tensor, value: Any = None, key: Any = None, *args: Any, **kwargs: Any) -> Any:
         if len(args) > len(_POSITIONAL):
             raise TypeError(
                 "Arguments behind `attention_mask` must be given by name. Received: "
@@ -214,49 +224,50 @@ class MultiHeadAttention(Composite):
             )
         kwargs.update(zip(_POSITIONAL, args, strict=False))
         for name, tensor in (("query_mask", query), ("value_mask", value), ("key_mask", key)):
-            mask = masks.mask_of(tensor) if kwargs.get(name) is None else None
+            mask = mask_of(tensor) if kwargs.get(name) is None else None
             if mask is not None:
                 kwargs[name] = mask
-        kwargs = masks.converted(self, {"query": query, "value": value, "key": key, **kwargs})
+        kwargs = convert_inputs(self, {"query": query, "value": value, "key": key, **kwargs})
         if kwargs.get("cache") is not None and kwargs.get("value_mask") is None:
-            kwargs["value_mask"] = masks.all_real(kwargs["cache"].key)  # else Keras would take that of the queries
+            # Every slot counts as real; without a mask Keras would fill in that of the queries.
+            batch, _, slots, _ = ops.shape(kwargs["cache"].key)
+            kwargs["value_mask"] = ops.ones((batch, slots), dtype="bool")
         return super().__call__(kwargs.pop("query"), kwargs.pop("value"), kwargs.pop("key"), **kwargs)
 
-    def new_cache(self, batch_size, num_slots):
-        """An empty `KeyValue`: (B, K, S, H) and (B, K, S, V), zeros in the compute dtype."""
+    def new_cache(self, batch_size: int, num_slots: int) -> caches.KeyValue:
+        """An empty key-value cache for `num_slots` tokens: (B, K, S, H) and (B, K, S, V) in the compute dtype."""
         shape = (batch_size, self.num_key_value_heads, num_slots)
-        return caches.KeyValue(
-            *[ops.zeros((*shape, size), self.compute_dtype) for size in (self.key_dim, self.value_dim)]
-        )
+        return caches.KeyValue(*[ops.zeros((*shape, n), self.compute_dtype) for n in (self.key_dim, self.value_dim)])
 
-    def new_memory(self, value, key=None):
-        """The `Memory` of `value` (B, S, D): its keys and values, to be computed once and used in every step."""
+    def new_memory(self, value: Tensor, key: Tensor | None = None) -> caches.Memory:
+        """Keys and values of a source `value` (B, S, D), computed once for all decode steps of cross-attention."""
         return caches.Memory(*[ops.swapaxes(x, 1, 2) for x in self._keys_and_values(value, key)])
 
-    def _keys_and_values(self, value, key):
+    def _keys_and_values(self, value: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor]:
         key = self.key_dense(value if key is None else key)
         return self.key_norm(key) if self.qk_norm else key, self.value_dense(value)
 
     def call(
         self,
-        query,
-        value=None,
-        key=None,
-        query_mask=None,
-        value_mask=None,
-        key_mask=None,
-        attention_mask=None,
-        return_attention_scores=False,
-        training=None,
-        use_causal_mask=False,
+        query: Tensor,
+        value: Tensor | None = None,
+        key: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        value_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
         *,
-        attention_bias=None,
-        positions=None,
-        document_ids=None,
-        cache=None,
-        start=None,
-        unpadding=None,
-    ):
+        attention_bias: Tensor | None = None,
+        positions: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        cache: Any = None,
+        start: Any = None,
+        unpadding: Any = None,
+    ) -> Any:
+        start = int(start) if isinstance(start, Integral) else start
         is_memory = isinstance(cache, caches.Memory)
         if isinstance(cache, caches.KeyValue) != (start is not None):
             raise ValueError(
@@ -275,83 +286,85 @@ class MultiHeadAttention(Composite):
         if self.rotary is not None:
             query, key = self._rotate(query, key, positions, query_mask, value_mask, start)
         if start is not None:
-            key_mask = None  # that of the keys of this call, if Keras filled it; `value_mask` is over all slots
-            cache = caches.write(cache, caches.as_stored(key), caches.as_stored(value), start)
+            key_mask = None  # Keras may have filled it, for the keys of this call; `value_mask` is for all slots
+            cache = caches.write(cache, caches.heads_first(key), caches.heads_first(value), start)
             if isinstance(start, int) and start == 0 and not return_attention_scores:
-                # An empty cache: nobody looks at other keys than those that this call brings.
+                # Prefill: the cache was empty, so the queries look only at the keys of this call.
                 value_mask, attention_mask, attention_bias = (
                     None if x is None else x[..., : ops.shape(key)[1]]
                     for x in (value_mask, attention_mask, attention_bias)
                 )
             else:
                 key, value = (ops.swapaxes(x, 1, 2) for x in cache)
-        axes = folding.attention_axes(self.attention_axes, len(query.shape) - 1)
-        visible = masks.for_attention(
+        axes = attended_axes(self.attention_axes, len(query.shape) - 1)
+        visible = arguments.visible_keys(
             query,
             key,
             axes,
-            query_mask,
-            value_mask,
-            key_mask,
-            attention_mask,
-            document_ids,
-            causally=use_causal_mask or start is not None,
-            sliding_window=self.sliding_window,
+            query_mask=query_mask,
+            value_mask=value_mask,
+            key_mask=key_mask,
+            attention_mask=attention_mask,
+            document_ids=document_ids,
+            causal=use_causal_mask or start is not None,
+            window=self.sliding_window,
             start=0 if start is None else start,
         )
-        bias = (
-            None if attention_bias is None else folding.fold_pairs("attention_bias", attention_bias, query, key, axes)
-        )
-        if cache is not None and takes_stored(self, query, axes, return_attention_scores or training):
-            output = attend_stored(query, cache, visible, bias=bias, scale=self.scale)
+        bias = None if attention_bias is None else fold_pairs("attention_bias", attention_bias, query, key, axes)
+        is_plain = not (return_attention_scores or training or self.flash_attention or self.hard_attention)
+        if cache is not None and is_plain and can_attend_cached(query, axes):
+            output = attend_cached(query, cache, visible, bias=bias, scale=self.scale)
             return self.output_dense(output if gate is None else output * gate), cache
-        heads = [folding.fold(x, axes) for x in (query, key, value)]
-        output, scores = compute_attention(
+        output, scores = dispatch_attention(
             self,
-            heads,
+            (fold(query, axes), fold(key, axes), fold(value, axes)),
             visible,
             bias=bias,
-            in_blocks=cache is None and not return_attention_scores,
+            allow_blocks=cache is None and not return_attention_scores,
             return_attention_scores=return_attention_scores,
             training=training,
         )
-        output = folding.unfold(output, query, axes)
+        output = unfold(output, query, axes)
         if unpadding is not None:
             output = unpadding.remove(output)
         outputs = [self.output_dense(output if gate is None else output * gate)]
         if return_attention_scores:
-            outputs.append(folding.unfold_scores(scores, query, key, axes))
+            outputs.append(unfold_scores(scores, query, key, axes))
         if cache is not None:
             outputs.append(cache)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def _rotate(self, query, key, positions, query_mask, value_mask, start):
-        """Queries and keys, rotated by their positions; with a cache (`start`) these keys are those of the queries."""
+    def _rotate(
+        self, query: Tensor, key: Tensor, positions: Any, query_mask: Any, value_mask: Any, start: Any
+    ) -> list[Tensor]:
+        """Queries and keys, rotated by their positions. With a cache (`start`) the keys are at those of the queries."""
         query_positions = key_positions = positions
         if positions is None and start is not None:
-            counted = masks.positions(value_mask)
+            counted = count_positions(value_mask)
             query_positions = key_positions = ops.slice(counted, (0, start), (ops.shape(counted)[0], query.shape[1]))
         elif positions is None:
-            query_positions = None if query_mask is None else masks.positions(query_mask)
-            key_positions = None if value_mask is None else masks.positions(value_mask)
+            query_positions = None if query_mask is None else count_positions(query_mask)
+            key_positions = None if value_mask is None else count_positions(value_mask)
         rotated = self.rotary(query, query_positions), self.rotary(key, key_positions)
         return [ops.cast(x, self.compute_dtype) for x in rotated]
 
-    def compute_output_shape(self, query_shape, value_shape, key_shape=None):
-        check_aligned(value_shape, value_shape if key_shape is None else key_shape)
+    def compute_output_shape(self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None = None) -> Shape:
+        arguments.check_same_positions(value_shape, value_shape if key_shape is None else key_shape)
         return (*query_shape[:-1], *(self.output_features or query_shape[-1:]))
 
-    def compute_output_spec(self, query, value, key=None, *args, return_attention_scores=False, **kwargs):
+    def compute_output_spec(
+        self, query: Any, value: Any, key: Any = None, *args: Any, return_attention_scores: bool = False, **kwargs: Any
+    ) -> Any:
         shape = self.compute_output_shape(query.shape, value.shape, None if key is None else key.shape)
         output = keras.KerasTensor(shape, dtype=self.compute_dtype)
         if not return_attention_scores:
             return output
-        axes = folding.attention_axes(self.attention_axes, len(query.shape))
+        axes = attended_axes(self.attention_axes, len(query.shape))
         free = [size for axis, size in enumerate(query.shape[:-1]) if axis not in axes]
         sides = [side.shape[axis] for side in (query, value) for axis in axes]
         return output, keras.KerasTensor((*free, self.num_heads, *sides), dtype="float32")
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "num_heads": self.num_heads,
@@ -383,10 +396,4 @@ class MultiHeadAttention(Composite):
         }
 
 
-_POSITIONAL = ("query_mask", "value_mask", "key_mask", "attention_mask")  # what Keras lets stand behind `key`
-
-
-def _letters(*counts):
-    """Runs of different einsum letters, of the given lengths."""
-    letters = iter(string.ascii_letters)
-    return ["".join(next(letters) for _ in range(count)) for count in counts]
+_POSITIONAL = ("query_mask", "value_mask", "key_mask", "attention_mask")  # what Keras takes by position after `key`

@@ -1,0 +1,240 @@
+"""The tensors of one attention, cut into blocks: (B, T, N, H) -> (I, X, P, H), (B, S, K, H) -> (J, X, block, H).
+
+B batch, T queries, S keys, N query heads, K key heads, G = N/K, H head, V value head; X = B * K; I query blocks, J key
+blocks; P = G * block, the queries of a block in all heads that share a key head; R = span * block, the keys that are
+taken at once: those of one block, or of all blocks that the window of a query block lies in.
+"""
+
+from typing import Any, Literal
+
+import keras
+from keras import ops
+
+from keras_tx.layers import masks
+from keras_tx.layers.dropout import HIGHEST_RATE, random_keep
+from keras_tx.layers.loops import at, product
+from keras_tx.layers.masks import MASKED, Visible, label_range, padding_labels
+from keras_tx.optional import Lazy
+from keras_tx.types import DType, Tensor
+
+tf = Lazy("tensorflow")
+jax = Lazy("jax")
+torch = Lazy("torch")
+
+MAX_SPAN = 4  # key blocks that are taken at once, at most
+_SEED_MIXER = -1640531527  # 2^32 / golden ratio: neighbouring calls and blocks must not share seeds
+
+Side = Literal["query", "key"]
+
+
+class Blocks:
+    """Blocks of queries, keys and values on a new first axis, and which of them are open.
+
+    A pair of a query block and a key block is open if some query of the one may look at some key of the other. What is
+    not open is not computed. Where the window of a query block lies in few key blocks, these are taken at once: `span`
+    says how many, else it is 1.
+
+    Args:
+        query, key, value: (B, T, N, H), (B, S, K, H), (B, S, K, V).
+        bias: float32, broadcastable to (B, N, T, S), or None.
+        visible: which keys each query may look at.
+        scale: factor of the products.
+        dropout: rate of dropout on the scores.
+        seed: (2,) integers for dropout, or None.
+        size: queries and keys of a block.
+    """
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None = None,
+        *,
+        visible: Visible,
+        scale: float,
+        dropout: float,
+        seed: Tensor | None,
+        size: int,
+    ) -> None:
+        self.batch, self.num_queries = ops.shape(query)[:2]
+        self.num_keys = ops.shape(key)[1]
+        self.heads, self.key_heads = query.shape[2], key.shape[2]
+        self.groups = self.heads // self.key_heads
+        self.size, self.scale, self.dropout, self.seed = size, scale, dropout, seed
+        self.visible = visible
+        self.num_query_blocks, self.num_key_blocks = (-(-n // size) for n in (self.num_queries, self.num_keys))
+        self.span = 1 if bias is not None else _span(visible, size)
+        if isinstance(self.num_key_blocks, int):
+            self.span = min(self.span, self.num_key_blocks)
+        else:
+            self.num_key_blocks = ops.maximum(self.num_key_blocks, self.span)
+        self.query = ops.cast(self.cut(query, "query"), "float32") * scale
+        self.key = ops.cast(self.cut(key, "key"), "float32")
+        self.value = self.cut(value, "key")
+        self.bias: Any = None if bias is None else self._fill_pairs(bias)
+        self.mask: Any = None if visible.mask is None else self._fill_pairs(ops.cast(visible.mask, "bool"))
+        self.labels = self._cut_labels()
+        self.open = self._open_pairs()
+
+    # Cutting and joining
+
+    def _lengths(self, side: Side) -> tuple[Any, Any]:
+        """The tokens and the blocks of a side."""
+        if side == "query":
+            return self.num_queries, self.num_query_blocks
+        return self.num_keys, self.num_key_blocks
+
+    def cut(self, x: Tensor, side: Side) -> Tensor:
+        """(B, T, N, H) -> (I, X, P, H), the last block filled up with zeros."""
+        length, count = self._lengths(side)
+        heads, features = x.shape[2:]
+        x = _fill(x, 1, count * self.size - length)
+        x = ops.reshape(x, (self.batch, count, self.size, self.key_heads, heads // self.key_heads, features))
+        x = ops.transpose(x, (1, 0, 3, 4, 2, 5))
+        return ops.reshape(x, (count, self.batch * self.key_heads, heads // self.key_heads * self.size, features))
+
+    def join(self, x: Tensor, side: Side, dtype: DType) -> Tensor:
+        """The inverse of `cut`: (I, X, P, H) -> (B, T, N, H)."""
+        length, count = self._lengths(side)
+        groups = self.groups if side == "query" else 1
+        x = ops.reshape(x, (count, self.batch, self.key_heads, groups, self.size, x.shape[3]))
+        x = ops.transpose(x, (1, 0, 4, 2, 3, 5))
+        x = ops.reshape(x, (self.batch, count * self.size, self.key_heads * groups, x.shape[5]))
+        return ops.cast(x[:, :length], dtype)
+
+    def _fill_pairs(self, pairs: Tensor) -> Tensor:
+        """A mask or bias that broadcasts to (B, N, T, S) -> the same with whole blocks; axes of size 1 stay."""
+        sides: tuple[Side, Side] = ("query", "key")
+        for axis, side in enumerate(sides, start=2):
+            length, count = self._lengths(side)
+            if pairs.shape[axis] != 1:
+                pairs = _fill(pairs, axis, count * self.size - length)
+        return pairs
+
+    # Which pairs of blocks are open
+
+    def _cut_labels(self) -> tuple[Tensor, Tensor] | None:
+        """The `labels` of `visible`, (I, B, block) and (J, B, block), filled up with those of padding; or None."""
+        is_filled = not (isinstance(self.num_keys, int) and self.num_keys % self.size == 0)
+        labels = self.visible.labels(self.batch, self.num_queries, self.num_keys, always=is_filled)
+        if labels is None:
+            return None
+        padding = padding_labels(keras.backend.standardize_dtype(labels[0].dtype))
+        return self._cut_side(labels[0], "query", padding[0]), self._cut_side(labels[1], "key", padding[1])
+
+    def _cut_side(self, x: Tensor, side: Side, value: int) -> Tensor:
+        """(B, T) -> (I, B, block), filled up with `value`."""
+        length, count = self._lengths(side)
+        x = ops.reshape(_fill(x, 1, count * self.size - length, value), (self.batch, count, self.size))
+        return ops.swapaxes(x, 0, 1)
+
+    def _open_pairs(self) -> Tensor:
+        """(I, J) booleans."""
+        row = ops.arange(self.num_query_blocks, dtype="int32")[:, None, None] * self.size + self.visible.start
+        column = ops.arange(self.num_key_blocks, dtype="int32")[None, :, None] * self.size
+        labels = None
+        if self.labels is not None:
+            queries, keys = (label_range(x, axis=2) for x in self.labels)  # (I, B), (J, B)
+            labels = (queries[0][:, None], queries[1][:, None]), (keys[0][None], keys[1][None])
+        is_open = self.visible.blocks((row, row + self.size - 1), (column, column + self.size - 1), labels)
+        if is_open is None:
+            return ops.ones((self.num_query_blocks, self.num_key_blocks), dtype="bool")
+        return ops.any(is_open, axis=2)  # of some example of the batch
+
+    def bounds(self, axis: int) -> tuple[Tensor, Tensor]:
+        """For each block of the other side the first open block along `axis`, and the last plus 1; 0 and 0 if none."""
+        numbers = ops.arange(ops.shape(self.open)[axis], dtype="int32")
+        numbers = numbers[:, None] if axis == 0 else numbers[None]
+        count = ops.cast(ops.shape(self.open)[axis], "int32")
+        end = ops.max(ops.where(self.open, numbers + 1, 0), axis=axis)
+        return ops.minimum(ops.min(ops.where(self.open, numbers, count), axis=axis), end), end
+
+    def key_bounds(self) -> tuple[Tensor, Tensor]:
+        """The bounds (I,) of a loop over key blocks, for each query block. With a `span` it has one round or none."""
+        begin, end = self.bounds(1)
+        if self.span > 1:
+            is_open = ops.cast(end > begin, "int32")
+            begin = ops.minimum(begin, ops.cast(self.num_key_blocks - self.span, "int32"))
+            end = begin + is_open
+        return begin, end
+
+    # Numbers of query block i with the `span` key blocks from j on
+
+    def keys_from(self, x: Tensor, j: Tensor) -> Tensor:
+        """Blocks of keys (J, X, block, H) -> those from block j on, (X, R, H)."""
+        if self.span == 1:
+            return at(x, j)
+        blocks = ops.swapaxes(ops.take(x, j + ops.arange(self.span, dtype="int32"), axis=0), 0, 1)
+        return ops.reshape(blocks, (ops.shape(x)[1], self.span * self.size, *x.shape[3:]))
+
+    def _mask_of(self, i: Tensor, j: Tensor) -> Any:
+        """Broadcastable to (B, N, block, R): whether a query may look at a key. None: all may."""
+        row = (i * self.size + ops.arange(self.size, dtype="int32"))[None, None, :, None] + self.visible.start
+        column = (j * self.size + ops.arange(self.span * self.size, dtype="int32"))[None, None, None]
+        labels = None
+        if self.labels is not None:
+            labels = at(self.labels[0], i)[:, None, :, None], self.keys_from(self.labels[1], j)[:, None, None]
+        return masks.join(
+            self.visible.pairs(row, column, labels),
+            None if self.mask is None else self._pairs_of(self.mask, i, j),
+            None if self.bias is None else masks.allowed_by_bias(self._pairs_of(self.bias, i, j)),
+        )
+
+    def _pairs_of(self, x: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Of a mask or bias (B, N, T, S), where T and S may be 1, the part for these blocks."""
+        sides = list(zip(x.shape[2:], (i, j), (1, self.span), strict=True))
+        starts = [0 if length == 1 else block * self.size for length, block, _ in sides]
+        sizes = [1 if length == 1 else count * self.size for length, _, count in sides]
+        return ops.slice(x, (0, 0, *starts), (*ops.shape(x)[:2], *sizes))
+
+    def logits(self, i: Tensor, j: Tensor) -> Tensor:
+        """Products (X, P, R), `MASKED` where a query may not look."""
+        logits = product(at(self.query, i), self.keys_from(self.key, j), transpose_b=True)
+        mask = self._mask_of(i, j)
+        if mask is None and self.bias is None:
+            return logits
+        shape = ops.shape(logits)
+        logits = ops.reshape(logits, (self.batch, self.heads, self.size, self.span * self.size))
+        if self.bias is not None:
+            logits = logits + self._pairs_of(self.bias, i, j)
+        return ops.reshape(logits if mask is None else ops.where(mask, logits, MASKED), shape)
+
+    def dropout_factors(self, i: Tensor, j: Tensor) -> Tensor:
+        """(X, P, R) float32 to multiply the scores by: 0 for those that are dropped, 1 / (1 - rate) for others."""
+        shape = (self.batch * self.key_heads, self.groups * self.size, self.span * self.size)
+        rate = min(self.dropout, HIGHEST_RATE)
+        kept = _random_keep(shape, rate, self.seed, i * self.num_key_blocks + j)
+        return ops.cast(kept, "float32") / (1 - rate)
+
+
+def _span(visible: Visible, size: int) -> int:
+    """How many key blocks the keys that a query block may look at can lie in, if those are few; else 1."""
+    behind, ahead = visible.reach
+    if behind is None or ahead is None:
+        return 1
+    is_aligned = isinstance(visible.start, int) and visible.start % size == 0
+    count = 1 + -(-behind // size) + -(-ahead // size) + (0 if is_aligned else 1)
+    return count if count <= MAX_SPAN else 1
+
+
+def _fill(x: Tensor, axis: int, count: Any, value: int = 0) -> Tensor:
+    """`count` more numbers along `axis`, all of this `value`."""
+    if isinstance(count, int) and count == 0:
+        return x
+    shape = [*ops.shape(x)]
+    shape[axis] = count
+    more = ops.full(shape, value, dtype=x.dtype) if value else ops.zeros(shape, dtype=x.dtype)
+    return ops.concatenate([x, more], axis=axis)
+
+
+def _random_keep(shape: tuple[Any, ...], rate: float, seed: Tensor, index: Tensor) -> Tensor:
+    """Booleans, each False with the probability `rate`, the same for the same seed (2,) and index of a block."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        return random_keep(shape, rate, tf.cast(seed, "int32") + tf.stack([tf.cast(index, "int32") * _SEED_MIXER, 0]))
+    if backend == "jax":
+        return jax.random.uniform(jax.random.fold_in(seed, index), shape) >= rate
+    first, second = (int(number) for number in seed)
+    generator = torch.Generator(device=seed.device).manual_seed(hash((first, second, int(index))) % 2**63)
+    return torch.rand(shape, generator=generator, device=seed.device) >= rate

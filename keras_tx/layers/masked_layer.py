@@ -1,0 +1,128 @@
+"""Layers that find the padding mask of their inputs by themselves: inputs (B, T, D) -> their mask (B, T).
+
+B batch, T tokens, D hidden.
+"""
+
+import inspect
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tx.functional_graph import source_of
+from keras_tx.keras_internals import ELEMENTWISE, get_keras_mask, keep_call_arguments, set_keras_mask
+from keras_tx.layers import masks
+from keras_tx.layers.configs import Composite
+from keras_tx.layers.shapes import check_shape
+from keras_tx.types import Tensor
+
+
+class MaskedLayer(Composite):
+    """A layer whose call argument `mask` (B, T) is by default the Keras mask of its first argument.
+
+    Keras does so only for a layer with no other tensor argument, and its operators (`x * 8`, `x + y`, `ops.tanh(x)`)
+    lose the mask. This layer finds the mask in both cases: a symbolic input without a mask has that of the tensors from
+    which it was computed position by position. An argument `memory` gets its `memory_mask` in the same way.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.input_spec = keras.layers.InputSpec(ndim=3)
+        keep_call_arguments(self)  # `convert_inputs` makes them tensors
+
+    def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
+        names = list(inspect.signature(self.call).parameters)[1 : 1 + len(args)] if args else []
+        arguments = {"inputs": inputs, **dict(zip(names, args, strict=True)), **kwargs}
+        if arguments.get("cache") is None:  # with a cache, `mask` is for all slots, not for the inputs
+            _fill_mask(arguments, "mask", inputs)
+        if arguments.get("memory") is not None:
+            _fill_mask(arguments, "memory_mask", arguments["memory"])
+        arguments = convert_inputs(self, {name: value for name, value in arguments.items() if value is not None})
+        outputs = super().__call__(arguments.pop("inputs"), **arguments)
+        if arguments.get("cache") is not None:
+            set_keras_mask(outputs[0], None)  # Keras attaches that of the slots if lengths are unknown
+        return outputs
+
+    def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor | None:
+        return mask if mask is None or mask.shape[1] == inputs.shape[1] else None  # else it is for the slots of a cache
+
+
+def _fill_mask(arguments: dict[str, Any], name: str, tensor: Tensor) -> None:
+    """Sets the argument of this `name` to the mask of `tensor`, unless it was given, and checks its shape."""
+    mask = arguments.get(name)
+    if mask is None:
+        mask = mask_of(tensor) if isinstance(tensor, keras.KerasTensor) else get_keras_mask(tensor)
+    if isinstance(mask, (list, tuple)):
+        mask = ops.convert_to_tensor(mask)
+    if mask is not None:
+        check_shape(name, mask, tensor.shape[:2], exact=True)
+        arguments[name] = mask
+
+
+def convert_inputs(layer: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The call arguments of `layer` as tensors of its dtype policy; an `attention_bias` keeps the dtype it has.
+
+    Keras would round the bias to bfloat16, although attention computes in float32 where it adds it.
+    """
+
+    def convert(x: Any) -> Any:
+        if isinstance(x, keras.KerasTensor):
+            return x
+        mask = get_keras_mask(x)
+        x = layer.dtype_policy.convert_input(x, layer.autocast, layer.input_dtype)
+        if mask is not None:
+            set_keras_mask(x, mask)
+        return x
+
+    return {
+        name: _to_tensor(value) if name == "attention_bias" else keras.tree.map_structure(convert, value)
+        for name, value in arguments.items()
+    }
+
+
+def _to_tensor(x: Any) -> Any:
+    return x if x is None or isinstance(x, keras.KerasTensor) else ops.convert_to_tensor(x)
+
+
+def mask_of(x: Any) -> Any:
+    """The mask (B, T) of a symbolic `x` or, if an operator lost it, of the tensors from which `x` was computed.
+
+    Looks back through element-wise operators and through layers that pass on the mask of their input. None if there is
+    no mask.
+    """
+    return _mask_of(x, {}) if isinstance(x, keras.KerasTensor) else None
+
+
+def _mask_of(x: Any, seen: dict[int, Any]) -> Any:
+    if id(x) not in seen:
+        seen[id(x)] = get_keras_mask(x)
+        if seen[id(x)] is None:
+            found = [_mask_of(source, seen) for source in _aligned_sources(x)]
+            aligned = {id(mask): mask for mask in found if mask is not None and mask.shape[1] == x.shape[1]}
+            seen[id(x)] = masks.join(*aligned.values())
+    return seen[id(x)]
+
+
+def _aligned_sources(x: Any) -> list[Any]:
+    """The tensors from which `x` was computed position by position."""
+    call = source_of(x)
+    if call is None or len(x.shape) < 2:
+        return []
+    operation, sources = call.operation, call.inputs
+    if isinstance(operation, keras.layers.Layer):
+        if isinstance(operation, _MERGES):
+            return sources
+        passes_on = operation.supports_masking and type(operation).compute_mask is keras.layers.Layer.compute_mask
+        return sources[:1] if passes_on or isinstance(operation, keras.layers.RMSNormalization) else []
+    return [source for source in sources if len(source.shape) == len(x.shape)] if type(operation) in ELEMENTWISE else []
+
+
+_MERGES = (
+    keras.layers.Add,
+    keras.layers.Subtract,
+    keras.layers.Multiply,
+    keras.layers.Average,
+    keras.layers.Maximum,
+    keras.layers.Minimum,
+)

@@ -1,0 +1,18 @@
+"""Shapes of call arguments: a `ValueError` that names the argument, the rule and the shape it has."""
+
+from keras_tx.types import Shape, Tensor
+
+
+def check_shape(name: str, tensor: Tensor, expected: Shape, exact: bool = False) -> None:
+    """Raises unless the static shape of `tensor` is `expected` or, without `exact`, can be broadcast to it.
+
+    A size of None, in either shape, fits every size.
+    """
+    shape = tuple(tensor.shape)
+    fits = len(shape) == len(expected) and all(
+        size == wanted or None in (size, wanted) or (size == 1 and not exact)
+        for size, wanted in zip(shape, expected, strict=True)
+    )
+    if not fits:
+        rule = "have the shape" if exact else "broadcast to"
+        raise ValueError(f"`{name}` must {rule} {tuple(expected)}. Received: {name}.shape={shape}")

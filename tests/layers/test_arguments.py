@@ -1,0 +1,95 @@
+"""Arguments of constructors: another rotary layer, and numbers of NumPy."""
+
+import inspect
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.layers import (
+    AlibiBias,
+    LearnedPositionalEncoding,
+    MultiHeadAttention,
+    RelativePositionBias,
+    RotaryEmbedding,
+    SinusoidalPositionalEncoding,
+    TokenEmbedding,
+)
+from keras_tx.layers.rotary import rotate
+from keras_tx.layers.rotary_scaling import frequencies
+from tests.tools import assert_close, normal
+
+B, T, N, H = 2, 5, 6, 3
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class LearnedAngles(keras.layers.Layer):
+    """What `rotary` asks for, and no more: `call(inputs, positions)` and a config."""
+
+    def build(self, inputs_shape):
+        self.radians = self.add_weight(shape=(inputs_shape[-1] // 2,), initializer="ones", name="radians")
+
+    def call(self, inputs, positions=None):
+        positions = np.arange(inputs.shape[1]) if positions is None else positions
+        return rotate(inputs, positions, keras.ops.convert_to_tensor(self.radians))
+
+
+def test_any_layer_with_the_documented_methods_may_rotate():
+    x = normal(B, T, 8)
+    layer, plain = MultiHeadAttention(2, 4, rotary=LearnedAngles()), MultiHeadAttention(2, 4, rotary=True)
+    for one in (layer, plain):
+        one.build(x.shape, x.shape)
+    assert len(layer.weights) == len(plain.weights) + 1  # there before the first call, as a saved model needs them
+    plain.set_weights([weight for weight in layer.weights if weight is not layer.rotary.radians])
+    layer.rotary.radians.assign(frequencies(4))
+    again = MultiHeadAttention.from_config(json.loads(json.dumps(layer.get_config())))
+    again.build(x.shape, x.shape)
+    again.set_weights(layer.get_weights())
+    mask = np.arange(T) < np.array([[5], [3]])
+    for one in (layer, again):
+        assert_close(one(x, x, query_mask=mask, value_mask=mask), plain(x, x, query_mask=mask, value_mask=mask))
+
+
+@pytest.mark.parametrize("rotary", ["half", 1, keras.layers.Dense(3)])
+def test_what_is_no_layer_of_positions_is_refused(rotary):
+    with pytest.raises(ValueError, match="`rotary` must be True, None or a layer.* Received: rotary=('half'|1|<Dense)"):
+        MultiHeadAttention(N, H, rotary=rotary)
+
+
+INT, FLOAT = np.int64, np.float32
+NUMBERS = [
+    (
+        MultiHeadAttention,
+        {"num_heads": INT(2), "key_dim": INT(4), "value_dim": INT(3), "num_key_value_heads": INT(1), "seed": INT(5)}
+        | {"output_shape": (INT(3), INT(2)), "attention_axes": INT(1), "sliding_window": INT(3)}
+        | {"dropout": FLOAT(0.5), "scale": FLOAT(0.25), "qk_norm_epsilon": FLOAT(0.125)},
+    ),
+    (MultiHeadAttention, {"num_heads": INT(2), "key_dim": INT(4), "attention_axes": [INT(-2)], "output_shape": INT(3)}),
+    (
+        TokenEmbedding,
+        {"vocabulary_size": INT(9), "hidden_dim": INT(4), "padding_id": INT(1), "embedding_dim": INT(3)}
+        | {"num_segments": INT(0), "layer_norm_epsilon": FLOAT(0.5), "dropout": FLOAT(0.5)},
+    ),
+    (TokenEmbedding, {"vocabulary_size": INT(9), "hidden_dim": INT(4), "num_segments": INT(2)}),
+    (SinusoidalPositionalEncoding, {"max_wavelength": INT(100)}),
+    (LearnedPositionalEncoding, {"max_length": INT(7), "offset": INT(0)}),
+    (LearnedPositionalEncoding, {"max_length": INT(7), "offset": INT(2)}),
+    (
+        RotaryEmbedding,
+        {"base": FLOAT(100), "fraction": FLOAT(0.5)}
+        | {"scaling": {"rope_type": "dynamic", "factor": FLOAT(2), "original_max_position_embeddings": INT(64)}},
+    ),
+    (RelativePositionBias, {"num_heads": INT(2), "num_buckets": INT(8), "max_distance": INT(16)}),
+    (AlibiBias, {"num_heads": INT(3)}),
+]
+
+
+@pytest.mark.parametrize(("kind", "arguments"), NUMBERS)
+def test_numbers_of_numpy_are_numbers_and_every_argument_is_an_attribute(kind, arguments):
+    layer = kind(**arguments)
+    plain = json.loads(json.dumps(arguments, default=lambda number: number.item()))
+    configs = [json.loads(json.dumps({**one.get_config(), "name": None})) for one in (layer, kind(**plain))]
+    assert configs[0] == configs[1]
+    names = set(inspect.signature(kind).parameters) - {"kwargs", "output_shape"}
+    assert all(hasattr(layer, name) for name in names)
