@@ -14,7 +14,7 @@ from keras import ops
 from keras_tx.functional_graph import FunctionalGraph
 from keras_tx.generation import model_checks
 from keras_tx.generation.model_checks import ATTENTION, MIXING, functional, layers_of
-from keras_tx.generation.strategy import without_xla
+from keras_tx.generation.state import without_xla
 from keras_tx.layers import Decoder, DecoderLayer, MultiHeadAttention, TokenEmbedding
 from keras_tx.layers import cache as caches
 from keras_tx.optional import Lazy
@@ -141,7 +141,7 @@ class IncrementalModel:
         logits = tf.transpose(tf.matmul(table, rows, transpose_b=True))  # for many rows faster than to turn the table
         return ops.reshape(logits, (-1, ops.shape(args[0])[1], table.shape[0]))
 
-    def whole(self, rows):
+    def full_logits(self, rows):
         """The logits (B, T, V) of the whole model; `rows` are the ids of `sources`, in their order, and of `target`."""
         by_name = dict(zip([*self.sources, self.target], rows, strict=True))
         inputs = [by_name[name] for name in self.inputs]
@@ -292,7 +292,7 @@ class IncrementalModel:
             known = [token for token in range(min(size, 50)) if token != padding_id]
             length = symbol.shape[1] or min(5, self.max_length or 5, self.max_source_length or 5)
             rows[name] = ops.convert_to_tensor([[known[3 * i % len(known)] for i in range(length)]], dtype="int32")
-        whole = self.whole([rows[name] for name in [*self.sources, self.target]])
+        whole = self.full_logits([rows[name] for name in [*self.sources, self.target]])
         whole = ops.convert_to_numpy(ops.cast(whole, "float32"))
         ids, half = rows[self.target], (rows[self.target].shape[1] + 1) // 2
         real = ops.ones_like(ids, dtype="bool")

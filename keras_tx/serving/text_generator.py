@@ -72,7 +72,8 @@ class TextGenerator:
         if self.steps.sources:
             ids = [self.source_tokenizer(one)["token_ids"] for one in texts]
             rows = [
-                in_graph.rows_of(one, self.steps.padding_ids[name]) for one, name in zip(ids, self.given, strict=True)
+                in_graph.ragged_rows(one, self.steps.padding_ids[name])
+                for one, name in zip(ids, self.given, strict=True)
             ]
             return self._with_sources(rows, names)
         return self._prompts(self.rows_of_tokens(texts[0], self.task.start_token), names[0]), []
@@ -82,7 +83,7 @@ class TextGenerator:
         rows = self.tokenizer.tokenize(texts).with_row_splits_dtype("int64")
         if start is not None:
             rows = tf.concat([tf.fill([rows.nrows(), 1], start), rows], axis=1)
-        return in_graph.rows_of(rows, self.steps.padding_ids[self.steps.target])
+        return in_graph.ragged_rows(rows, self.steps.padding_ids[self.steps.target])
 
     def rows_of_ids(self, inputs, names):
         """`token_ids` (B, T) and `lengths` (B,) for each of `given` -> as `rows_of_texts`."""
@@ -98,7 +99,7 @@ class TextGenerator:
                 name=names[2 * index],
                 lengths_name=names[2 * index + 1],
             )
-            rows.append(in_graph.rows_of(tf.RaggedTensor.from_tensor(ids, lengths=lengths), padding_id))
+            rows.append(in_graph.ragged_rows(tf.RaggedTensor.from_tensor(ids, lengths=lengths), padding_id))
         if self.steps.sources:
             return self._with_sources(rows, names[::2])
         return self._prompts(rows[0], names[0]), []
@@ -113,7 +114,7 @@ class TextGenerator:
                 rule = f"{name} must fit into the {most} learned positions. Received: tokens"
                 one = _checked(one, one.row_lengths() <= most, rule, one.row_lengths())
             sources.append(in_graph.right_padded(one, self.steps.padding_ids[given]))
-        start = tf.RaggedTensor.from_tensor(tf.fill([rows[0].nrows(), 1], self.task.start_row()[0]))
+        start = tf.RaggedTensor.from_tensor(tf.fill([rows[0].nrows(), 1], self.task.target_start()))
         return start, sources
 
     def _prompts(self, rows, name):
@@ -184,8 +185,8 @@ class TextGenerator:
         return self.fitting(prompts, limit, f"{name} and max_new_tokens")
 
     def _searched(self, strategy, prompts, sources, limit, noise):
-        search = self.task.search(self.max_new_tokens, strategy)
-        ids, scores = in_graph.write(search, prompts, sources, limit, noise)
+        loop = self.task.decode_loop(self.max_new_tokens, strategy)
+        ids, scores = in_graph.generate(loop, prompts, sources, limit, noise)
         limit = tf.reshape(limit, [-1, 1])
         return ids, in_graph.lengths(ids, self.task.stop_tokens, limit), scores
 
@@ -215,7 +216,9 @@ class TextGenerator:
             rule = f"target must be at most {self.tokenizer.max_length} tokens long. Received:"
             rows = _checked(rows, rows.row_lengths() <= self.tokenizer.max_length, rule, rows.row_lengths())
         whole = self.fitting(tf.concat([prompts, rows], axis=1), -1, f"{name} and target")
-        logits = self.steps.whole([*sources, in_graph.right_padded(whole[:, :-1], self.task.padding_id)])  # (B, T, V)
+        logits = self.steps.full_logits(
+            [*sources, in_graph.right_padded(whole[:, :-1], self.task.padding_id)]
+        )  # (B, T, V)
         logits = tf.cast(logits, "float32")
         follows = in_graph.right_padded(whole[:, 1:], self.task.padding_id)
         log_probs = tf.gather(logits, follows, batch_dims=2) - tf.reduce_logsumexp(logits, axis=-1)
@@ -258,7 +261,7 @@ class TextGenerator:
     def _check_model(self):
         if not self.steps.sources:
             return
-        self.task.start_row()
+        self.task.target_start()
         without = [name for name in self.steps.sources if self.steps.padding_ids[name] is None]
         if without:
             raise ValueError(

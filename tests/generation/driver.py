@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from keras_tx.generation.processors import Constraints
+from keras_tx.generation.constraints import Constraints
 from tests.tools import to_numpy
 
 
@@ -15,11 +15,13 @@ def drive(strategy, model, ids, real=None, *, new, size, limit=None, stop=(), pa
     ids = np.asarray(ids, "int32")
     real = np.ones_like(ids, bool) if real is None else np.asarray(real, bool)
     noise = strategy.noise(len(ids), new) if noise is None else noise
-    state = strategy.begin(ids, real, new, new if limit is None else limit, size, padding_id=padding, noise=noise)
-    cache = np.repeat(ids, strategy.width, axis=0)  # grows and is reordered as a cache of keys would be
-    while to_numpy(strategy.going(state)):
+    state = strategy.initial_state(
+        ids, real, new, new if limit is None else limit, size, padding_id=padding, noise=noise
+    )
+    cache = np.repeat(ids, strategy.rows_per_prompt, axis=0)  # grows and is reordered as a cache of keys would be
+    while to_numpy(strategy.is_running(state)):
         known, slot = {k: to_numpy(v) for k, v in state.items()}, int(state["slot"])
-        live = np.repeat(~known["done"], strategy.width)
+        live = np.repeat(~known["done"], strategy.rows_per_prompt)
         np.testing.assert_array_equal(cache[live], known["ids"][live, :slot])
         logits = model(known["ids"][:, :slot], known["real"][:, :slot])
         state, tokens, origin = strategy.advance(logits, state, constraints or Constraints(), tuple(stop))

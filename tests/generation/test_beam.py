@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from keras_tx.generation.beam import Beam
+from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.greedy import Greedy
-from keras_tx.generation.processors import Constraints
 from tests.generation.driver import drive, markov, speller, text
 from tests.tools import assert_close, to_numpy
 
@@ -96,7 +96,7 @@ def compare(kind, strategy, stop=(STOP,), **rules):
         theirs["input_ids"], theirs["attention_mask"] = torch.tensor(ids), torch.tensor(real).long()
     else:
         sources = np.where(kept[:, ::-1], tokens, PAD)
-        ids, real, logits = np.full((3, 1), STOP), None, logits(sources, strategy.width)
+        ids, real, logits = np.full((3, 1), STOP), None, logits(sources, strategy.rows_per_prompt)
         theirs["input_ids"], theirs["attention_mask"] = torch.tensor(sources), torch.tensor(sources != PAD).long()
     found = model.generate(**theirs, return_dict_in_generate=True, output_scores=True)
     expected = found.sequences[:, ids.shape[1] :].numpy().reshape(3, -1, found.sequences.shape[1] - ids.shape[1])
@@ -291,7 +291,7 @@ def test_equal_strategies_are_equal_keys():
     assert Beam(4, length_penalty=0.6) == Beam(4, length_penalty=0.6) != Beam(4)
     assert len({Beam(4), Beam(4), Greedy(), Greedy(), Beam(4, early_stopping=True)}) == 3
     assert repr(Beam(4)) == "Beam(num_beams=4, length_penalty=1.0, early_stopping=False, num_return_sequences=1)"
-    assert (Beam(4).width, Greedy().width, Greedy().noise(2, 3)) == (4, 1, None)
+    assert (Beam(4).rows_per_prompt, Greedy().rows_per_prompt, Greedy().noise(2, 3)) == (4, 1, None)
 
 
 @pytest.mark.parametrize(

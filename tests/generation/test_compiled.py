@@ -6,9 +6,9 @@ import pytest
 from keras import ops
 
 from keras_tx.generation.beam import Beam
+from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.greedy import Greedy
-from keras_tx.generation.processors import Constraints
-from keras_tx.generation.sampling import Sample
+from keras_tx.generation.sample import Sample
 from tests.generation.driver import drive, markov
 from tests.tools import assert_close, to_numpy
 
@@ -30,15 +30,15 @@ def program(strategy, rules):
     """The whole search as one function; the model is a table of what follows each token."""
 
     def run(ids, real, limit, noise=None):
-        state = strategy.begin(ids, real, NEW, limit, SIZE, padding_id=PAD, noise=noise)
-        tokens = ops.repeat(ids[:, -1], strategy.width, axis=0)
+        state = strategy.initial_state(ids, real, NEW, limit, SIZE, padding_id=PAD, noise=noise)
+        tokens = ops.repeat(ids[:, -1], strategy.rows_per_prompt, axis=0)
 
         def step(state, tokens):
             logits = ops.take(ops.convert_to_tensor(TABLE), tokens, axis=0)
             state, tokens, _ = strategy.advance(logits, state, rules, STOP)
             return state, tokens
 
-        state, _ = ops.while_loop(lambda state, tokens: strategy.going(state), step, (state, tokens))
+        state, _ = ops.while_loop(lambda state, tokens: strategy.is_running(state), step, (state, tokens))
         return strategy.result(state)
 
     return run

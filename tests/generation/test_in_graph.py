@@ -8,9 +8,9 @@ from keras import ops
 
 from keras_tx.generation import Beam, Greedy, Sample, generate, in_graph, philox
 from keras_tx.generation.config import GenerationConfig
+from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.incremental_model import IncrementalModel
 from keras_tx.generation.per_row import PerRowStrategy
-from keras_tx.generation.processors import Constraints
 from tests.generation import built
 from tests.generation.driver import drive, markov
 from tests.tools import assert_close, normal, to_numpy
@@ -30,20 +30,20 @@ def ragged(rows):
 
 def traced(model, strategy, **options):
     """A graph of prompts and sources of any number and any length."""
-    steps = IncrementalModel(model)
-    task = GenerationConfig(steps, strategy, max_new_tokens=NEW, **options)
+    incremental_model = IncrementalModel(model)
+    config = GenerationConfig(incremental_model, strategy, max_new_tokens=NEW, **options)
 
     @tf.function(
         input_signature=[tf.RaggedTensorSpec([None, None], tf.int32), tf.RaggedTensorSpec([None, None], tf.int32)]
     )
-    def write(prompts, sources):
+    def run(prompts, sources):
         noise = None
         if isinstance(strategy, Sample):
             noise = philox.uniform(tf.fill([prompts.nrows()], tf.constant(strategy.seed, tf.int64)), NEW)
-        sources = [in_graph.right_padded(sources, 0)] if steps.sources else []
-        return in_graph.write(task.search(NEW), prompts, sources, tf.constant(NEW), noise)
+        sources = [in_graph.right_padded(sources, 0)] if incremental_model.sources else []
+        return in_graph.generate(config.decode_loop(NEW), prompts, sources, tf.constant(NEW), noise)
 
-    return write.get_concrete_function()
+    return run.get_concrete_function()
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_rows_end_in_the_same_place():
     ids, real = in_graph.left_padded(tf.RaggedTensor.from_tensor(tf.zeros([0, 0], tf.int32)), 9)
     assert ids.shape == real.shape == (0, 1)
     assert in_graph.right_padded(ragged([[3], [4, 5, 6]]), 9).numpy().tolist() == [[3, 9, 9], [4, 5, 6]]
-    assert in_graph.rows_of(tf.constant([[0, 3, 0], [4, 0, 5]]), 0).to_list() == [[3], [4, 5]]
-    assert in_graph.rows_of(tf.constant([[0, 3]]), None).to_list() == [[0, 3]]
+    assert in_graph.ragged_rows(tf.constant([[0, 3, 0], [4, 0, 5]]), 0).to_list() == [[3], [4, 5]]
+    assert in_graph.ragged_rows(tf.constant([[0, 3]]), None).to_list() == [[0, 3]]
 
 
 def test_lengths_count_the_stop_token_and_no_more_than_the_limit():

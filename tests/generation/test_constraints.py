@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_tx.generation.processors import Constraints
-from keras_tx.generation.strategy import begin, write
+from keras_tx.generation.constraints import Constraints
+from keras_tx.generation.state import append_tokens, initial_state
 from tests.tools import normal, to_numpy
 
 SIZE, PAD = 11, 0
@@ -18,9 +18,11 @@ def state_of(ids, padding=0, new=0, free=3, limit=20):
     ids = np.asarray(ids)
     prompt = np.pad(ids[:, : ids.shape[1] - new], ((0, 0), (padding, 0)), constant_values=PAD)
     real = np.arange(prompt.shape[1]) >= padding
-    state = begin(prompt, np.tile(real, (len(ids), 1)), width=1, num_new=new + free, limit=limit, padding_id=PAD)
+    state = initial_state(
+        prompt, np.tile(real, (len(ids), 1)), rows_per_prompt=1, num_new=new + free, limit=limit, padding_id=PAD
+    )
     for place in range(ids.shape[1] - new, ids.shape[1]):
-        state |= write(state, state["ids"], ids[:, place].astype("int32"), np.ones(len(ids), bool))
+        state |= append_tokens(state, state["ids"], ids[:, place].astype("int32"), np.ones(len(ids), bool))
     return state
 
 
