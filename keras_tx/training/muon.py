@@ -1,4 +1,4 @@
-"""Optimizers that see matrices where attention has kernels of three axes."""
+"""An optimizer that treats the kernels of attention, which have three axes, as matrices."""
 
 import math
 import re
@@ -10,25 +10,39 @@ from keras import ops
 from keras_tx.keras_internals import MuonByVariable
 
 _KERNEL = re.compile(r"(^|/)(query|key|value|gate|attention_output)/kernel$")
-_NO_KERNELS = ("/bias", "/embeddings", "/segments")  # attention's biases have two axes
+_NO_KERNELS = ("/bias", "/embeddings", "/segments")  # the biases of attention have two axes
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class Muon(MuonByVariable):
-    """`keras.optimizers.Muon` for transformers: attention's kernels get Muon's update too, not AdamW's.
+    """`keras.optimizers.Muon` for transformers: it also orthogonalizes the updates of attention's kernels.
 
-    Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon; scaled as in Liu et al. 2025, arXiv:2502.16982) takes
-    the momentum of a matrix and replaces it by a matrix near the orthogonal one that is closest to it. Keras' own takes
-    kernels of two axes alone. Here the kernels of queries, keys, values and gates (D, N, H) count as matrices
-    (D, N * H), and that of attention's output (N, H, D) as (N * H, D), in layers of this package and in
-    `keras.layers.MultiHeadAttention`: they are known by the names `query`, `key`, `value`, `gate` and
-    `attention_output`. Left to AdamW are other variables of three axes and more, such as those of convolutions,
-    embeddings, norms, biases, also those (N, H) of attention, which Keras' own takes for matrices, and every variable
-    in whose path `exclude_layers` finds one of its regular expressions.
+    Muon replaces the momentum of a matrix by a nearly orthogonal matrix close to it, and updates other variables with
+    AdamW. Keras' Muon treats only kernels of two axes as matrices. Here the kernels of queries, keys, values and gates
+    (D, N, H) are treated as matrices (D, N * H), and the kernel of attention's output (N, H, D) as (N * H, D), in
+    layers of this package and in `keras.layers.MultiHeadAttention`. They are found by their names: `query`, `key`,
+    `value`, `gate` and `attention_output`.
+
+    AdamW updates embeddings, norms, biases (also those of attention, whose shape (N, H) Keras' Muon takes for a
+    matrix), other variables of three or more axes, such as those of convolutions, and every variable whose path matches
+    a regular expression in `exclude_layers`.
 
     Args:
-        As `keras.optimizers.Muon`, by the same names and with the same defaults. Both `weight_decay` and
-        `adam_weight_decay` are 0.004 there; None is none.
+        Those of `keras.optimizers.Muon`, with the same names and defaults. Both `weight_decay` and `adam_weight_decay`
+        are 0.004 by default; None turns them off.
+
+    Reference:
+        Jordan et al. 2024, kellerjordan.github.io/posts/muon; the scale of updates: Liu et al. 2025, arXiv:2502.16982.
+
+    Examples:
+        >>> model = keras_tx.models.CausalLM(11, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=8)
+        >>> optimizer = keras_tx.training.Muon(0.02, exclude_layers=["gate"])
+        >>> model.compile(optimizer, keras_tx.training.PaddedCrossentropy())
+        >>> kernel = keras.Variable(np.zeros((3, 4)), name="kernel")
+        >>> optimizer = keras_tx.training.Muon(1.0, rms_rate=None, weight_decay=None)
+        >>> optimizer.apply([np.outer([1, 2, 3], [1, 1, 1, 1.0])], [kernel])
+        >>> np.linalg.matrix_rank(kernel.numpy(), tol=0.01)
+        1
     """
 
     def build(self, variables):
@@ -49,7 +63,7 @@ class Muon(MuonByVariable):
 
 
 def _matrix_shape(variable):
-    """The shape of `variable`, or (inputs, outputs) of attention's kernels of three axes."""
+    """The shape of `variable`; of attention's kernels, which have three axes, (inputs, outputs)."""
     shape, name = tuple(variable.shape), _KERNEL.search(variable.path)
     if len(shape) != 3 or name is None:
         return shape

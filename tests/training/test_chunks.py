@@ -16,7 +16,7 @@ def whole(hidden, table, labels, weights, smoothing):
     logits = ops.matmul(hidden, ops.transpose(table))
     arrays = [ops.convert_to_tensor(x[None]) for x in (labels, weights)]
     return ops.sum(
-        tokens.losses(arrays[0], logits[None], arrays[1], label_smoothing=smoothing, from_logits=True) * arrays[1]
+        tokens.token_losses(arrays[0], logits[None], arrays[1], label_smoothing=smoothing, from_logits=True) * arrays[1]
     )
 
 

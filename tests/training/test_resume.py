@@ -232,10 +232,10 @@ def test_what_the_state_of_a_callback_is():
             self.open = open
 
     arrays = {}
-    state = json.loads(json.dumps(backups.encoded_state(Odd(4), arrays)))
+    state = json.loads(json.dumps(backups.callback_state(Odd(4), arrays)))
     assert state == {"seen": 4, "table": [{"array": "array 0"}, [0.5, None]]}
     other = Odd(5)
-    backups.restore_state(other, state, arrays)
+    backups.restore_callback(other, state, arrays)
     assert (other.given, other.seen, other.open) == (5, 4, open)
     np.testing.assert_array_equal(other.table[0], np.arange(3))
     assert other.table[1] == [0.5, None]
