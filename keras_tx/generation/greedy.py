@@ -17,10 +17,6 @@ class Greedy(Strategy):
         >>> logits = np.array([[0.1, 2.0, 0.3], [1.0, 0.0, 1.0]], "float32")
         >>> keras_tx.generation.Greedy().choose(logits, state={}).numpy().tolist()
         [1, 0]
-        >>> model = keras_tx.models.CausalLM(11, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=8)
-        >>> strategy = keras_tx.generation.Greedy()
-        >>> model.generate(np.array([[5, 7, 9]]), strategy, max_new_tokens=4, jit_compile=False).shape
-        (1, 7)
     """
 
     def choose(self, scores: Tensor, state: State) -> Tensor:

@@ -5,8 +5,9 @@ begin with the start token; any other is given prompts. Everything here is trace
 """
 
 import inspect
+from dataclasses import replace
 
-from keras_tx.generation import Beam, Sample, generate, in_graph, philox
+from keras_tx.generation import Beam, Sample, Strategy, generate, in_graph, philox
 from keras_tx.generation.config import GenerationConfig
 from keras_tx.generation.incremental_model import IncrementalModel
 from keras_tx.generation.per_row import PerRowStrategy
@@ -54,6 +55,7 @@ class TextGenerator:
         self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
         options.setdefault("max_new_tokens", min(NEW_TOKENS, (self.steps.max_length or 2 * NEW_TOKENS) // 2))
         self.task = GenerationConfig(self.steps, tokenizer=tokenizer, **options)
+        _check_noise(self.task.strategy)
         self.max_new_tokens, self.most_tokens = self.task.max_new_tokens, None
         self.given = self.steps.sources or [self.steps.target]  # the inputs that clients fill
         self._check_model()
@@ -198,12 +200,7 @@ class TextGenerator:
             return Beam(beams, num_return_sequences=beams)
         if strategy.num_return_sequences > 1:
             return strategy
-        return Beam(
-            strategy.num_beams,
-            length_penalty=strategy.length_penalty,
-            early_stopping=strategy.early_stopping,
-            num_return_sequences=strategy.num_beams,
-        )
+        return replace(strategy, num_return_sequences=strategy.num_beams)
 
     def score(self, prompts, sources, target, name):
         """What the model as a whole gives to the texts `target` (B,) behind the prompts, a stop token at their end."""
@@ -293,6 +290,14 @@ class TextGenerator:
             )
         if steps.max_length is None and not steps.sources:
             self.most_tokens = of_inputs.max_length
+
+
+def _check_noise(strategy):
+    if type(strategy).noise not in (Strategy.noise, Sample.noise):
+        raise ValueError(
+            "`generation` must have a strategy without `noise` of its own, which is NumPy's and not in the graph. "
+            f"Received: strategy={strategy!r}"
+        )
 
 
 def _seeds(seed, count):

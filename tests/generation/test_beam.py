@@ -10,7 +10,7 @@ from keras_tx.generation.beam import Beam
 from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.greedy import Greedy
 from tests.generation.driver import drive, markov, speller, text
-from tests.tools import assert_close, to_numpy
+from tests.tools import assert_close
 
 SIZE, NEW = 19, 9
 STOP, PAD = 2, 1
@@ -313,11 +313,3 @@ def test_equal_strategies_are_equal_keys():
 def test_beams_that_cannot_work_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_a_strategy_without_a_choice_says_so():
-    from keras_tx.generation.strategy import Strategy
-
-    with pytest.raises(NotImplementedError, match="Strategy must define `choose`"):
-        drive(Strategy(), markov(5), [[1, 2]], new=2, size=5)
-    assert to_numpy(Greedy().choose(np.array([[1.0, 3.0, 3.0]]), {})) == [1]

@@ -7,7 +7,6 @@ from keras import ops
 
 from keras_tx.generation.beam import Beam
 from keras_tx.generation.constraints import Constraints
-from keras_tx.generation.greedy import Greedy
 from keras_tx.generation.sample import Sample
 from tests.generation.driver import drive, markov
 from tests.tools import assert_close, to_numpy
@@ -73,28 +72,6 @@ def test_a_compiled_loop_gives_what_single_steps_give(strategy, rules):
 
         compiled = tf.function(program(strategy, rules), jit_compile=True)
     ids, scores = compiled(*arguments(strategy))
-    expected_ids, expected_scores = step_by_step(strategy, rules)
-    np.testing.assert_array_equal(to_numpy(ids), expected_ids)
-    assert_close(scores, expected_scores, atol=1e-4)
-
-
-@pytest.mark.tensorflow
-@pytest.mark.parametrize(
-    ("strategy", "rules"),
-    [(Greedy(), RULES), (Sample(top_p=0.9, seed=3), Constraints()), (Beam(3), Constraints())],
-    ids=["greedy", "sample", "beam"],
-)
-def test_a_graph_for_any_batch_holds_no_operation_of_xla(strategy, rules):
-    import tensorflow as tf
-
-    specs = [tf.TensorSpec((None, None), "int32"), tf.TensorSpec((None, None), "bool"), tf.TensorSpec((), "int32")]
-    if strategy.noise(1, 1) is not None:
-        specs.append(tf.TensorSpec((NEW, None), "float32"))
-    graph = tf.function(program(strategy, rules)).get_concrete_function(*specs)
-    definition = graph.graph.as_graph_def()
-    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    assert not [node.op for node in nodes if "Xla" in node.op or "PyFunc" in node.op]
-    ids, scores = graph(*arguments(strategy))
     expected_ids, expected_scores = step_by_step(strategy, rules)
     np.testing.assert_array_equal(to_numpy(ids), expected_ids)
     assert_close(scores, expected_scores, atol=1e-4)

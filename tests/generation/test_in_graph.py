@@ -22,6 +22,7 @@ V, NEW = built.V, 6
 PROMPTS = [[5, 7, 11, 3, 17], [9], [2, 2, 13]]
 SOURCES = [[4, 3, 21], [8, 30, 6, 1, 36], [12]]
 RULES = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "forbidden_tokens": [0, (5, 6)], "stop_tokens": (8, 11)}
+RULES |= {"min_new_tokens": 2, "forced_tokens": {0: 9, -1: 8}}
 
 
 def ragged(rows):
@@ -50,22 +51,23 @@ def traced(model, strategy, **options):
     ("name", "strategy"),
     [
         ("biases_and_a_skip", Beam(3, num_return_sequences=2)),
-        ("nested", Sample(0.8, top_k=9, min_p=0.02, seed=3)),
+        ("nested", Sample(0.8, top_k=9, top_p=0.9, min_p=0.02, seed=3)),
         ("encoder_and_decoder", Beam(2)),
         ("packed", Greedy()),
     ],
 )
-def test_a_graph_for_any_shapes_writes_what_generate_writes(name, strategy):
+@pytest.mark.usefixtures("eager")
+def test_a_graph_for_any_shapes_generates_what_generate_does(name, strategy):
     model = built.made(name)
-    write = traced(model, strategy, **RULES)
-    nodes = write.graph.as_graph_def()
+    run = traced(model, strategy, **RULES)
+    nodes = run.graph.as_graph_def()
     nodes = [*nodes.node, *(node for one in nodes.library.function for node in one.node_def)]
     assert not [node.op for node in nodes if "Xla" in node.op or "PyFunc" in node.op]
     count = 1 if isinstance(strategy, Sample) else 3  # of a batch, Python draws only the first row as if it were alone
     inputs = {"source": SOURCES, "target": PROMPTS} if name == "encoder_and_decoder" else PROMPTS[:count]
     options = {**RULES, "max_new_tokens": NEW, "jit_compile": False, "return_scores": True}
     rows, scores = generate(model, inputs, strategy, **options)
-    ids, found = write(ragged(PROMPTS), ragged(SOURCES))
+    ids, found = run(ragged(PROMPTS), ragged(SOURCES))
     lengths = in_graph.lengths(ids, RULES["stop_tokens"], NEW).numpy()
     for index, prompt in enumerate(PROMPTS[:count]):
         expected = rows[index] if ids.shape[1] > 1 else [rows[index]]
@@ -74,7 +76,7 @@ def test_a_graph_for_any_shapes_writes_what_generate_writes(name, strategy):
             assert ids[index, n, : lengths[index, n]].numpy().tolist() == new
     assert_close(np.squeeze(found[:count]), np.squeeze(scores), atol=1e-4)
     for index, (prompt, source) in enumerate(zip(PROMPTS, SOURCES, strict=True)):
-        alone, score = write(ragged([prompt]), ragged([source]))
+        alone, score = run(ragged([prompt]), ragged([source]))
         np.testing.assert_array_equal(alone[0], ids[index])
         assert_close(score[0], found[index], atol=1e-5)
 
@@ -82,7 +84,7 @@ def test_a_graph_for_any_shapes_writes_what_generate_writes(name, strategy):
 def test_the_numbers_are_those_of_numpys_philox():
     seeds = np.array([0, 1, -3, 2**62 + 7, -(2**63), 987654321], "int64")
     for count in (1, 7, 8, 31):
-        drawn = tf.function(philox.uniform)(tf.constant(seeds), count)
+        drawn = philox.uniform(tf.constant(seeds), count)
         strategies = [Sample(seed=int(seed)) for seed in seeds]
         np.testing.assert_array_equal(drawn, np.concatenate([one.noise(1, count) for one in strategies], axis=1))
     assert philox.uniform(tf.zeros([0], tf.int64), 5).shape == (5, 0)

@@ -166,8 +166,9 @@ def test_a_model_that_is_not_functional_is_refused(make):
         IncrementalModel(make())
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("positions", ["sinusoidal", None])
-def test_a_padding_id_that_is_written_is_a_token_like_others(positions):
+def test_a_generated_padding_id_is_a_token_like_others(positions):
     """As in transformers; a model without a padding id shows what is right."""
     from keras_tx.models import CausalLM
 

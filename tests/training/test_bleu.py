@@ -83,6 +83,12 @@ def test_callbacks_after_it_see_the_score_and_stop_at_the_best(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.weights.h5", "2.weights.h5"]
 
 
+def test_numbers_of_numpy_are_numbers():
+    options = {name: np.int64(2) for name in ("max_new_tokens", "batch_size", "every", "samples", "verbose")}
+    bleu = Bleu(SOURCES, REFERENCES, **options)
+    assert {name: getattr(bleu, name) for name in options} == dict.fromkeys(options, 2)
+
+
 def test_it_translates_at_the_end_of_every_so_many_epochs():
     calls = []
     bleu = Bleu(SOURCES, REFERENCES, translate=lambda texts: calls.append(1) or table(FAIR)(texts), every=2, verbose=0)

@@ -98,10 +98,18 @@ def test_other_kernels_of_three_axes_go_by_adam(path, options):
     assert optimizer.adam_velocities[0] is not None
 
 
-def test_a_model_learns_and_goes_on_from_its_file(tmp_path):
-    ids = np.random.default_rng(0).integers(1, 23, (29, 7))
+EAGER = keras.backend.backend() != "jax"  # JAX compiles each operation; elsewhere tracing would take most of the time
+
+
+def compiled(optimizer, eager=EAGER):
     model = models.CausalLM(23, num_layers=1, hidden_dim=12, num_heads=3, intermediate_dim=17, dropout=0.0)
-    model.compile(Muon(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=eager)
+    return model
+
+
+def test_a_model_learns_and_continues_from_its_file(tmp_path):
+    ids = np.random.default_rng(0).integers(1, 23, (29, 7))
+    model = compiled(Muon(0.01))
     first = model.evaluate(ids, ids, verbose=0)
     model.fit(ids, ids, epochs=5, verbose=0, shuffle=False)
     assert model.evaluate(ids, ids, verbose=0) < first - 0.5
@@ -114,6 +122,7 @@ def test_a_model_learns_and_goes_on_from_its_file(tmp_path):
         assert_close(one, other, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_a_distribution_strategy_changes_nothing():
     import tensorflow as tf
@@ -122,8 +131,7 @@ def test_a_distribution_strategy_changes_nothing():
     for strategy in (tf.distribute.get_strategy(), tf.distribute.MirroredStrategy(["CPU:0"])):
         with strategy.scope():
             keras.utils.set_random_seed(3)
-            model = models.CausalLM(23, num_layers=1, hidden_dim=12, num_heads=3, intermediate_dim=17, dropout=0.0)
-            model.compile(Muon(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            model = compiled(Muon(0.01, ns_steps=2), eager=EAGER and not made)
         ids = np.random.default_rng(0).integers(1, 23, (32, 7))
         model.fit(ids, ids, epochs=2, verbose=0, shuffle=False)
         made.append(model.get_weights())
