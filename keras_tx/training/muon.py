@@ -3,11 +3,13 @@
 import math
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_tx.keras_internals import MuonByVariable
+from keras_tx.types import Tensor
 
 _KERNEL = re.compile(r"(^|/)(query|key|value|gate|attention_output)/kernel$")
 _NO_KERNELS = ("/bias", "/embeddings", "/segments")  # the biases of attention have two axes
@@ -49,16 +51,16 @@ class Muon(MuonByVariable):
         True
     """
 
-    def build(self, variables):
-        self._matrix_shapes = [_matrix_shape(variable) for variable in variables]  # updates are given no paths
+    def build(self, variables: list[Any]) -> None:
+        self._matrix_shapes = [_matrix_shape(variable) for variable in variables]  # in updates, variables have no path
         super().build(variables)
 
-    def takes_adamw(self, variable):
+    def takes_adamw(self, variable: Any) -> bool:
         if variable.path.endswith(_NO_KERNELS):
             return True
         return super().takes_adamw(SimpleNamespace(shape=_matrix_shape(variable), path=variable.path))
 
-    def update_matrix(self, gradient, variable, learning_rate, momentum):
+    def update_matrix(self, gradient: Tensor, variable: Any, learning_rate: Tensor, momentum: Any) -> None:
         shape = self._matrix_shapes[self.index_of(variable)]
         self.assign_add(momentum, ops.add(gradient, momentum * (self.momentum - 1)))
         update = ops.add(gradient, self.momentum * momentum) if self.nesterov else momentum
@@ -66,7 +68,7 @@ class Muon(MuonByVariable):
         self.assign_sub(variable, ops.reshape(self.lr_adjust(learning_rate * update), variable.shape))
 
 
-def _matrix_shape(variable):
+def _matrix_shape(variable: Any) -> tuple[int, ...]:
     """The shape of `variable`; of attention's kernels, which have three axes, (inputs, outputs)."""
     shape, name = tuple(variable.shape), _KERNEL.search(variable.path)
     if len(shape) != 3 or name is None:

@@ -125,7 +125,6 @@ def _losses_from_logits(labels: Tensor, logits: Tensor, smoothing: float) -> Ten
     """
     size = logits.shape[-1]
 
-    @tf.custom_gradient
     def loss_of(logits: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         p = tf.nn.softmax(logits)
         # The largest p is 1 / sum(exp(x - max x)), which spares the sum and any logarithm of a small p.
@@ -144,7 +143,7 @@ def _losses_from_logits(labels: Tensor, logits: Tensor, smoothing: float) -> Ten
 
         return loss, gradient
 
-    return loss_of(logits)
+    return tf.custom_gradient(loss_of)(logits)
 
 
 def _has_strategy() -> bool:
