@@ -30,8 +30,18 @@ class Muon(MuonByVariable):
     a regular expression in `exclude_layers`.
 
     Args:
-        Those of `keras.optimizers.Muon`, with the same names and defaults. Both `weight_decay` and `adam_weight_decay`
-        are 0.004 by default; None turns them off.
+        learning_rate: a float or a schedule; for AdamW it is multiplied by `adam_lr_ratio`.
+        adam_beta_1, adam_beta_2, epsilon: of AdamW.
+        adam_weight_decay, weight_decay: for variables that AdamW updates, and for the others; None turns it off.
+        clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, loss_scale_factor,
+            gradient_accumulation_steps, name: as in every optimizer of Keras.
+        exclude_layers: regular expressions; AdamW updates the variables whose paths match one of them.
+        exclude_embeddings: whether AdamW updates all variables with "embedding" in their path. It updates those of
+            this package's embeddings in any case.
+        muon_a, muon_b, muon_c, ns_steps: coefficients and number of the iterations that orthogonalize a matrix.
+        adam_lr_ratio: see `learning_rate`.
+        momentum, nesterov: of the gradients of matrices.
+        rms_rate: the root mean square of an update before the learning rate; None leaves its singular values near 1.
 
     Reference:
         Jordan et al. 2024, kellerjordan.github.io/posts/muon; the scale of updates: Liu et al. 2025, arXiv:2502.16982.

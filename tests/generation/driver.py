@@ -1,4 +1,4 @@
-"""A loop in Python around a strategy, and models to run it with: ids (R, T) -> logits (R, V)."""
+"""A Python loop around a strategy, and models for it: functions from ids (R, T) to logits (R, V)."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from tests.tools import to_numpy
 
 
 def drive(strategy, model, ids, real=None, *, new, size, limit=None, stop=(), padding=0, constraints=None, noise=None):
-    """Prompts (B, P) through `strategy`; `model(ids, real)` is called with what the rows hold so far.
+    """Generates from prompts (B, P) with `strategy`; `model(ids, real)` is called with the tokens so far.
 
     Returns:
         The results (B, n, M), their scores (B, n), and the last state, all in NumPy.
@@ -18,7 +18,7 @@ def drive(strategy, model, ids, real=None, *, new, size, limit=None, stop=(), pa
     state = strategy.initial_state(
         ids, real, new, new if limit is None else limit, size, padding_id=padding, noise=noise
     )
-    cache = np.repeat(ids, strategy.rows_per_prompt, axis=0)  # grows and is reordered as a cache of keys would be
+    cache = np.repeat(ids, strategy.rows_per_prompt, axis=0)  # grows and is reordered like a key-value cache
     while to_numpy(strategy.is_running(state)):
         known, slot = {k: to_numpy(v) for k, v in state.items()}, int(state["slot"])
         live = np.repeat(~known["done"], strategy.rows_per_prompt)
@@ -35,13 +35,13 @@ def drive(strategy, model, ids, real=None, *, new, size, limit=None, stop=(), pa
 
 
 def markov(size, seed=0, order=2, spread=2.0):
-    """A language model that looks at the last `order` ids: logits drawn once for each."""
+    """A language model that looks at the last `order` ids: random logits for each sequence of them."""
     table = np.random.default_rng(seed).normal(size=(size,) * (order + 1)).astype("float32") * spread
     return lambda ids, real: table[tuple(ids[:, i - order] for i in range(order))]
 
 
 def speller(words, alphabet="abcdefghijklmnopqrstuvwxyz", end="."):
-    """A model that goes on with what it knows: {prefix: {character: probability}}; anything unknown ends."""
+    """A model with the probabilities {prefix: {character: probability}}; another prefix is followed by `end`."""
     letters = list(end + alphabet)
 
     def model(ids, real):

@@ -1,4 +1,4 @@
-"""`Beam` and `Greedy` against transformers, against all sequences there are, and against themselves in other ways."""
+"""`Beam` and `Greedy` against transformers, against an exhaustive search, and against each other."""
 
 import itertools
 from functools import cache
@@ -18,7 +18,7 @@ STOP, PAD = 2, 1
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """The tiny models of PyTorch spend their time waking threads otherwise."""
+    """On several threads the tiny models of PyTorch would be slower."""
     torch = pytest.importorskip("torch")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

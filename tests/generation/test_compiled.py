@@ -1,4 +1,4 @@
-"""Strategies and constraints in one compiled loop give what they give step by step."""
+"""Strategies and constraints in one compiled loop give the results of single steps."""
 
 import keras
 import numpy as np
@@ -26,7 +26,7 @@ IDS[~REAL] = PAD
 
 
 def program(strategy, rules):
-    """The whole search as one function; the model is a table of what follows each token."""
+    """A whole generation as one function; the model is a table of the logits after each token."""
 
     def run(ids, real, limit, noise=None):
         state = strategy.initial_state(ids, real, NEW, limit, SIZE, padding_id=PAD, noise=noise)

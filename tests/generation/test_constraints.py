@@ -1,4 +1,4 @@
-"""`Constraints` against the processors of transformers, and against themselves where a prompt is padded."""
+"""`Constraints` against the logits processors of transformers, with and without padding before the prompt."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ rows_of_ids = st.integers(1, 9).flatmap(
 
 
 @given(rows_of_ids, st.integers(1, 4), st.integers(0, 3))
-def test_no_n_gram_comes_twice_as_in_transformers_and_whatever_the_padding(ids, size, padding):
+def test_no_n_gram_occurs_twice_as_in_transformers_and_whatever_the_padding(ids, size, padding):
     scores = normal(len(ids), SIZE)
     expected = theirs("NoRepeatNGramLogitsProcessor", ids, scores, size)
     found = Constraints(no_repeat_ngram_size=size)(scores, state_of(ids, padding, new=len(ids[0]) // 2), ())
@@ -99,7 +99,7 @@ def test_forced_tokens_win_over_everything_as_in_transformers():
 
 
 def test_ids_outside_the_vocabulary_of_the_scores_are_passed_over():
-    """Some models read more ids than they write."""
+    """Some models embed more ids than they have logits for."""
     rules = Constraints(repetition_penalty=2.0, no_repeat_ngram_size=2)
     scores = np.abs(normal(1, SIZE))
     found = to_numpy(rules(scores, state_of([[50, 3, 50]]), ()))
@@ -133,7 +133,7 @@ def test_no_rules_change_nothing_and_equal_rules_are_equal_keys():
         ({"forced_tokens": [3]}, r"`forced_tokens` must map indices .*Received: forced_tokens=\[3\]"),
     ],
 )
-def test_rules_that_are_none_are_refused(options, message):
+def test_invalid_rules_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Constraints(**options)
 

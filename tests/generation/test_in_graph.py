@@ -1,4 +1,4 @@
-"""Generation in a graph for any shapes: what rows become, numbers of NumPy's generator, and numbers of each row."""
+"""Generation in a TensorFlow graph for any shapes, NumPy's random numbers in it, and strategies for each row."""
 
 import numpy as np
 import pytest
@@ -63,7 +63,7 @@ def test_a_graph_for_any_shapes_generates_what_generate_does(name, strategy):
     nodes = run.graph.as_graph_def()
     nodes = [*nodes.node, *(node for one in nodes.library.function for node in one.node_def)]
     assert not [node.op for node in nodes if "Xla" in node.op or "PyFunc" in node.op]
-    count = 1 if isinstance(strategy, Sample) else 3  # of a batch, Python draws only the first row as if it were alone
+    count = 1 if isinstance(strategy, Sample) else 3  # in a graph each row has the noise of a first row
     inputs = {"source": SOURCES, "target": PROMPTS} if name == "encoder_and_decoder" else PROMPTS[:count]
     options = {**RULES, "max_new_tokens": NEW, "jit_compile": False, "return_scores": True}
     rows, scores = generate(model, inputs, strategy, **options)
@@ -81,7 +81,7 @@ def test_a_graph_for_any_shapes_generates_what_generate_does(name, strategy):
         assert_close(score[0], found[index], atol=1e-5)
 
 
-def test_the_numbers_are_those_of_numpys_philox():
+def test_random_numbers_are_those_of_numpys_philox():
     seeds = np.array([0, 1, -3, 2**62 + 7, -(2**63), 987654321], "int64")
     for count in (1, 7, 8, 31):
         drawn = philox.uniform(tf.constant(seeds), count)

@@ -1,4 +1,4 @@
-"""Filters and `Sample`: the warpers of transformers, the inverse of a distribution, noise that can be repeated."""
+"""Sampling functions against the warpers of transformers and exact distributions, and the noise of `Sample`."""
 
 import keras
 import numpy as np

@@ -253,7 +253,9 @@ def test_untied_by_the_config_it_needs_its_own_table(tmp_path):
     ],
 )
 def test_a_head_that_is_asked_for_and_not_there_is_new_and_named(name, task, new):
-    with pytest.warns(UserWarning, match=f"lacks tensors of the task '{task}'. They are new and must be trained: ") as caught:
+    with pytest.warns(
+        UserWarning, match=f"lacks tensors of the task '{task}'. They are new and must be trained: "
+    ) as caught:
         model = pretrained.from_pretrained(TINY / name, task=task)
     assert set(eval(str(caught[0].message).split("trained: ")[1])) == new
     assert model.task == task and all(np.isfinite(to_numpy(x)).all() for x in model.weights)
@@ -288,7 +290,9 @@ def test_labels_have_the_names_that_are_given(tmp_path):
     for labels in ("good", [], ["good", "good"], ["good", 7], ["good", ""]):
         with pytest.raises(ValueError, match="`labels` must be different strings, none empty, one for each class. Rec"):
             pretrained.from_pretrained(TINY / "bert_cls", labels=labels)
-    with pytest.raises(ValueError, match="`labels` must have the length `num_labels`. Received: .*'so-so'], num_labels=4"):
+    with pytest.raises(
+        ValueError, match="`labels` must have the length `num_labels`. Received: .*'so-so'], num_labels=4"
+    ):
         pretrained.from_pretrained(TINY / "bert_cls", labels=names, num_labels=4)
 
 

@@ -1,4 +1,4 @@
-"""Metrics over real tokens, and all objects of `compile` in a model that is trained, saved and opened."""
+"""Metrics over real tokens; and losses, metrics and schedules in a model that is trained, saved and loaded."""
 
 import inspect
 import json

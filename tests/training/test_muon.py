@@ -1,4 +1,4 @@
-"""`Muon`: attention's kernels go as matrices do in Keras' own, whose update is nearly orthogonal."""
+"""`Muon` updates the kernels of attention as Keras' Muon updates matrices: nearly orthogonally."""
 
 import keras
 import numpy as np
@@ -41,7 +41,7 @@ def moved(optimizer, paths, values, steps=3):
         {"rms_rate": None, "ns_steps": 3},
     ],
 )
-def test_kernels_of_three_axes_go_as_the_matrices_that_they_are(options):
+def test_kernels_of_three_axes_are_updated_as_matrices(options):
     paths = [path for path, _, _ in KERNELS]
     values = [normal(*matrix, seed=7) for _, _, matrix in KERNELS]
     ours = Muon(0.02, **options)
@@ -69,7 +69,7 @@ def test_an_update_has_singular_values_near_one():
 
 
 @pytest.mark.parametrize("attention", [layers.MultiHeadAttention, keras.layers.MultiHeadAttention])
-def test_what_is_no_matrix_goes_by_adam(attention):
+def test_adamw_updates_what_is_no_matrix(attention):
     inputs = keras.Input((5,), dtype="int32")
     x = layers.TokenEmbedding(13, 12)(inputs)
     x = attention(3, 4, use_bias=True)(x, x)
@@ -91,7 +91,7 @@ def test_what_is_no_matrix_goes_by_adam(attention):
 @pytest.mark.parametrize(
     ("path", "options"), [("self_attention/query", {"exclude_layers": ["self_att"]}), ("conv1d", {})]
 )
-def test_other_kernels_of_three_axes_go_by_adam(path, options):
+def test_adamw_updates_other_kernels_of_three_axes(path, options):
     kernel = variable(normal(5, 2, 3), path)
     optimizer = Muon(**options)
     optimizer.build([kernel])

@@ -1,4 +1,4 @@
-"""`Resume`: a training that was cut off anywhere ends as one that was not."""
+"""`Resume`: a training that is interrupted anywhere ends with the weights of one that is not."""
 
 import json
 import os
