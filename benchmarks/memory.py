@@ -67,7 +67,7 @@ def vocabulary_step(side: str):
         with tf.GradientTape() as tape:
             tape.watch([hidden, table])
             if side in CHUNKS:
-                loss = ours.of_hidden(labels, hidden, table, None)
+                loss = ours.call_in_chunks(labels, hidden, table, None)
             else:
                 loss = theirs(labels, tf.einsum("btd,vd->btv", hidden, table))
         return tape.gradient(loss, [hidden, table])

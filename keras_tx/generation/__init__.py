@@ -1,6 +1,7 @@
 from keras_tx.generation.beam import Beam
 from keras_tx.generation.generate import generate, stream
 from keras_tx.generation.greedy import Greedy
-from keras_tx.generation.sampling import Sample
+from keras_tx.generation.sample import Sample
+from keras_tx.generation.strategy import Strategy
 
-__all__ = ["Beam", "Greedy", "Sample", "generate", "stream"]
+__all__ = ["Beam", "Greedy", "Sample", "Strategy", "generate", "stream"]

@@ -1,43 +1,55 @@
 """Beam search: logits (R, V) -> the next tokens of the best beams (R,), and the beams they continue.
 
-B prompts, W beams, R = B * W, M new slots, V vocabulary, C candidates. This is the search of transformers (5.23), step
-for step: the same candidates, scores, early stopping and results. Length penalty: Wu et al. 2016, arXiv:1609.08144,
-equation 14, without its 5s.
+B prompts, W beams, R = B * W, M new slots, V vocabulary, C candidates. Candidates, scores, early stopping and results
+are those of transformers 5.23 at every step. Length penalty: Wu et al. 2016, arXiv:1609.08144, equation 14, without its
+constant 5.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from numbers import Real
 
 import numpy as np
 from keras import ops
 
 from keras_tx import checks
-from keras_tx.generation import strategy
+from keras_tx.generation.state import State, append_tokens, as_int32, fill, initial_state, is_one_of
 from keras_tx.generation.strategy import Strategy
+from keras_tx.types import Tensor
 
-NOWHERE = -1e9  # the score of beams that must lose, finite as in transformers; half of it no real beam can have
+EXCLUDED = -1e9  # the score of beams that must lose, finite as in transformers; no real beam reaches half of it
 
 
 @dataclass(frozen=True)
 class Beam(Strategy):
-    """Keeps the `num_beams` likeliest continuations at every step, and returns the best of those that end.
+    """Keeps the `num_beams` likeliest continuations of each prompt at every step, and returns the best finished ones.
 
-    A continuation ends at a stop token or at the limit. Its score is the sum of its log-probabilities, as the
-    constraints left them, divided by length ** length_penalty, where the length counts the generated tokens, the stop
-    token among them. With one beam this is `Greedy`, except that a repetition penalty applies to log-probabilities here
-    and to logits there.
+    A continuation is finished by a stop token or by the limit. Its score is the sum of its log-probabilities, after
+    constraints, divided by length ** length_penalty; the length counts the generated tokens with the stop token. With
+    one beam this is `Greedy`, except that a repetition penalty applies to log-probabilities here and to logits there.
 
     Args:
-        num_beams: W.
+        num_beams: the number of beams W.
         length_penalty: above 0 favours longer results, below 0 shorter ones.
-        early_stopping: when a prompt is done that has `num_beams` results. True: at once. False: when the best running
-            beam, were it to end now, would not be among them. "never": when it could not be among them even if all its
-            further tokens were certain.
-        num_return_sequences: how many of the results to return, the best first.
+        early_stopping: when a prompt that has `num_beams` finished continuations is done. True: at once. False: when
+            the best running beam would not be among them if it ended now. "never": when no running beam could be among
+            them even if all its further tokens had the probability 1.
+        num_return_sequences: how many of the finished continuations to return, the best first.
 
     Raises:
         ValueError: for numbers out of range, another `early_stopping`, more `num_return_sequences` than `num_beams`,
-            and in `begin` for more beams than the vocabulary has tokens.
+            and in `generate` for more beams than the vocabulary has tokens.
+
+    Examples:
+        >>> model = keras_tx.models.CausalLM(11, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=8)
+        >>> strategy = keras_tx.generation.Beam(3, num_return_sequences=2)
+        >>> prompts = np.array([[5, 7, 9], [3, 2, 1]])
+        >>> ids, scores = model.generate(prompts, strategy, max_new_tokens=4, return_scores=True, jit_compile=False)
+        >>> ids.shape, scores.shape
+        ((2, 2, 7), (2, 2))
+        >>> bool((scores[:, 0] >= scores[:, 1]).all())
+        True
     """
 
     num_beams: int
@@ -46,15 +58,15 @@ class Beam(Strategy):
     early_stopping: bool | str = False
     num_return_sequences: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         checks.positive_int("num_beams", self.num_beams)
-        number = isinstance(self.length_penalty, (int, float)) and not isinstance(self.length_penalty, bool)
-        if not number or not math.isfinite(self.length_penalty):
+        is_number = isinstance(self.length_penalty, Real) and not isinstance(self.length_penalty, bool)
+        if not is_number or not math.isfinite(self.length_penalty):
             raise ValueError(
                 "The argument `length_penalty` must be a finite number. Received: "
                 f"length_penalty={self.length_penalty!r}"
             )
-        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+        if not isinstance(self.early_stopping, (bool, np.bool_)) and self.early_stopping != "never":
             raise ValueError(
                 "The argument `early_stopping` must be True, False or 'never'. Received: "
                 f"early_stopping={self.early_stopping!r}"
@@ -65,114 +77,137 @@ class Beam(Strategy):
                 "`num_return_sequences` must not be above `num_beams`. Received: "
                 f"num_return_sequences={self.num_return_sequences}, num_beams={self.num_beams}"
             )
+        for name, kind in (("num_beams", int), ("length_penalty", float), ("num_return_sequences", int)):
+            object.__setattr__(self, name, kind(getattr(self, name)))  # NumPy's numbers become Python's
+        if isinstance(self.early_stopping, np.bool_):
+            object.__setattr__(self, "early_stopping", bool(self.early_stopping))
 
     @property
-    def width(self):
+    def rows_per_prompt(self) -> int:
         return self.num_beams
 
-    def begin(self, ids, real, num_new, limit, vocabulary_size, padding_id=0, noise=None):
+    def initial_state(
+        self,
+        ids: Tensor,
+        real: Tensor,
+        num_new: int,
+        limit: Tensor,
+        vocabulary_size: int,
+        padding_id: Tensor = 0,
+        noise: Tensor = None,
+    ) -> State:
         if self.num_beams > vocabulary_size:
             raise ValueError(
                 "`num_beams` must not be above the size of the vocabulary. Received: "
                 f"num_beams={self.num_beams}, vocabulary_size={vocabulary_size}"
             )
-        state = strategy.begin(ids, real, width=self.width, num_new=num_new, limit=limit, padding_id=padding_id)
-        nowhere = ops.full_like(self._split(state["ids"][:, 0]), NOWHERE, dtype="float32")  # (B, W)
+        state = initial_state(
+            ids, real, rows_per_prompt=self.num_beams, num_new=num_new, limit=limit, padding_id=padding_id
+        )
+        excluded = ops.full_like(self._split(state["ids"][:, 0]), EXCLUDED, dtype="float32")  # (B, W)
         return {
             **state,
-            # The beams of a prompt are equal at first: only one may go on, or all would go the same way.
-            "scores": ops.where(ops.arange(self.width) == 0, 0.0, nowhere),
-            "ended": ops.zeros_like(nowhere, dtype="bool"),
-            "ended_scores": nowhere,
-            "ended_ids": self._split(strategy.fill(state["padding"], state["ids"], num_new)),
+            # The beams of a prompt are equal at first: if more than one could win, all would have the same tokens.
+            "scores": ops.where(ops.arange(self.num_beams) == 0, 0.0, excluded),
+            "ended": ops.zeros_like(excluded, dtype="bool"),
+            "ended_scores": excluded,
+            "ended_ids": self._split(fill(state["padding"], state["ids"], num_new)),
         }
 
-    def advance(self, logits, state, constraints, stop_tokens):
-        width, live = self.width, ops.logical_not(state["done"])
+    def advance(
+        self,
+        logits: Tensor,
+        state: State,
+        constraints: Callable[[Tensor, State, tuple[int, ...]], Tensor],
+        stop_tokens: tuple[int, ...],
+    ) -> tuple[State, Tensor, Tensor]:
+        width, running = self.num_beams, ops.logical_not(state["done"])
         log_probs = ops.log_softmax(ops.cast(logits, "float32"), axis=-1)
         scores = constraints(log_probs, state, stop_tokens) + ops.reshape(state["scores"], (-1, 1))
 
-        # Each stop token can end a continuation of each beam: these many candidates leave W that go on.
+        # Each stop token can end a continuation of each beam: with this many candidates W running ones are left.
         count = min(max(2, 1 + len(set(stop_tokens))) * width, width * scores.shape[-1])
         scores, tokens, origin = _candidates(scores, width, count)  # (B, C), the best first
         at_limit = state["step"] + 1 >= state["limit"]
-        ends = ops.logical_or(strategy.is_one_of(tokens, stop_tokens), at_limit)
-        new = self._results(state, scores, tokens, origin, ends)
-        new["scores"], places = ops.top_k(scores + ops.where(ends, NOWHERE, 0.0), width)  # of those that go on
+        ends = ops.logical_or(is_one_of(tokens, stop_tokens), at_limit)
+        new = self._finished(state, scores, tokens, origin, ends)
+        new["scores"], places = ops.top_k(scores + ops.where(ends, EXCLUDED, 0.0), width)  # of the running ones
 
-        # One NaN, an infinity or nothing but minus infinity make all of a row's log-probabilities NaN.
-        lost = ops.any(self._split(ops.isnan(log_probs[:, 0])), axis=1)
-        left = ops.logical_or(scores[:, 0] > NOWHERE / 2, ops.any(state["ended"], axis=1))
-        lost = ops.logical_and(live, ops.logical_or(lost, ops.logical_not(left)))
-        done = ops.logical_or(at_limit, ops.logical_not(self._may_improve(state, **new)))
+        # One NaN, an infinity or nothing but minus infinity make all log-probabilities of a row NaN.
+        broken = ops.any(self._split(ops.isnan(log_probs[:, 0])), axis=1)
+        has_beam = ops.logical_or(scores[:, 0] > EXCLUDED / 2, ops.any(state["ended"], axis=1))
+        broken = ops.logical_and(running, ops.logical_or(broken, ops.logical_not(has_beam)))
+        done = ops.logical_or(at_limit, ops.logical_not(self._can_improve(state, **new)))
 
-        live_rows = ops.repeat(live, width, axis=0)
+        running_rows = ops.repeat(running, width, axis=0)
         tokens, origin = (ops.reshape(ops.take_along_axis(x, places, axis=1), (-1,)) for x in (tokens, origin))
-        tokens = ops.where(live_rows, tokens, state["padding"])
-        origin = ops.where(live_rows, origin, ops.arange(ops.shape(live_rows)[0], dtype="int32"))
+        tokens = ops.where(running_rows, tokens, state["padding"])
+        origin = ops.where(running_rows, origin, ops.arange(ops.shape(running_rows)[0], dtype="int32"))
         for name, value in new.items():
-            new[name] = ops.where(ops.reshape(live, (-1,) + (1,) * (len(value.shape) - 1)), value, state[name])
+            new[name] = ops.where(ops.reshape(running, (-1,) + (1,) * (len(value.shape) - 1)), value, state[name])
         state = {
             **state,
             **new,
-            **strategy.write(state, ops.take(state["ids"], origin, axis=0), tokens, live_rows),
-            "broken": ops.logical_or(state["broken"], ops.any(lost)),
+            **append_tokens(state, ops.take(state["ids"], origin, axis=0), tokens, running_rows),
+            "broken": ops.logical_or(state["broken"], ops.any(broken)),
             "done": ops.logical_or(state["done"], done),
         }
         return state, tokens, origin
 
-    def _results(self, state, scores, tokens, origin, ends):
-        """The W best of the results so far and of the candidates (B, C) that end."""
+    def _finished(self, state: State, scores: Tensor, tokens: Tensor, origin: Tensor, ends: Tensor) -> State:
+        """The W best finished continuations, of those so far and of the candidates (B, C) that end now."""
         step, count, num_new = state["step"], tokens.shape[1], state["ended_ids"].shape[2]
-        # Only the W best candidates may be results: the others are there to go on.
-        ends = ops.logical_and(ops.logical_and(ends, ops.arange(count) < self.width), scores > NOWHERE / 2)
-        scores = ops.where(ends, scores / ops.take(self._divisors(num_new), step + 1), NOWHERE)
+        # As in transformers, only the W best candidates may become results; the others may only continue.
+        ends = ops.logical_and(ops.logical_and(ends, ops.arange(count) < self.num_beams), scores > EXCLUDED / 2)
+        scores = ops.where(ends, scores / ops.take(self._divisors(num_new), step + 1), EXCLUDED)
         ids = ops.take(state["ids"][:, -num_new:], origin, axis=0)  # (B, C, M)
         ids = ops.where(ops.arange(num_new, dtype="int32") == step, tokens[:, :, None], ids)
-        scores, places = ops.top_k(ops.concatenate([state["ended_scores"], scores], axis=1), self.width)
+        scores, places = ops.top_k(ops.concatenate([state["ended_scores"], scores], axis=1), self.num_beams)
         ended = ops.take_along_axis(ops.concatenate([state["ended"], ends], axis=1), places, axis=1)
         ids = ops.take_along_axis(ops.concatenate([state["ended_ids"], ids], axis=1), places[:, :, None], axis=1)
         return {"ended": ended, "ended_scores": scores, "ended_ids": ids}
 
-    def _may_improve(self, state, scores, ended, ended_scores, ended_ids):
-        """Whether the beams that go on could still better the results, (B,)."""
+    def _can_improve(
+        self, state: State, scores: Tensor, ended: Tensor, ended_scores: Tensor, ended_ids: Tensor
+    ) -> Tensor:
+        """Whether a running beam could still be better than a finished continuation, (B,)."""
         never = self.early_stopping == "never" and self.length_penalty > 0
         length = state["limit"] if never else state["step"] + 1
-        hoped = scores[:, :1] / ops.take(self._divisors(ended_ids.shape[2]), length)
-        worst = ops.where(ended, ops.min(ended_scores, axis=1, keepdims=True), NOWHERE)
-        better = ops.logical_and(ops.any(hoped > worst, axis=1), scores[:, 0] > NOWHERE / 2)
-        if self.early_stopping is True or self.width == 1:
+        best_possible = scores[:, :1] / ops.take(self._divisors(ended_ids.shape[2]), length)
+        worst = ops.where(ended, ops.min(ended_scores, axis=1, keepdims=True), EXCLUDED)
+        better = ops.logical_and(ops.any(best_possible > worst, axis=1), scores[:, 0] > EXCLUDED / 2)
+        if self.early_stopping is True or self.num_beams == 1:
             return ops.logical_and(better, ops.logical_not(ops.all(ended, axis=1)))
         return better
 
-    def _divisors(self, longest):
+    def _divisors(self, longest: int) -> Tensor:
         """length ** length_penalty for lengths 0 (never used) to `longest`, rounded to float32 once."""
         lengths, limits = np.maximum(np.arange(longest + 1.0), 1), np.finfo("float32")
         with np.errstate(over="ignore", under="ignore"):
             powers = lengths**self.length_penalty
         return ops.convert_to_tensor(np.clip(powers, limits.tiny, limits.max).astype("float32"))
 
-    def result(self, state):
-        """The best results (B, n, M), the padding id behind the stop token, and their scores (B, n), the best first.
+    def result(self, state: State) -> tuple[Tensor, Tensor]:
+        """The best continuations (B, n, M), with the padding id after the stop token, and their scores (B, n).
 
-        There are always as many as asked for, except where constraints leave fewer continuations: then the rest is
-        padding, with a score of minus infinity.
+        The best comes first. If constraints leave fewer than n continuations, the others are padding with a score of
+        minus infinity.
         """
         ended = state["ended"][:, : self.num_return_sequences]
         scores = ops.where(ended, state["ended_scores"][:, : self.num_return_sequences], -float("inf"))
         ids = state["ended_ids"][:, : self.num_return_sequences]
         return ops.where(ended[:, :, None], ids, state["padding"]), scores
 
-    def _split(self, x):
+    def _split(self, x: Tensor) -> Tensor:
         """(R, ...) -> (B, W, ...)."""
-        return ops.reshape(x, (-1, self.width, *x.shape[1:]))
+        return ops.reshape(x, (-1, self.num_beams, *x.shape[1:]))
 
 
-def _candidates(scores, width, count):
+def _candidates(scores: Tensor, width: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """The `count` best of all continuations of a prompt: scores (R, V) -> scores, tokens and rows, each (B, C)."""
     kept = min(count, scores.shape[-1])
     scores, tokens = ops.top_k(scores, kept)  # the best of all are among the best of each beam
     scores, places = ops.top_k(ops.reshape(scores, (-1, width * kept)), count)
     tokens = ops.take_along_axis(ops.reshape(tokens, (-1, width * kept)), places, axis=1)
-    first = ops.arange(ops.shape(scores)[0], dtype="int32")[:, None] * width
-    return scores, strategy.integer(tokens), first + strategy.integer(places) // kept
+    first_row = ops.arange(ops.shape(scores)[0], dtype="int32")[:, None] * width
+    return scores, as_int32(tokens), first_row + as_int32(places) // kept

@@ -1,11 +1,14 @@
-"""What is to be written, whatever the inputs: a strategy, rules, and the ids that begin and end a row, all checked."""
+"""The checked options of a generation that do not depend on the inputs: strategy, constraints, special tokens."""
+
+from typing import Any
 
 import numpy as np
 
 from keras_tx import checks
+from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.decode_loop import DecodeLoop
 from keras_tx.generation.greedy import Greedy
-from keras_tx.generation.processors import Constraints
+from keras_tx.generation.incremental_model import IncrementalModel
 from keras_tx.generation.strategy import Strategy
 
 
@@ -13,73 +16,88 @@ class GenerationConfig:
     """The options of `generate` for a model, with the defaults that a tokenizer gives.
 
     Args:
-        steps: `IncrementalModel` of the model.
+        model: `IncrementalModel` of the model that generates.
         strategy: `Greedy()` if None.
         tokenizer: its `cls_id` and `sep_id` are the defaults of `start_token` and `stop_tokens`.
-        others: as for `generate`.
+        others: see `generate`.
 
     Raises:
-        TypeError: another strategy.
-        ValueError: numbers out of range, ids outside the vocabulary, contradictory rules.
+        TypeError: for a strategy that is not a `Strategy`, or cannot be hashed.
+        ValueError: for numbers out of range, ids outside the vocabulary, and contradictory constraints.
     """
 
     def __init__(
         self,
-        steps,
-        strategy=None,
-        tokenizer=None,
+        model: IncrementalModel,
+        strategy: Strategy | None = None,
+        tokenizer: Any = None,
         *,
-        max_new_tokens,
-        min_new_tokens=0,
-        stop_tokens=None,
-        start_token=None,
-        repetition_penalty=1.0,
-        no_repeat_ngram_size=0,
-        forbidden_tokens=(),
-        forced_tokens=None,
-        renormalize_logits=False,
+        max_new_tokens: int,
+        min_new_tokens: int = 0,
+        stop_tokens: Any = None,
+        start_token: Any = None,
+        repetition_penalty: float = 1.0,
+        no_repeat_ngram_size: int = 0,
+        forbidden_tokens: Any = (),
+        forced_tokens: Any = None,
+        renormalize_logits: bool = False,
     ):
-        self.max_new_tokens = checks.positive_int("max_new_tokens", max_new_tokens)
-        self.steps, self.strategy = steps, Greedy() if strategy is None else strategy
-        if not isinstance(self.strategy, Strategy):
-            raise TypeError(f"`strategy` must be `Greedy()`, `Sample()` or `Beam()`. Received: strategy={strategy!r}")
+        self.max_new_tokens: int = checks.positive_int("max_new_tokens", max_new_tokens)
+        self.model = model
+        self.strategy = _checked_strategy(Greedy() if strategy is None else strategy)
         if start_token is None:
             start_token = getattr(tokenizer, "cls_id", None)
         self.start_token = None if start_token is False else start_token
         stop_tokens = getattr(tokenizer, "sep_id", None) if stop_tokens is None else stop_tokens
         self.stop_tokens = _ids("stop_tokens", () if stop_tokens is None else stop_tokens)
-        self.padding_id = steps.padding_ids[steps.target] or 0
+        self.padding_id = model.padding_ids[model.target] or 0
         self.constraints = Constraints(
             repetition_penalty=repetition_penalty,
             no_repeat_ngram_size=no_repeat_ngram_size,
             min_new_tokens=min_new_tokens,
             forbidden_tokens=forbidden_tokens,
             forced_tokens=forced_tokens,
-            renormalize_logits=bool(renormalize_logits),
+            renormalize_logits=renormalize_logits,
         )
-        self.constraints.check(max_new_tokens, steps.vocabulary_size, self.stop_tokens)
+        self.constraints.check(self.max_new_tokens, model.vocabulary_size, self.stop_tokens)
 
-    def search(self, num_new, strategy=None):
-        """The `DecodeLoop` for at most `num_new` tokens, by another strategy if one is given."""
+    def decode_loop(self, num_new: int, strategy: Strategy | None = None) -> DecodeLoop:
+        """The `DecodeLoop` for at most `num_new` tokens, with another strategy if one is given."""
         strategy = self.strategy if strategy is None else strategy
-        return DecodeLoop(self.steps, strategy, self.constraints, self.stop_tokens, self.padding_id, num_new)
+        return DecodeLoop(self.model, strategy, self.constraints, self.stop_tokens, self.padding_id, num_new)
 
-    def start_row(self):
-        """The row that a target begins with.
+    def target_start(self) -> int:
+        """The id that a target begins with.
 
         Raises:
-            ValueError: there is no start token, or it is no id of the vocabulary.
+            ValueError: if there is no start token, or it is not one id of the vocabulary.
         """
-        size = self.steps.vocabulary_size
+        size = self.model.vocabulary_size
         if self.start_token is None:
             raise ValueError("`start_token` must be given: the id that begins a target. Received: start_token=None")
         start = _ids("start_token", self.start_token)
         if len(start) != 1 or not 0 <= start[0] < size:
             raise ValueError(f"`start_token` must be an id in [0, {size}). Received: start_token={self.start_token!r}")
-        return start
+        return start[0]
 
 
-def _ids(name, ids):
+def _checked_strategy(strategy: Any) -> Strategy:
+    if not isinstance(strategy, Strategy):
+        raise TypeError(
+            "`strategy` must be `Greedy()`, `Sample()`, `Beam()` or another `Strategy`. Received: "
+            f"strategy={strategy!r}"
+        )
+    try:
+        hash(strategy)
+    except TypeError as error:
+        raise TypeError(
+            "`strategy` must be hashable, for example a frozen dataclass of hashable values. Received: "
+            f"strategy={strategy!r}"
+        ) from error
+    return strategy
+
+
+def _ids(name: str, ids: Any) -> tuple[int, ...]:
     """An id, or several -> a tuple."""
     array = np.ravel(ids)
     if array.size and array.dtype.kind not in "iu":

@@ -2,16 +2,22 @@
 
 from dataclasses import dataclass
 
-from keras_tx.generation import strategy
+from keras_tx.generation.state import State, argmax
 from keras_tx.generation.strategy import Strategy
+from keras_tx.types import Tensor
 
 
 @dataclass(frozen=True)
 class Greedy(Strategy):
-    """Takes the likeliest token, the first of equals, until a stop token or the limit.
+    """Takes the likeliest token at every step; of equally likely ones the first.
 
-    The score of a result is the sum of the log-probabilities of its tokens.
+    The default strategy of `generate`. The score of a result is the sum of the log-probabilities of its tokens.
+
+    Examples:
+        >>> logits = np.array([[0.1, 2.0, 0.3], [1.0, 0.0, 1.0]], "float32")
+        >>> keras_tx.generation.Greedy().choose(logits, state={}).numpy().tolist()
+        [1, 0]
     """
 
-    def choose(self, scores, state):
-        return strategy.likeliest(scores)
+    def choose(self, scores: Tensor, state: State) -> Tensor:
+        return argmax(scores)

@@ -1,65 +1,69 @@
-"""Generation in a TensorFlow graph, for any batch and any length: ragged rows of ids -> the rows of ids that follow.
+"""Generation in a TensorFlow graph, for any batch size and any length: ragged prompts -> the tokens that follow.
 
-B prompts, P tokens of the longest, n results of each, M new tokens. What `generate` does, without XLA, Python and
-NumPy, so that a server can run it.
+B prompts, P tokens of the longest prompt, S source tokens, n results for each prompt, M new tokens. It does what
+`generate` does without XLA, Python and NumPy, so that a server can run it.
 """
 
+from keras_tx.generation.decode_loop import DecodeLoop
 from keras_tx.layers import xla
 from keras_tx.optional import Lazy
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
 
-def write(search, prompts, sources, limit, noise=None):
-    """What `search` writes behind the prompts.
+def generate(
+    loop: DecodeLoop, prompts: Tensor, sources: list[Tensor], limit: Tensor, noise: Tensor = None
+) -> tuple[Tensor, Tensor]:
+    """Generates the continuations of prompts.
 
     Args:
-        search: a `DecodeLoop`.
-        prompts: ragged int32 (B, None), with a token in every row.
-        sources: int32 tensors (B, S), padded on the right, in the order of `search.steps.sources`.
-        limit: the number of new tokens, at most M, as the strategy takes it.
+        loop: a `DecodeLoop`.
+        prompts: ragged int32 (B, None), with at least one token in every row.
+        sources: int32 tensors (B, S), padded on the right, in the order of `loop.model.sources`.
+        limit: the number of new tokens, at most M, a scalar or (B,): see `Strategy.initial_state`.
         noise: (M, B) for `Sample` and `PerRowStrategy`.
 
     Returns:
-        The new tokens (B, n, M) and the scores (B, n), as `Strategy.result` has them.
+        The new tokens (B, n, M) and the scores (B, n), as `Strategy.result` returns them.
 
     Raises:
-        InvalidArgumentError: when the graph runs, where logits are NaN or no token is allowed.
+        InvalidArgumentError: when the graph runs, if logits are NaN or no token is allowed.
     """
-    ids, real = left_padded(prompts, search.padding_id)
+    ids, real = left_padded(prompts, loop.padding_id)
     with xla.tracing(False):
-        state, tokens, fixed = search.begin(ids, real, sources, limit, noise)
-        state, _, _ = search.go_on(state, tokens, fixed, search.num_new)
+        state, tokens, context = loop.prefill(ids, real, sources, limit, noise)
+        state, _, _ = loop.decode(state, tokens, context, loop.num_new)
     rule = "The logits must not be NaN, and some token must be allowed. Received: no token to choose at the new token"
     check = tf.debugging.Assert(tf.logical_not(state["broken"]), [rule, state["step"]])
     with tf.control_dependencies([check]):
-        ids, scores = (tf.identity(x) for x in search.strategy.result(state))
-    ids.set_shape([None, None, search.num_new])
+        ids, scores = (tf.identity(x) for x in loop.strategy.result(state))
+    ids.set_shape([None, None, loop.num_new])
     return ids, scores
 
 
-def rows_of(ids, padding_id):
-    """Ids, ragged or (B, T) with padding anywhere -> ragged (B, None) without it; None: nothing is padding."""
+def ragged_rows(ids: Tensor, padding_id: int | None) -> Tensor:
+    """Ids, ragged or (B, T) with padding anywhere -> ragged (B, None) without padding; None: there is no padding id."""
     rows = ids if isinstance(ids, tf.RaggedTensor) else tf.RaggedTensor.from_tensor(ids)
     return rows if padding_id is None else tf.ragged.boolean_mask(rows, rows != padding_id)
 
 
-def right_padded(rows, padding_id):
+def right_padded(rows: Tensor, padding_id: int) -> Tensor:
     """Ragged (B, None) -> (B, P), P at least 1."""
     ids = rows.to_tensor(padding_id)
     return tf.pad(ids, [[0, 0], [0, tf.maximum(1 - tf.shape(ids)[1], 0)]], constant_values=padding_id)
 
 
-def left_padded(rows, padding_id):
-    """Ragged (B, None) -> ids (B, P) that all end in the same place, and True at those that are real; P at least 1."""
+def left_padded(rows: Tensor, padding_id: int) -> tuple[Tensor, Tensor]:
+    """Ragged (B, None) -> ids (B, P) that all end in the last slot, and True at real tokens (B, P); P at least 1."""
     ids = right_padded(rows, padding_id)
-    width = tf.shape(ids)[1]
-    places = tf.range(width)[None] - (width - tf.cast(rows.row_lengths(), "int32"))[:, None]  # (B, P)
-    return tf.gather(ids, places % width, batch_dims=1), places >= 0
+    length = tf.shape(ids)[1]
+    places = tf.range(length)[None] - (length - tf.cast(rows.row_lengths(), "int32"))[:, None]  # (B, P)
+    return tf.gather(ids, places % length, batch_dims=1), places >= 0
 
 
-def lengths(ids, stop_tokens, limit):
-    """The number of ids (B, n, M) up to the first stop token, which is counted, or up to `limit` (B, 1) or ()."""
+def lengths(ids: Tensor, stop_tokens: tuple[int, ...], limit: Tensor) -> Tensor:
+    """The number of ids (B, n, M) up to and with the first stop token, at most `limit`, (B, 1) or ()."""
     stops = tf.zeros_like(ids, tf.bool)
     for stop in stop_tokens:
         stops |= tf.equal(ids, stop)

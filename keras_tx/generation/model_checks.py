@@ -1,64 +1,34 @@
-"""What generation asks of the operations of a functional model: which look at other tokens, and what it refuses."""
+"""Which models can generate: each check names the rule and the layer that breaks it."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
 
 import keras
 
 from keras_tx import keras_internals
-from keras_tx.layers import (
-    Decoder,
-    DecoderLayer,
-    Encoder,
-    EncoderLayer,
-    LearnedPositionalEncoding,
-    MultiHeadAttention,
-    TokenEmbedding,
-)
+from keras_tx.functional_graph import Node
+from keras_tx.generation.operations import compared_with
+from keras_tx.layers import MultiHeadAttention
 
-ATTENTION = (MultiHeadAttention, DecoderLayer, Decoder)
-MIXING = (
-    Encoder,
-    EncoderLayer,
-    keras.layers.MultiHeadAttention,
-    keras.layers.GroupQueryAttention,
-    keras.layers.Attention,
-    keras.layers.RNN,
-    keras.layers.Bidirectional,
-    keras.layers.Conv1D,
-    keras.layers.SeparableConv1D,
-    keras.layers.GlobalAveragePooling1D,
-    keras.layers.GlobalMaxPooling1D,
-    keras.layers.AveragePooling1D,
-    keras.layers.MaxPooling1D,
-    keras.layers.Flatten,
-    keras.layers.Permute,
-    keras.layers.Reshape,
-)
-# Of all other operations nobody knows: models that have some are tried out.
-_BY_ITSELF = (
-    keras.layers.Activation,
-    keras.layers.Add,
-    keras.layers.Dense,
-    keras.layers.Dropout,
-    keras.layers.Embedding,
-    keras.layers.LayerNormalization,
-    keras.layers.RMSNormalization,
-)
+MASKS = ("mask", "query_mask", "value_mask", "key_mask")  # call arguments of the layers with a cache
 
 
-def is_known(operation):
-    of_this_package = type(operation).__module__.startswith("keras_tx.")
-    if isinstance(operation, keras.layers.Activation):
-        return keras_internals.is_of_keras(operation.activation)
-    return of_this_package or type(operation) in (*_BY_ITSELF, keras_internals.NOT_EQUAL)
+def checked_functional(model: Any) -> Any:
+    """The functional model that `model` is, or that a `Sequential` contains."""
+    functional = keras_internals.functional_model(model)
+    if functional is None:
+        raise TypeError(f"`model` must be a functional keras.Model, built. Received: model={model!r}")
+    return functional
 
 
-def compared_with(node):
-    """The number that a node `x != number` compares with; None of any other node."""
-    numbers = [x for x in (*node.args, *node.kwargs.values()) if isinstance(x, (int, float))]
-    return numbers[0] if type(node.operation) is keras_internals.NOT_EQUAL and numbers else None
+def check_output(model: Any) -> None:
+    if len(model.outputs) != 1 or len(model.outputs[0].shape) != 3:
+        shapes = [tuple(x.shape) for x in model.outputs]
+        raise ValueError(f"`model` must have one output, logits (B, T, V). Received: outputs of shapes {shapes}")
 
 
-def check_no_softmax(operation):
-    """Strategies would take probabilities for logits, and flatten them."""
+def check_no_softmax(operation: Any) -> None:
+    """Strategies would take probabilities for logits, and make the distribution nearly uniform."""
     activation = getattr(operation, "activation", None)
     if isinstance(operation, keras.layers.Softmax) or activation is keras.activations.softmax:
         raise ValueError(
@@ -67,34 +37,53 @@ def check_no_softmax(operation):
         )
 
 
-def functional(model):
-    function = keras_internals.functional_model(model)
-    if function is None:
-        raise TypeError(f"`model` must be a functional keras.Model, built. Received: model={model!r}")
-    return function
+def refuse_layer(layer: Any) -> NoReturn:
+    raise ValueError(
+        "A generative model may look at other tokens only in `Decoder`, `DecoderLayer` and causal "
+        f"`MultiHeadAttention` of keras_tx. Received: layer '{layer.name}' of type {type(layer).__name__}"
+    )
 
 
-def shortest_table(nodes):
-    """The length of the shortest table of learned positions; None if there is none."""
-    layers = [layer for node in nodes for layer in layers_of(node.operation)]
-    return min((x.max_length for x in layers if isinstance(x, LearnedPositionalEncoding)), default=None)
+def check_causal(node: Node, target: str, depends_on_target: Callable[[Iterable[int]], bool]) -> None:
+    """Refuses attention of the target to later tokens, and cross-attention whose keys cannot be computed once."""
+    layer = node.operation
+    if node.kwargs.get("attention_mask") is not None:
+        raise ValueError(
+            f"Layer '{layer.name}' gets an `attention_mask`, which does not grow with the ids. Received: attention_mask"
+        )
+    if not isinstance(layer, MultiHeadAttention):
+        if depends_on_target(node.numbers_of("memory", 1)):
+            raise ValueError(
+                f"The memory of layer '{layer.name}' must not depend on `target`. Received: target={target}"
+            )
+        return
+    is_causal = node.kwargs.get("use_causal_mask")
+    is_self_attention = depends_on_target(node.numbers_of("value", 1))
+    if is_self_attention and not is_causal:
+        raise ValueError(
+            f"Self-attention of a generative model needs `use_causal_mask=True`. Received: layer '{layer.name}' "
+            "without it"
+        )
+    if not is_self_attention and (is_causal or layer.rotary or layer.sliding_window):
+        raise ValueError(
+            "Cross-attention of a generative model must not depend on the positions of its queries. Received: layer "
+            f"'{layer.name}' with use_causal_mask={is_causal}, rotary={layer.rotary}, "
+            f"sliding_window={layer.sliding_window}"
+        )
 
 
-def layers_of(operation):
-    return keras_internals.layers_within(operation) if isinstance(operation, keras.layers.Layer) else []
-
-
-def padding_id(embedding):
-    if isinstance(embedding, keras.layers.Embedding):
-        return 0 if embedding.mask_zero else None
-    return None if embedding is None else embedding.padding_id
-
-
-def vocabulary_size(embedding):
-    if isinstance(embedding, keras.layers.Embedding):
-        return embedding.input_dim
-    return None if embedding is None else embedding.vocabulary_size
-
-
-def adds_positions(operation):
-    return not isinstance(operation, TokenEmbedding) or operation.positions is not None
+def check_masks(nodes: list[Node], cached_nodes: list[Node], target_value: int, padding_id: int | None) -> None:
+    """Refuses masks of the target other than `ids != padding_id`: decode steps replace them by the mask of padding."""
+    made_by = {value: node for node in nodes for value in node.outputs}
+    for node in cached_nodes:
+        for name in MASKS:
+            for value in node.numbers_of(name, len(node.args)):
+                source = made_by.get(value)
+                if source is None or target_value not in source.inputs.values():
+                    continue
+                hidden_id = compared_with(source)
+                if hidden_id is not None and (padding_id is None or hidden_id != padding_id):
+                    raise ValueError(
+                        f"The `{name}` of layer '{node.operation.name}' must be that of the padding, in a generative "
+                        f"model. Received: a mask of the id {hidden_id}, padding_id={padding_id}"
+                    )

@@ -1,49 +1,46 @@
-"""What users hand in -> arrays, and back: texts or ids, one or many, of any lengths.
+"""Inputs of `generate` -> lists of texts or rows of ids -> padded arrays, and new ids -> pieces of text.
 
-B prompts, P slots of a prompt, N new tokens.
+B prompts, P slots of a prompt, N ids of a row, V vocabulary.
 """
 
 from os.path import commonprefix
+from typing import Any
 
 import numpy as np
 
-from keras_tx.optional import Lazy
 
-tf = Lazy("tensorflow")
-
-
-def is_text(inputs):
-    """Whether `inputs` are strings: one, a list of them, or an array or tensor."""
+def is_text(inputs: Any) -> bool:
+    """Whether `inputs` are text: a string, or a list, an array or a tensor of strings."""
     if isinstance(inputs, (list, tuple)):
-        return any(isinstance(one, (str, bytes)) for one in inputs)
+        return any(isinstance(item, (str, bytes)) for item in inputs)
     if isinstance(inputs, (str, bytes)):
         return True
     if isinstance(inputs, np.ndarray) and inputs.dtype == object:
-        return any(isinstance(one, (str, bytes)) for one in inputs.ravel())
+        return any(isinstance(item, (str, bytes)) for item in inputs.ravel())
     dtype = getattr(inputs, "dtype", None)
     return str(getattr(dtype, "name", dtype)).startswith(("str", "object", "<U", "bytes"))
 
 
-def as_strings(inputs):
-    """Texts -> list of str, and whether there was only one."""
+def as_strings(inputs: Any) -> tuple[list[str], bool]:
+    """Texts -> a list of `str`, and whether there was a single text instead of a list."""
     if isinstance(inputs, (str, bytes)):
-        inputs, one = [inputs], True
+        inputs, is_single = [inputs], True
     else:
         array = np.asarray(inputs.numpy() if hasattr(inputs, "numpy") else inputs, dtype=object)
-        inputs, one = list(np.atleast_1d(array)), array.ndim == 0
+        inputs, is_single = list(np.atleast_1d(array)), array.ndim == 0
     wrong = [text for text in inputs if not isinstance(text, (str, bytes))]
     if wrong:
         raise ValueError(f"`inputs` must be texts alone, or rows of ids. Received: {wrong[0]!r} among texts")
-    return [text.decode("utf-8") if isinstance(text, bytes) else str(text) for text in inputs], one
+    return [text.decode("utf-8") if isinstance(text, bytes) else str(text) for text in inputs], is_single
 
 
-def as_rows(name, inputs, padding_id, vocabulary_size):
-    """Ids -> list of integer arrays without padding, and whether there was only one row.
+def as_rows(name: str, inputs: Any, padding_id: int | None, vocabulary_size: int) -> tuple[list[np.ndarray], bool]:
+    """Ids -> a list of integer arrays without padding, and whether there was a single row instead of a list.
 
     Args:
         name: of the argument, for errors.
-        inputs: (P,) or (B, P) integers, or a list of rows of any lengths; `padding_id` is left out wherever it stands.
-        padding_id: None if nothing is padding.
+        inputs: (P,) or (B, P) integers, or a list of rows of any lengths.
+        padding_id: is left out wherever it stands; None if the model has none.
         vocabulary_size: V.
     """
     if hasattr(inputs, "to_list"):  # a ragged tensor
@@ -53,23 +50,24 @@ def as_rows(name, inputs, padding_id, vocabulary_size):
     if isinstance(inputs, (list, tuple)) and len({_depth(row) for row in inputs}) > 1:
         raise ValueError(f"`{name}` must be rows of ids, (P,) or (B, P). Received: {inputs!r}")
     if isinstance(inputs, (list, tuple)):
-        one = all(np.ndim(row) == 0 for row in inputs)
-        rows = [np.asarray(inputs)] if one else [np.asarray(row) for row in inputs]
+        is_single = all(np.ndim(row) == 0 for row in inputs)
+        rows = [np.asarray(inputs)] if is_single else [np.asarray(row) for row in inputs]
     else:
         array = np.asarray(inputs.detach().cpu() if hasattr(inputs, "detach") else inputs)
-        one = array.ndim == 1
+        is_single = array.ndim == 1
         rows = list(np.atleast_2d(array)) if array.ndim else [array]
     if not rows or any(row.ndim != 1 for row in rows):
         shapes = [row.shape for row in rows]
         raise ValueError(f"`{name}` must be rows of ids, (P,) or (B, P), and not empty. Received: shapes {shapes}")
-    return [_tokens(name, row, padding_id, vocabulary_size) for row in rows], one
+    return [_checked_row(name, row, padding_id, vocabulary_size) for row in rows], is_single
 
 
-def _depth(row):
-    return 1 + _depth(row[0]) if isinstance(row, (list, tuple)) and row else np.ndim(row)
+def _depth(row: Any) -> int:
+    return 1 + _depth(row[0]) if isinstance(row, (list, tuple)) and row else int(np.ndim(row))
 
 
-def _tokens(name, row, padding_id, vocabulary_size):
+def _checked_row(name: str, row: np.ndarray, padding_id: int | None, vocabulary_size: int) -> np.ndarray:
+    """The real tokens of a row (N,), int32."""
     if row.size and row.dtype.kind not in "iu":
         raise ValueError(f"`{name}` must be integers, or texts with a `tokenizer`. Received: dtype {row.dtype}")
     tokens = row if padding_id is None else row[row != padding_id]
@@ -81,7 +79,12 @@ def _tokens(name, row, padding_id, vocabulary_size):
     return tokens.astype("int32")
 
 
-def padded(rows, length, padding_id, left):
+def bucketed(length: int, smallest: int = 16) -> int:
+    """`length`, rounded up to a power of two: programs are compiled for these few lengths only."""
+    return max(smallest, 1 << (max(length, 1) - 1).bit_length())
+
+
+def padded(rows: list[np.ndarray], length: int, padding_id: int, left: bool) -> np.ndarray:
     """Rows of any lengths -> (B, length) int32, padded on the left or on the right."""
     ids = np.full((len(rows), length), padding_id, "int32")
     for row, tokens in zip(ids, rows, strict=True):
@@ -89,26 +92,30 @@ def padded(rows, length, padding_id, left):
     return ids
 
 
-class Pieces:
-    """Texts that grow, again and again -> what is new in each of them since the last time.
-
-    Tokens that follow may change the end of a text, as where bytes are tokens and a character has several. So a piece
-    waits for a few more texts.
-    """
-
-    def __init__(self, texts, wait=3):
-        self._recent, self._sent = [texts] * (wait + 1), [len(text) for text in texts]
-
-    def new_in(self, texts, last):
-        """The pieces of `texts` that nothing will change; all that is left if these are the `last`."""
-        self._recent = [*self._recent[1:], texts]
-        settled = texts if last else [commonprefix(row) for row in zip(*self._recent, strict=True)]
-        pieces = [text[sent:] for text, sent in zip(settled, self._sent, strict=True)]
-        self._sent = [sent + len(piece) for sent, piece in zip(self._sent, pieces, strict=True)]
-        return pieces
-
-
-def until_stop(ids, stop_tokens):
-    """The ids (N,) up to the first stop token, which is included."""
+def until_stop(ids: np.ndarray, stop_tokens: tuple[int, ...]) -> np.ndarray:
+    """The ids (N,) up to and with the first stop token."""
     stops = np.flatnonzero(np.isin(ids, stop_tokens))
     return ids[: stops[0] + 1] if len(stops) else ids
+
+
+class TextPieces:
+    """Cuts growing texts into the pieces that a stream yields.
+
+    A later token may change the end of a text, for example if tokens are bytes and a character has several of them. So
+    a piece is held back until it is the same in `wait` further texts.
+
+    Args:
+        texts: the prompts, which the stream does not yield.
+        wait: number of steps.
+    """
+
+    def __init__(self, texts: list[str], wait: int = 3):
+        self._recent, self._yielded = [texts] * (wait + 1), [len(text) for text in texts]
+
+    def next(self, texts: list[str], is_last: bool) -> list[str]:
+        """The new pieces of `texts`, decoded from all tokens so far; everything that is left if they are the last."""
+        self._recent = [*self._recent[1:], texts]
+        settled = texts if is_last else [commonprefix(row) for row in zip(*self._recent, strict=True)]
+        pieces = [text[start:] for text, start in zip(settled, self._yielded, strict=True)]
+        self._yielded = [start + len(piece) for start, piece in zip(self._yielded, pieces, strict=True)]
+        return pieces

@@ -60,7 +60,7 @@ class VocabularyModel(TokenModel):
         if bias is not None:  # as one more column of the table, which a hidden state of 1 is multiplied by
             y_pred = ops.concatenate([y_pred, ops.ones_like(y_pred[..., :1])], axis=-1)
             table = ops.concatenate([table, ops.cast(bias, table.dtype)[:, None]], axis=1)
-        loss = self.loss.of_hidden(y, y_pred, table, sample_weight)
+        loss = self.loss.call_in_chunks(y, y_pred, table, sample_weight)
         loss_weights = keras_internals.loss_weights(self)
         if loss_weights is not None:  # a number, or a list or dict of one number: the model has one output
             loss = loss * keras.tree.flatten(loss_weights)[0]

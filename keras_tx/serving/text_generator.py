@@ -5,8 +5,9 @@ begin with the start token; any other is given prompts. Everything here is trace
 """
 
 import inspect
+from dataclasses import replace
 
-from keras_tx.generation import Beam, Sample, generate, in_graph, philox
+from keras_tx.generation import Beam, Sample, Strategy, generate, in_graph, philox
 from keras_tx.generation.config import GenerationConfig
 from keras_tx.generation.incremental_model import IncrementalModel
 from keras_tx.generation.per_row import PerRowStrategy
@@ -54,6 +55,7 @@ class TextGenerator:
         self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
         options.setdefault("max_new_tokens", min(NEW_TOKENS, (self.steps.max_length or 2 * NEW_TOKENS) // 2))
         self.task = GenerationConfig(self.steps, tokenizer=tokenizer, **options)
+        _check_noise(self.task.strategy)
         self.max_new_tokens, self.most_tokens = self.task.max_new_tokens, None
         self.given = self.steps.sources or [self.steps.target]  # the inputs that clients fill
         self._check_model()
@@ -72,7 +74,8 @@ class TextGenerator:
         if self.steps.sources:
             ids = [self.source_tokenizer(one)["token_ids"] for one in texts]
             rows = [
-                in_graph.rows_of(one, self.steps.padding_ids[name]) for one, name in zip(ids, self.given, strict=True)
+                in_graph.ragged_rows(one, self.steps.padding_ids[name])
+                for one, name in zip(ids, self.given, strict=True)
             ]
             return self._with_sources(rows, names)
         return self._prompts(self.rows_of_tokens(texts[0], self.task.start_token), names[0]), []
@@ -82,7 +85,7 @@ class TextGenerator:
         rows = self.tokenizer.tokenize(texts).with_row_splits_dtype("int64")
         if start is not None:
             rows = tf.concat([tf.fill([rows.nrows(), 1], start), rows], axis=1)
-        return in_graph.rows_of(rows, self.steps.padding_ids[self.steps.target])
+        return in_graph.ragged_rows(rows, self.steps.padding_ids[self.steps.target])
 
     def rows_of_ids(self, inputs, names):
         """`token_ids` (B, T) and `lengths` (B,) for each of `given` -> as `rows_of_texts`."""
@@ -98,7 +101,7 @@ class TextGenerator:
                 name=names[2 * index],
                 lengths_name=names[2 * index + 1],
             )
-            rows.append(in_graph.rows_of(tf.RaggedTensor.from_tensor(ids, lengths=lengths), padding_id))
+            rows.append(in_graph.ragged_rows(tf.RaggedTensor.from_tensor(ids, lengths=lengths), padding_id))
         if self.steps.sources:
             return self._with_sources(rows, names[::2])
         return self._prompts(rows[0], names[0]), []
@@ -113,7 +116,7 @@ class TextGenerator:
                 rule = f"{name} must fit into the {most} learned positions. Received: tokens"
                 one = _checked(one, one.row_lengths() <= most, rule, one.row_lengths())
             sources.append(in_graph.right_padded(one, self.steps.padding_ids[given]))
-        start = tf.RaggedTensor.from_tensor(tf.fill([rows[0].nrows(), 1], self.task.start_row()[0]))
+        start = tf.RaggedTensor.from_tensor(tf.fill([rows[0].nrows(), 1], self.task.target_start()))
         return start, sources
 
     def _prompts(self, rows, name):
@@ -184,8 +187,8 @@ class TextGenerator:
         return self.fitting(prompts, limit, f"{name} and max_new_tokens")
 
     def _searched(self, strategy, prompts, sources, limit, noise):
-        search = self.task.search(self.max_new_tokens, strategy)
-        ids, scores = in_graph.write(search, prompts, sources, limit, noise)
+        loop = self.task.decode_loop(self.max_new_tokens, strategy)
+        ids, scores = in_graph.generate(loop, prompts, sources, limit, noise)
         limit = tf.reshape(limit, [-1, 1])
         return ids, in_graph.lengths(ids, self.task.stop_tokens, limit), scores
 
@@ -197,12 +200,7 @@ class TextGenerator:
             return Beam(beams, num_return_sequences=beams)
         if strategy.num_return_sequences > 1:
             return strategy
-        return Beam(
-            strategy.num_beams,
-            length_penalty=strategy.length_penalty,
-            early_stopping=strategy.early_stopping,
-            num_return_sequences=strategy.num_beams,
-        )
+        return replace(strategy, num_return_sequences=strategy.num_beams)
 
     def score(self, prompts, sources, target, name):
         """What the model as a whole gives to the texts `target` (B,) behind the prompts, a stop token at their end."""
@@ -215,7 +213,9 @@ class TextGenerator:
             rule = f"target must be at most {self.tokenizer.max_length} tokens long. Received:"
             rows = _checked(rows, rows.row_lengths() <= self.tokenizer.max_length, rule, rows.row_lengths())
         whole = self.fitting(tf.concat([prompts, rows], axis=1), -1, f"{name} and target")
-        logits = self.steps.whole([*sources, in_graph.right_padded(whole[:, :-1], self.task.padding_id)])  # (B, T, V)
+        logits = self.steps.full_logits(
+            [*sources, in_graph.right_padded(whole[:, :-1], self.task.padding_id)]
+        )  # (B, T, V)
         logits = tf.cast(logits, "float32")
         follows = in_graph.right_padded(whole[:, 1:], self.task.padding_id)
         log_probs = tf.gather(logits, follows, batch_dims=2) - tf.reduce_logsumexp(logits, axis=-1)
@@ -258,7 +258,7 @@ class TextGenerator:
     def _check_model(self):
         if not self.steps.sources:
             return
-        self.task.start_row()
+        self.task.target_start()
         without = [name for name in self.steps.sources if self.steps.padding_ids[name] is None]
         if without:
             raise ValueError(
@@ -290,6 +290,14 @@ class TextGenerator:
             )
         if steps.max_length is None and not steps.sources:
             self.most_tokens = of_inputs.max_length
+
+
+def _check_noise(strategy):
+    if type(strategy).noise not in (Strategy.noise, Sample.noise):
+        raise ValueError(
+            "`generation` must have a strategy without `noise` of its own, which is NumPy's and not in the graph. "
+            f"Received: strategy={strategy!r}"
+        )
 
 
 def _seeds(seed, count):

@@ -1,4 +1,7 @@
-"""What training needs to go on, in one file: arrays and a JSON text in NumPy's .npz, which keeps a checksum of each."""
+"""The backup file of `Resume`: arrays and a JSON text in NumPy's .npz format, which has checksums.
+
+Also what is saved in it: descriptions of variables, states of callbacks and of random generators.
+"""
 
 import contextlib
 import inspect
@@ -6,49 +9,54 @@ import json
 import os
 import random
 import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 
 from keras_tx.optional import Lazy
+from keras_tx.types import Tensor
 
 torch = Lazy("torch")
 
 FORMAT = "keras_tx.training.Resume 1"
 
 
-def write(path, state, arrays):
-    """Writes the dict `state` and the `arrays` so that a cut at any moment leaves the old file or the new one."""
-    text = json.dumps({"format": FORMAT, "arrays": list(arrays), **state}, default=_plain).encode()
+def write(path: Path, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Writes the dict `state` and the arrays. An interruption at any moment leaves the old file or the new one."""
+    text = json.dumps({"format": FORMAT, "arrays": list(arrays), **state}, default=_as_json).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     try:
         with open(part, "wb") as file:
-            np.savez(file, state=np.frombuffer(text, "uint8"), **arrays)
+            entries: dict[str, Any] = {"state": np.frombuffer(text, "uint8"), **arrays}
+            np.savez(file, **entries)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not every system opens a folder
+    with contextlib.suppress(OSError):  # not every system can open a folder
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)
 
 
-def _plain(value):
-    """What callbacks log and JSON has not, such as scalars of NumPy and tensors."""
+def _as_json(value: Any) -> float | str:
+    """A logged value that JSON does not know, such as a NumPy scalar or a tensor, as a number or a string."""
     try:
         return float(value)
     except (TypeError, ValueError):
         return str(value)
 
 
-def read(path):
+def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The (state, arrays) of a file that `write` wrote.
 
     Raises:
-        ValueError: for a file that is damaged or something else.
+        ValueError: for a damaged file, or one that `write` did not write.
     """
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
@@ -56,56 +64,57 @@ def read(path):
         state = json.loads(arrays.pop("state").tobytes())
         if state["format"] != FORMAT or state["arrays"] != list(arrays):
             raise ValueError(f"format {state['format']!r} for {FORMAT!r}, {len(arrays)} arrays")
-    except Exception as error:  # of many kinds: a damaged zip file is found wherever it is damaged
+    except Exception as error:  # damage in a zip file raises errors of many types
         raise ValueError(
             f"The backup must be a whole file of `Resume`; delete it to begin anew. Received: {str(path)!r} ({error})"
         ) from error
     return state, arrays
 
 
-def described(variable):
+def describe(variable: Any) -> list[Any]:
+    """Path, shape and dtype of a variable, as JSON."""
     return [variable.path, list(variable.shape), str(variable.dtype)]
 
 
-def check_same(saved, present, path):
-    """Raises unless the described variables are the same in kind and order."""
+def check_same(saved: Sequence[Any], present: Sequence[Any], path: Path | str) -> None:
+    """Raises a ValueError unless the descriptions of two lists of variables are equal and in the same order."""
     for old, new in zip(saved, present, strict=False):
         if [_without_numbers(old[0]), *old[1:]] != [_without_numbers(new[0]), *new[1:]]:
             raise ValueError(
                 "The model and its optimizer must be those of the backup, which has the variable "
-                f"{_told(old)}. Received: {_told(new)}, backup {str(path)!r}"
+                f"{_as_text(old)}. Received: {_as_text(new)}, backup {str(path)!r}"
             )
     if len(saved) != len(present):
         extra = max(saved, present, key=len)[min(len(saved), len(present))]
         raise ValueError(
             f"The model and its optimizer must be those of the backup, which has {len(saved)} variables. Received: "
-            f"{len(present)}, backup {str(path)!r}; only one of the two has {_told(extra)}"
+            f"{len(present)}, backup {str(path)!r}; only one of the two has {_as_text(extra)}"
         )
 
 
-def _told(description):
+def _as_text(description: Sequence[Any]) -> str:
     path, shape, dtype = description
     return f"{path} {tuple(shape)} {dtype}"
 
 
-def _without_numbers(path):
-    """The path without the numbers that Keras gives to the second and further layers of one name in a process."""
+def _without_numbers(path: str) -> str:
+    """The path without the suffixes, as in `dense_1`, that Keras gives to layers of the same name in one process."""
     return re.sub(r"_\d+(?=[/_]|$)", "", path)
 
 
-def array_of(value):
-    """A variable or array as NumPy can write it: bfloat16 and its like, which it does not know, as float32, exactly."""
+def as_array(value: Tensor) -> np.ndarray:
+    """A variable or tensor as an array that NumPy can write: bfloat16, which it does not know, as float32 (exact)."""
     array = np.asarray(keras.ops.convert_to_numpy(value))
     return array.astype("float32") if array.dtype.kind == "V" else array
 
 
-def encoded_state(callback, arrays):
-    """The attributes of a callback that are its state: numbers, strings, arrays that its constructor was not given.
+def callback_state(callback: keras.callbacks.Callback, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The state of a callback: its numbers, strings and arrays that are not arguments of its constructor.
 
-    The arrays are added to `arrays`; what is returned can be written as JSON.
+    Arrays are added to `arrays`; the return value can be written as JSON.
     """
-    skipped = {*inspect.signature(type(callback).__init__).parameters, "params"}
-    state = {}
+    skipped: set[str] = {*inspect.signature(type(callback).__init__).parameters, "params"}
+    state: dict[str, Any] = {}
     for name, value in vars(callback).items():
         if name not in skipped and not name.startswith("_"):
             with contextlib.suppress(TypeError):
@@ -113,25 +122,25 @@ def encoded_state(callback, arrays):
     return state
 
 
-def restore_state(callback, state, arrays):
-    """Sets what `encoded_state` found."""
+def restore_callback(callback: keras.callbacks.Callback, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Restores what `callback_state` returned."""
     for name, value in state.items():
         setattr(callback, name, _decoded(value, arrays))
 
 
-def random_states(arrays):
-    """The states of the random generators that are global; on PyTorch dropout draws from one, and so does `fit`.
+def random_states(arrays: dict[str, np.ndarray]) -> Any:
+    """The states of the global random generators; on PyTorch dropout and the shuffling of `fit` draw from one.
 
-    The arrays are added to `arrays`; what is returned can be written as JSON.
+    Arrays are added to `arrays`; the return value can be written as JSON.
     """
-    states = [random.getstate(), np.random.get_state(), []]
+    states: list[Any] = [random.getstate(), np.random.get_state(), []]
     if keras.backend.backend() == "torch":
         states[2] = [state.numpy() for state in (torch.get_rng_state(), *torch.cuda.get_rng_state_all())]
     return _encoded(states, arrays)
 
 
-def restore_random_states(states, arrays):
-    """Sets what `random_states` found."""
+def restore_random_states(states: Any, arrays: dict[str, np.ndarray]) -> None:
+    """Restores what `random_states` returned."""
     (version, internal, gauss), numpy_state, torch_states = _decoded(states, arrays)
     random.setstate((version, tuple(internal), gauss))
     np.random.set_state(tuple(numpy_state))
@@ -140,7 +149,8 @@ def restore_random_states(states, arrays):
         torch.cuda.set_rng_state_all([torch.from_numpy(state) for state in torch_states[1:]])
 
 
-def _encoded(value, arrays):
+def _encoded(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """`value` as JSON, with its arrays in `arrays`. Raises a TypeError for other types."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, np.generic):
@@ -149,12 +159,12 @@ def _encoded(value, arrays):
         return [_encoded(part, arrays) for part in value]
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufV":
         name = f"array {len(arrays)}"
-        arrays[name] = array_of(value)
+        arrays[name] = as_array(value)
         return {"array": name}
     raise TypeError
 
 
-def _decoded(value, arrays):
+def _decoded(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(value, dict):
         return arrays[value["array"]]
     return [_decoded(part, arrays) for part in value] if isinstance(value, list) else value

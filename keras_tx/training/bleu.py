@@ -1,4 +1,8 @@
-"""BLEU of a model's translations at the end of epochs."""
+"""A callback that computes BLEU of a model's translations at the end of epochs."""
+
+from collections.abc import Callable, Iterable
+from numbers import Integral
+from typing import Any
 
 import keras
 
@@ -9,54 +13,68 @@ sacrebleu = Lazy("sacrebleu.metrics", extra="metrics")
 
 
 class Bleu(keras.callbacks.Callback):
-    """Translates a list of sentences at the end of epochs and puts the corpus BLEU (0 to 100) into the logs.
+    """Translates a list of sentences at the end of epochs and logs the corpus BLEU (0 to 100).
 
-    The callbacks of a `fit` are given one and the same dict of logs, each in its turn: put this one before those that
-    are to see its score, such as `EarlyStopping("val_bleu", mode="max")`, `ModelCheckpoint`, `TensorBoard`,
-    `CSVLogger` and `Resume`. The history of `fit` has it wherever it stands.
+    The callbacks of `fit` share one dict of logs and run in the order of the list: put this one before those that use
+    its score, such as `EarlyStopping("val_bleu", mode="max")`, `ModelCheckpoint`, `TensorBoard`, `CSVLogger` and
+    `Resume`. The history of `fit` contains it in any order.
 
-    Scores are sacrebleu's; report one with its signature, which `verbose` prints beside it. Papineni et al. 2002,
-    doi:10.3115/1073083.1073135; Post 2018, arXiv:1804.08771.
+    Scores are sacrebleu's. Report a score with its signature, which is printed beside it.
 
     Args:
         sources: strings to translate.
-        references: as many strings, the translation of each.
-        translate: a function from a list of strings to a list of as many. By default `model.generate`, which is given
+        references: the translation of each source, a list of strings.
+        translate: a function from a list of strings to their translations. By default `model.generate`, which is given
             `tokenizer`, `max_new_tokens` and `generate_options`.
-        tokenizer: of the model, for `model.generate`.
-        max_new_tokens: the most tokens of a translation, for `model.generate`.
+        tokenizer: the model's tokenizer, for `model.generate`.
+        max_new_tokens: the largest number of tokens of a translation, for `model.generate`.
         generate_options: a dict of more arguments of `model.generate`, such as `{"strategy": Beam(4)}`.
-        batch_size: sentences translated at a time.
-        every: translate at the end of every so many epochs; in other epochs the score is not in the logs.
+        batch_size: number of sentences translated at a time.
+        every: translate at the end of every so many epochs; the logs of other epochs have no score.
         tokenize: sacrebleu's tokenizer: "13a", "none", "zh", "char", ...; None is sacrebleu's default, "13a".
         lowercase: compare without regard to case.
-        samples: how many triples of source, hypothesis and reference are printed.
-        name: of the score in the logs.
-        verbose: 0 prints nothing; otherwise progress, score, signature and samples.
+        samples: how many sources are printed with their hypothesis and reference.
+        name: the key of the score in the logs.
+        verbose: 0 prints nothing; otherwise progress, score, signature and samples are printed.
 
     Raises:
-        ValueError: for no sources, lists of unequal length, or another number of translations than of sources.
-        TypeError: for what are not lists of strings; at the start of `fit`, where there is neither `translate` nor a
-            `generate` of the model.
-        ImportError: when sacrebleu is not installed.
+        ValueError: for an empty list of sources, lists of unequal length, or another number of translations than of
+            sources.
+        TypeError: for sources, references or translations that are not lists of strings; and at the start of `fit`, if
+            there is no `translate` and the model has no method `generate`.
+        ImportError: if sacrebleu is not installed.
+
+    Reference:
+        Papineni et al. 2002, doi:10.3115/1073083.1073135; Post 2018, arXiv:1804.08771.
+
+    Examples:
+        A model that copies its input, where the reference is the input:
+
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse", run_eagerly=True)
+        >>> texts = ["a small dog runs through the garden"]
+        >>> bleu = keras_tx.training.Bleu(texts, texts, translate=lambda sources: sources, verbose=0)
+        >>> history = model.fit(np.ones((1, 1)), np.ones((1, 1)), verbose=0, callbacks=[bleu])
+        >>> [round(score, 6) for score in history.history["val_bleu"]]
+        [100.0]
     """
 
     def __init__(
         self,
-        sources,
-        references,
+        sources: Iterable[str],
+        references: Iterable[str],
         *,
-        translate=None,
-        tokenizer=None,
-        max_new_tokens=128,
-        generate_options=None,
-        batch_size=32,
-        every=1,
-        tokenize=None,
-        lowercase=False,
-        samples=3,
-        name="val_bleu",
-        verbose=1,
+        translate: Callable[[list[str]], Iterable[str]] | None = None,
+        tokenizer: Any = None,
+        max_new_tokens: int = 128,
+        generate_options: dict[str, Any] | None = None,
+        batch_size: int = 32,
+        every: int = 1,
+        tokenize: str | None = None,
+        lowercase: bool = False,
+        samples: int = 3,
+        name: str = "val_bleu",
+        verbose: int = 1,
     ):
         super().__init__()
         self.sources = _strings("sources", sources)
@@ -68,28 +86,27 @@ class Bleu(keras.callbacks.Callback):
             )
         if translate is not None and not callable(translate):
             raise TypeError(f"`translate` must be a function or None. Received: translate={translate!r}")
-        self.translate = translate
-        self.tokenizer = tokenizer
-        self.max_new_tokens = checks.positive_int("max_new_tokens", max_new_tokens)
+        self.translate, self.tokenizer = translate, tokenizer
+        self.max_new_tokens: int = checks.positive_int("max_new_tokens", max_new_tokens)
         self.generate_options = dict(generate_options or {})
         self.batch_size = checks.positive_int("batch_size", batch_size)
         self.every = checks.positive_int("every", every)
-        if not isinstance(samples, int) or samples < 0:
+        if not isinstance(samples, Integral) or int(samples) < 0:
             raise ValueError(f"`samples` must be an integer of 0 or more. Received: samples={samples!r}")
-        self.samples = samples
-        self.name = name
-        self.verbose = verbose
+        self.samples: int = int(samples)
+        self.name: str = name
+        self.verbose: int = verbose
         checks.one_of("tokenize", tokenize, (None, *sorted(sacrebleu.BLEU.TOKENIZERS)))
-        self.metric = sacrebleu.BLEU(tokenize=tokenize, lowercase=lowercase)
+        self.metric: Any = sacrebleu.BLEU(tokenize=tokenize, lowercase=lowercase)
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         if self.translate is None and not callable(getattr(self.model, "generate", None)):
             raise TypeError(
                 "`translate` must be given for a model without a method `generate`. Received: "
                 f"model={type(self.model).__name__}"
             )
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if (epoch + 1) % self.every:
             return
         hypotheses = self._translations()
@@ -102,34 +119,35 @@ class Bleu(keras.callbacks.Callback):
                 for label, text in zip(("source", "hypothesis", "reference"), triple, strict=True):
                     print(f"  {label + ':':<12}{text}")
 
-    def _translations(self):
-        """The hypotheses, one for each source."""
+    def _translations(self) -> list[str]:
+        """The translations of all sources."""
         bar = keras.utils.Progbar(len(self.sources), unit_name="sentence", verbose=int(bool(self.verbose)))
-        hypotheses = []
+        hypotheses: list[str] = []
         for start in range(0, len(self.sources), self.batch_size):
             batch = self.sources[start : start + self.batch_size]
-            found = self._translate(batch)
-            if len(found) != len(batch):
+            translations = self._translate(batch)
+            if len(translations) != len(batch):
                 raise ValueError(
-                    f"There must be one translation for each source. Received: {len(found)} for {len(batch)} sources"
+                    f"There must be one translation for each source. Received: {len(translations)} for {len(batch)} "
+                    "sources"
                 )
-            hypotheses += found
+            hypotheses += translations
             bar.update(len(hypotheses))
         return hypotheses
 
-    def _translate(self, batch):
+    def _translate(self, batch: list[str]) -> list[str]:
         if self.translate is not None:
             return _strings("the translations", self.translate(list(batch)))
         options = {"tokenizer": self.tokenizer, "max_new_tokens": self.max_new_tokens, **self.generate_options}
         return _strings("the translations", self.model.generate(list(batch), **options))
 
 
-def _strings(name, value):
+def _strings(name: str, value: Any) -> list[str]:
     """`value` as a list of strings."""
     if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
         raise TypeError(f"`{name}` must be a list of strings. Received: {value!r}")
-    value = list(value)
-    for text in value:
+    texts: list[Any] = list(value)
+    for text in texts:
         if not isinstance(text, str):
             raise TypeError(f"`{name}` must be a list of strings. Received: {text!r} among them")
-    return value
+    return texts

@@ -1,5 +1,7 @@
 """Losses: labels (B, T), logits (B, T, V) -> a number. B batch, T tokens, V vocabulary."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -7,6 +9,7 @@ from keras_tx import checks
 from keras_tx.optional import Lazy
 from keras_tx.training import tokens
 from keras_tx.training.chunks import chunked_loss
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
@@ -15,52 +18,65 @@ REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum", "
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class PaddedCrossentropy(keras.losses.Loss):
-    """The mean of -log p(label) over the real tokens of a batch: padding changes nothing.
+    """The mean of -log p(label) over the real tokens of a batch; padding tokens change nothing.
 
-    It is `keras.losses.SparseCategoricalCrossentropy` with the mask that the labels themselves give, whatever mask the
-    model's input had: sum of the losses / number of real tokens, 0 for a batch of padding alone. Computed in float32
-    under any policy, without a one-hot matrix. `loss.call(labels, logits)` gives the loss of each token, (B, T).
+    It is `keras.losses.SparseCategoricalCrossentropy` with a mask from the labels, whatever mask the model's input has:
+    the sum of the losses divided by the number of real tokens, 0 for a batch of padding only. Computed in float32 under
+    any policy, without a one-hot matrix. `loss.call(labels, logits)` returns the loss of each token, (B, T).
 
-    The `loss` that `fit` shows for an epoch is Keras' mean over batches, longer and shorter alike; `Perplexity` counts
-    tokens.
+    The `loss` that `fit` shows for an epoch is the mean over batches, however many tokens each has; `Perplexity`
+    averages over tokens.
 
     Args:
-        padding_id: labels equal to it are left out; -100 is allowed, as in Hugging Face data.
-        from_logits: whether the predictions are logits; probabilities otherwise.
-        label_smoothing: e in [0, 1): the target is 1 - e + e/V for the label and e/V for every other token, as in
-            `keras.losses.CategoricalCrossentropy`.
-        chunk_size: with `CausalLM`, `MaskedLM` and `Seq2Seq`, `fit` computes logits and loss of so many tokens at a
-            time: the logits (B, T, V) are never whole in memory, and tokens without a label cost nothing. Metrics are
-            then computed in evaluation alone, which has whole logits. None: all at once. With other models, loaded
-            checkpoints too, it does nothing.
-        reduction: Keras' words: "sum_over_batch_size" or "mean" divide by the number of real tokens,
-            "mean_with_sample_weight" by the sum of their weights; "sum"; "none" or None for (B, T).
+        padding_id: labels equal to it are ignored; may be -100, as in Hugging Face data.
+        from_logits: whether the predictions are logits; if not, probabilities.
+        label_smoothing: e in [0, 1): the target probability is 1 - e + e/V for the label and e/V for every other token,
+            as in `keras.losses.CategoricalCrossentropy`.
+        chunk_size: with `CausalLM`, `MaskedLM` and `Seq2Seq`, `fit` computes logits and loss of this many tokens at a
+            time: the logits (B, T, V) are never in memory as a whole, and tokens without a label cost nothing. Metrics
+            need the whole logits, so only evaluation computes them. None: all tokens at once. Other models, and loaded
+            checkpoints, ignore it.
+        reduction: as in Keras: "sum_over_batch_size" or "mean" divide by the number of real tokens,
+            "mean_with_sample_weight" by the sum of their weights; "sum"; "none" or None return (B, T).
         name: of the loss.
 
     Call arguments:
         y_true: (B, T) integers.
         y_pred: (B, T, V).
-        sample_weight: (B,) or (B, T), multiplies the loss of each token. What stands at tokens of weight 0, NaN
-            included, is never looked at.
+        sample_weight: (B,) or (B, T), multiplies the loss of each token. Predictions at tokens of weight 0 may be
+            anything, even NaN.
+
+    Returns:
+        A float32 scalar, or (B, T) without reduction.
 
     Raises:
-        ValueError: for labels that are not integers or outside [0, V), and for shapes that do not fit. Inside a
-            compiled graph a label outside is TensorFlow's to refuse; where nothing can raise (XLA, JAX, a GPU) the loss
-            is NaN.
+        ValueError: for labels that are not integers or outside [0, V), and for shapes that do not fit. In a compiled
+            graph TensorFlow refuses labels outside; where nothing can raise (XLA, JAX, a GPU) the loss is NaN.
+
+    Examples:
+        The label of the only real token has the probability 1/2, so the loss is log 2:
+
+        >>> loss = keras_tx.training.PaddedCrossentropy()
+        >>> labels = np.array([[1, 0, 0]])
+        >>> logits = np.log(np.array([[[0.25, 0.5, 0.25], [0.1, 0.1, 0.8], [0.1, 0.1, 0.8]]]))
+        >>> print(f"{float(loss(labels, logits)):.4f}")
+        0.6931
+        >>> model = keras_tx.models.CausalLM(11, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=8)
+        >>> model.compile("adam", loss, metrics=[keras_tx.training.Perplexity()])
     """
 
     def __init__(
         self,
         *,
-        padding_id=0,
-        from_logits=True,
-        label_smoothing=0.0,
-        chunk_size=None,
-        reduction="sum_over_batch_size",
-        name="padded_crossentropy",
+        padding_id: int = 0,
+        from_logits: bool = True,
+        label_smoothing: float = 0.0,
+        chunk_size: int | None = None,
+        reduction: str | None = "sum_over_batch_size",
+        name: str = "padded_crossentropy",
     ):
         super().__init__(name=name, reduction=checks.one_of("reduction", reduction, REDUCTIONS), dtype="float32")
-        self.padding_id = tokens.padding(padding_id)
+        self.padding_id = tokens.checked_padding_id(padding_id)
         self.from_logits = bool(from_logits)
         self.label_smoothing = checks.rate("label_smoothing", label_smoothing)
         self.chunk_size = checks.positive_int("chunk_size", chunk_size, none=True)
@@ -70,22 +86,22 @@ class PaddedCrossentropy(keras.losses.Loss):
                 f"chunk_size={chunk_size}, reduction={reduction!r}, from_logits={from_logits}"
             )
 
-    def call(self, y_true, y_pred):
-        labels, outputs, real, _ = tokens.read(y_true, y_pred, self.padding_id)
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        labels, outputs, real, _ = tokens.checked_inputs(y_true, y_pred, self.padding_id)
         return self._losses(labels, outputs, real)
 
-    def __call__(self, y_true, y_pred, sample_weight=None):
+    def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> Tensor:
         with keras.name_scope(self.name):
-            labels, outputs, real, weights = tokens.read(y_true, y_pred, self.padding_id, sample_weight)
+            labels, outputs, real, weights = tokens.checked_inputs(y_true, y_pred, self.padding_id, sample_weight)
             losses = self._losses(labels, outputs, weights) * weights
             return losses if self.reduction in ("none", None) else self._reduced(ops.sum(losses), real, weights)
 
-    def of_hidden(self, y_true, hidden, table, sample_weight=None):
-        """The loss of the logits that are the products of `hidden` (B, T, D) and `table` (V, D), in chunks.
+    def call_in_chunks(self, y_true: Tensor, hidden: Tensor, table: Tensor, sample_weight: Tensor = None) -> Tensor:
+        """The loss of the logits `hidden` (B, T, D) times `table` (V, D), transposed; `chunk_size` tokens at a time.
 
-        Of other labels than `__call__` takes it raises the same, and its gradients are the same.
+        The value, its gradients and the errors are those of `__call__` with the whole logits.
         """
-        labels, real, weights = tokens.read_labels(
+        labels, real, weights = tokens.checked_labels(
             y_true, hidden.shape[:-1], table.shape[0], self.padding_id, sample_weight
         )
         total = chunked_loss(
@@ -98,18 +114,18 @@ class PaddedCrossentropy(keras.losses.Loss):
         )
         return self._reduced(total, real, weights)
 
-    def _reduced(self, total, real, weights):
+    def _reduced(self, total: Tensor, real: Tensor, weights: Tensor) -> Tensor:
         if self.reduction == "sum":
             return total
         count = ops.sum(weights if self.reduction == "mean_with_sample_weight" else real)
-        return ops.divide_no_nan(total, count) / _replicas()
+        return ops.divide_no_nan(total, count) / _num_replicas()
 
-    def _losses(self, labels, outputs, weights):
-        return tokens.losses(
+    def _losses(self, labels: Tensor, outputs: Tensor, weights: Tensor) -> Tensor:
+        return tokens.token_losses(
             labels, outputs, weights, from_logits=self.from_logits, label_smoothing=self.label_smoothing
         )
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "padding_id": self.padding_id,
             "from_logits": self.from_logits,
@@ -120,6 +136,6 @@ class PaddedCrossentropy(keras.losses.Loss):
         }
 
 
-def _replicas():
-    """As Keras' losses do: the gradients of the replicas of a `tf.distribute` strategy are added."""
-    return tf.distribute.get_strategy().num_replicas_in_sync if keras.backend.backend() == "tensorflow" else 1
+def _num_replicas() -> int:
+    """Keras' losses divide by it too, because a `tf.distribute` strategy adds the gradients of its replicas."""
+    return int(tf.distribute.get_strategy().num_replicas_in_sync) if keras.backend.backend() == "tensorflow" else 1

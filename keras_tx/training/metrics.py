@@ -1,52 +1,71 @@
 """Metrics over the real tokens of an epoch: labels (B, T), logits (B, T, V). B batch, T tokens, V vocabulary."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
 from keras_tx.training import tokens
+from keras_tx.types import Tensor
 
 
 class TokenMean(keras.metrics.Metric):
-    """The weighted mean of a number per token: a sum and a count, so that it is the same whatever the batches."""
+    """The weighted mean of a number for each token, kept as a sum and a count: it does not depend on batches."""
 
-    def __init__(self, padding_id, name):
+    def __init__(self, padding_id: int, name: str):
         super().__init__(name=name, dtype="float32")
-        self.padding_id = tokens.padding(padding_id)
+        self.padding_id = tokens.checked_padding_id(padding_id)
         self.total = self.add_variable((), initializer="zeros", name="total")
         self.count = self.add_variable((), initializer="zeros", name="count")
 
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        labels, outputs, _, weights = tokens.read(y_true, y_pred, self.padding_id, sample_weight)
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> None:
+        labels, outputs, _, weights = tokens.checked_inputs(y_true, y_pred, self.padding_id, sample_weight)
         self.total.assign_add(ops.sum(self.per_token(labels, outputs, weights) * weights))
         self.count.assign_add(ops.sum(weights))
 
-    def per_token(self, labels, outputs, weights):
+    def per_token(self, labels: Tensor, outputs: Tensor, weights: Tensor) -> Tensor:
         """(B, T): the number of each token, finite where the weight is 0."""
         raise NotImplementedError
 
-    def result(self):
+    def result(self) -> Tensor:
         return ops.divide_no_nan(self.total, self.count)
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class PaddedAccuracy(TokenMean):
-    """The share of the real tokens whose highest logit is the label's; 0 before the first.
+    """The share of real tokens for which the label has the highest logit; 0 before the first token.
 
-    Padding is what the labels say, whatever the mask of the model's input; the result does not depend on how the data
-    were cut into batches. A `sample_weight` of (B,) or (B, T) weighs the tokens.
+    Labels equal to `padding_id` are padding, whatever the mask of the model's input. The result does not depend on how
+    the data are split into batches.
 
     Args:
-        padding_id: labels equal to it are left out.
+        padding_id: labels equal to it are ignored.
         name: of the metric.
+
+    Call arguments:
+        y_true: (B, T) integers.
+        y_pred: (B, T, V), logits or probabilities.
+        sample_weight: (B,) or (B, T), the weights of the tokens.
+
+    Raises:
+        ValueError: see `PaddedCrossentropy`.
+
+    Examples:
+        >>> labels = np.array([[1, 2, 0, 0]])
+        >>> logits = np.array([[[0, 9, 0], [0, 9, 0], [9, 0, 0], [9, 0, 0]]], "float32")
+        >>> float(keras_tx.training.PaddedAccuracy()(labels, logits))
+        0.5
+        >>> float(keras_tx.training.PaddedAccuracy(padding_id=-100)(labels, logits))
+        0.75
     """
 
-    def __init__(self, *, padding_id=0, name="accuracy"):
+    def __init__(self, *, padding_id: int = 0, name: str = "accuracy"):
         super().__init__(padding_id, name)
 
-    def per_token(self, labels, outputs, weights):
+    def per_token(self, labels: Tensor, outputs: Tensor, weights: Tensor) -> Tensor:
         return ops.cast(ops.equal(ops.cast(ops.argmax(outputs, axis=-1), "int32"), labels), "float32")
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"padding_id": self.padding_id, "name": self.name}
 
 
@@ -54,25 +73,39 @@ class PaddedAccuracy(TokenMean):
 class Perplexity(TokenMean):
     """exp of the mean of -log p(label) over all real tokens of the epoch, without label smoothing; 1 before the first.
 
-    Not the mean of the perplexities of batches: the result does not depend on how the data were cut into batches.
-    Padding is what the labels say, whatever the mask of the model's input. A `sample_weight` of (B,) or (B, T) weighs
-    the tokens.
+    It is not the mean of the perplexities of batches: the result does not depend on how the data are split into
+    batches. Labels equal to `padding_id` are padding, whatever the mask of the model's input.
 
     Args:
-        padding_id: labels equal to it are left out.
-        from_logits: whether the predictions are logits; probabilities otherwise.
+        padding_id: labels equal to it are ignored.
+        from_logits: whether the predictions are logits; if not, probabilities.
         name: of the metric.
+
+    Call arguments:
+        y_true: (B, T) integers.
+        y_pred: (B, T, V).
+        sample_weight: (B,) or (B, T), the weights of the tokens.
+
+    Raises:
+        ValueError: see `PaddedCrossentropy`.
+
+    Examples:
+        A model that finds all of 8 tokens equally likely has the perplexity 8:
+
+        >>> labels = np.array([[1, 2, 0, 0], [5, 6, 7, 0]])
+        >>> print(f"{float(keras_tx.training.Perplexity()(labels, np.zeros((2, 4, 8)))):.3f}")
+        8.000
     """
 
-    def __init__(self, *, padding_id=0, from_logits=True, name="perplexity"):
+    def __init__(self, *, padding_id: int = 0, from_logits: bool = True, name: str = "perplexity"):
         super().__init__(padding_id, name)
         self.from_logits = bool(from_logits)
 
-    def per_token(self, labels, outputs, weights):
-        return tokens.losses(labels, outputs, weights, from_logits=self.from_logits)
+    def per_token(self, labels: Tensor, outputs: Tensor, weights: Tensor) -> Tensor:
+        return tokens.token_losses(labels, outputs, weights, from_logits=self.from_logits)
 
-    def result(self):
+    def result(self) -> Tensor:
         return ops.exp(super().result())
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"padding_id": self.padding_id, "from_logits": self.from_logits, "name": self.name}

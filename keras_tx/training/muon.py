@@ -1,46 +1,76 @@
-"""Optimizers that see matrices where attention has kernels of three axes."""
+"""An optimizer that treats the kernels of attention, which have three axes, as matrices."""
 
 import math
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_tx.keras_internals import MuonByVariable
+from keras_tx.types import Tensor
 
 _KERNEL = re.compile(r"(^|/)(query|key|value|gate|attention_output)/kernel$")
-_NO_KERNELS = ("/bias", "/embeddings", "/segments")  # attention's biases have two axes
+_NO_KERNELS = ("/bias", "/embeddings", "/segments")  # the biases of attention have two axes
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class Muon(MuonByVariable):
-    """`keras.optimizers.Muon` for transformers: attention's kernels get Muon's update too, not AdamW's.
+    """`keras.optimizers.Muon` for transformers: it also orthogonalizes the updates of attention's kernels.
 
-    Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon; scaled as in Liu et al. 2025, arXiv:2502.16982) takes
-    the momentum of a matrix and replaces it by a matrix near the orthogonal one that is closest to it. Keras' own takes
-    kernels of two axes alone. Here the kernels of queries, keys, values and gates (D, N, H) count as matrices
-    (D, N * H), and that of attention's output (N, H, D) as (N * H, D), in layers of this package and in
-    `keras.layers.MultiHeadAttention`: they are known by the names `query`, `key`, `value`, `gate` and
-    `attention_output`. Left to AdamW are other variables of three axes and more, such as those of convolutions,
-    embeddings, norms, biases, also those (N, H) of attention, which Keras' own takes for matrices, and every variable
-    in whose path `exclude_layers` finds one of its regular expressions.
+    Muon replaces the momentum of a matrix by a nearly orthogonal matrix close to it, and updates other variables with
+    AdamW. Keras' Muon treats only kernels of two axes as matrices. Here the kernels of queries, keys, values and gates
+    (D, N, H) are treated as matrices (D, N * H), and the kernel of attention's output (N, H, D) as (N * H, D), in
+    layers of this package and in `keras.layers.MultiHeadAttention`. They are found by their names: `query`, `key`,
+    `value`, `gate` and `attention_output`.
+
+    AdamW updates embeddings, norms, biases (also those of attention, whose shape (N, H) Keras' Muon takes for a
+    matrix), other variables of three or more axes, such as those of convolutions, and every variable whose path matches
+    a regular expression in `exclude_layers`.
 
     Args:
-        As `keras.optimizers.Muon`, by the same names and with the same defaults. Both `weight_decay` and
-        `adam_weight_decay` are 0.004 there; None is none.
+        learning_rate: a float or a schedule; for AdamW it is multiplied by `adam_lr_ratio`.
+        adam_beta_1, adam_beta_2, epsilon: of AdamW.
+        adam_weight_decay, weight_decay: for variables that AdamW updates, and for the others; None turns it off.
+        clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, loss_scale_factor,
+            gradient_accumulation_steps, name: as in every optimizer of Keras.
+        exclude_layers: regular expressions; AdamW updates the variables whose paths match one of them.
+        exclude_embeddings: whether AdamW updates all variables with "embedding" in their path. It updates those of
+            this package's embeddings in any case.
+        muon_a, muon_b, muon_c, ns_steps: coefficients and number of the iterations that orthogonalize a matrix.
+        adam_lr_ratio: see `learning_rate`.
+        momentum, nesterov: of the gradients of matrices.
+        rms_rate: the root mean square of an update before the learning rate; None leaves its singular values near 1.
+
+    Reference:
+        Jordan et al. 2024, kellerjordan.github.io/posts/muon; the scale of updates: Liu et al. 2025, arXiv:2502.16982.
+
+    Examples:
+        >>> model = keras_tx.models.CausalLM(11, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=8)
+        >>> optimizer = keras_tx.training.Muon(0.02, exclude_layers=["gate"])
+        >>> model.compile(optimizer, keras_tx.training.PaddedCrossentropy())
+
+        The singular values of an update are near 1, however much those of the gradient differ:
+
+        >>> kernel = keras.Variable(np.zeros((2, 2)), name="kernel")
+        >>> optimizer = keras_tx.training.Muon(1.0, rms_rate=None, weight_decay=None)
+        >>> optimizer.apply([np.diag([10.0, 1.0])], [kernel])
+        >>> singular_values = np.linalg.svd(kernel.numpy(), compute_uv=False)
+        >>> bool(((singular_values > 0.6) & (singular_values < 1.3)).all())
+        True
     """
 
-    def build(self, variables):
-        self._matrix_shapes = [_matrix_shape(variable) for variable in variables]  # updates are given no paths
+    def build(self, variables: list[Any]) -> None:
+        self._matrix_shapes = [_matrix_shape(variable) for variable in variables]  # in updates, variables have no path
         super().build(variables)
 
-    def takes_adamw(self, variable):
+    def takes_adamw(self, variable: Any) -> bool:
         if variable.path.endswith(_NO_KERNELS):
             return True
         return super().takes_adamw(SimpleNamespace(shape=_matrix_shape(variable), path=variable.path))
 
-    def update_matrix(self, gradient, variable, learning_rate, momentum):
+    def update_matrix(self, gradient: Tensor, variable: Any, learning_rate: Tensor, momentum: Any) -> None:
         shape = self._matrix_shapes[self.index_of(variable)]
         self.assign_add(momentum, ops.add(gradient, momentum * (self.momentum - 1)))
         update = ops.add(gradient, self.momentum * momentum) if self.nesterov else momentum
@@ -48,8 +78,8 @@ class Muon(MuonByVariable):
         self.assign_sub(variable, ops.reshape(self.lr_adjust(learning_rate * update), variable.shape))
 
 
-def _matrix_shape(variable):
-    """The shape of `variable`, or (inputs, outputs) of attention's kernels of three axes."""
+def _matrix_shape(variable: Any) -> tuple[int, ...]:
+    """The shape of `variable`; of attention's kernels, which have three axes, (inputs, outputs)."""
     shape, name = tuple(variable.shape), _KERNEL.search(variable.path)
     if len(shape) != 3 or name is None:
         return shape

@@ -1,4 +1,4 @@
-"""Models as users put them together, and what they write if they run whole for each token."""
+"""Models as users put them together, and the tokens that a Python loop over the whole model generates."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ from tests.tools import randomize, to_numpy
 
 V, SOURCE_V, N, D, F = 29, 37, 3, 12, 17
 SIZES = {"num_layers": 1, "hidden_dim": D, "num_heads": N, "intermediate_dim": F}
-LENGTH = 24  # of the rows that `naive` runs on
+LENGTH = 24  # of the padded rows that `naive` gives to the model
 
 
 def ids_of(name="ids"):
@@ -113,14 +113,14 @@ def logits_of(model, rows, sources=None):
 
 
 def naive(model, rows, new, *, sources=None, stop=(), never=(0,)):
-    """The likeliest token after each row, `new` times or up to one of `stop`: the whole model for each."""
-    rows, going = [list(row) for row in rows], set(range(len(rows)))
+    """Rows with `new` greedy tokens, or up to one of `stop`: the whole model runs for each token."""
+    rows, running = [list(row) for row in rows], set(range(len(rows)))
     for _ in range(new):
         logits = logits_of(model, rows, sources)
-        for i in sorted(going):
+        for i in sorted(running):
             scores = logits[i, len(rows[i]) - 1]
             scores[list(never)] = -np.inf
             rows[i].append(int(scores.argmax()))
             if rows[i][-1] in stop:
-                going.remove(i)
+                running.remove(i)
     return rows

@@ -1,13 +1,13 @@
-"""A loop in Python around a strategy, and models to run it with: ids (R, T) -> logits (R, V)."""
+"""A Python loop around a strategy, and models for it: functions from ids (R, T) to logits (R, V)."""
 
 import numpy as np
 
-from keras_tx.generation.processors import Constraints
+from keras_tx.generation.constraints import Constraints
 from tests.tools import to_numpy
 
 
 def drive(strategy, model, ids, real=None, *, new, size, limit=None, stop=(), padding=0, constraints=None, noise=None):
-    """Prompts (B, P) through `strategy`; `model(ids, real)` is called with what the rows hold so far.
+    """Generates from prompts (B, P) with `strategy`; `model(ids, real)` is called with the tokens so far.
 
     Returns:
         The results (B, n, M), their scores (B, n), and the last state, all in NumPy.
@@ -15,11 +15,13 @@ def drive(strategy, model, ids, real=None, *, new, size, limit=None, stop=(), pa
     ids = np.asarray(ids, "int32")
     real = np.ones_like(ids, bool) if real is None else np.asarray(real, bool)
     noise = strategy.noise(len(ids), new) if noise is None else noise
-    state = strategy.begin(ids, real, new, new if limit is None else limit, size, padding_id=padding, noise=noise)
-    cache = np.repeat(ids, strategy.width, axis=0)  # grows and is reordered as a cache of keys would be
-    while to_numpy(strategy.going(state)):
+    state = strategy.initial_state(
+        ids, real, new, new if limit is None else limit, size, padding_id=padding, noise=noise
+    )
+    cache = np.repeat(ids, strategy.rows_per_prompt, axis=0)  # grows and is reordered like a key-value cache
+    while to_numpy(strategy.is_running(state)):
         known, slot = {k: to_numpy(v) for k, v in state.items()}, int(state["slot"])
-        live = np.repeat(~known["done"], strategy.width)
+        live = np.repeat(~known["done"], strategy.rows_per_prompt)
         np.testing.assert_array_equal(cache[live], known["ids"][live, :slot])
         logits = model(known["ids"][:, :slot], known["real"][:, :slot])
         state, tokens, origin = strategy.advance(logits, state, constraints or Constraints(), tuple(stop))
@@ -33,13 +35,13 @@ def drive(strategy, model, ids, real=None, *, new, size, limit=None, stop=(), pa
 
 
 def markov(size, seed=0, order=2, spread=2.0):
-    """A language model that looks at the last `order` ids: logits drawn once for each."""
+    """A language model that looks at the last `order` ids: random logits for each sequence of them."""
     table = np.random.default_rng(seed).normal(size=(size,) * (order + 1)).astype("float32") * spread
     return lambda ids, real: table[tuple(ids[:, i - order] for i in range(order))]
 
 
 def speller(words, alphabet="abcdefghijklmnopqrstuvwxyz", end="."):
-    """A model that goes on with what it knows: {prefix: {character: probability}}; anything unknown ends."""
+    """A model with the probabilities {prefix: {character: probability}}; another prefix is followed by `end`."""
     letters = list(end + alphabet)
 
     def model(ids, real):

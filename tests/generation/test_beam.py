@@ -1,4 +1,4 @@
-"""`Beam` and `Greedy` against transformers, against all sequences there are, and against themselves in other ways."""
+"""`Beam` and `Greedy` against transformers, against an exhaustive search, and against each other."""
 
 import itertools
 from functools import cache
@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from keras_tx.generation.beam import Beam
+from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.greedy import Greedy
-from keras_tx.generation.processors import Constraints
 from tests.generation.driver import drive, markov, speller, text
-from tests.tools import assert_close, to_numpy
+from tests.tools import assert_close
 
 SIZE, NEW = 19, 9
 STOP, PAD = 2, 1
@@ -18,7 +18,7 @@ STOP, PAD = 2, 1
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """The tiny models of PyTorch spend their time waking threads otherwise."""
+    """On several threads the tiny models of PyTorch would be slower."""
     torch = pytest.importorskip("torch")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -96,7 +96,7 @@ def compare(kind, strategy, stop=(STOP,), **rules):
         theirs["input_ids"], theirs["attention_mask"] = torch.tensor(ids), torch.tensor(real).long()
     else:
         sources = np.where(kept[:, ::-1], tokens, PAD)
-        ids, real, logits = np.full((3, 1), STOP), None, logits(sources, strategy.width)
+        ids, real, logits = np.full((3, 1), STOP), None, logits(sources, strategy.rows_per_prompt)
         theirs["input_ids"], theirs["attention_mask"] = torch.tensor(sources), torch.tensor(sources != PAD).long()
     found = model.generate(**theirs, return_dict_in_generate=True, output_scores=True)
     expected = found.sequences[:, ids.shape[1] :].numpy().reshape(3, -1, found.sequences.shape[1] - ids.shape[1])
@@ -291,7 +291,7 @@ def test_equal_strategies_are_equal_keys():
     assert Beam(4, length_penalty=0.6) == Beam(4, length_penalty=0.6) != Beam(4)
     assert len({Beam(4), Beam(4), Greedy(), Greedy(), Beam(4, early_stopping=True)}) == 3
     assert repr(Beam(4)) == "Beam(num_beams=4, length_penalty=1.0, early_stopping=False, num_return_sequences=1)"
-    assert (Beam(4).width, Greedy().width, Greedy().noise(2, 3)) == (4, 1, None)
+    assert (Beam(4).rows_per_prompt, Greedy().rows_per_prompt, Greedy().noise(2, 3)) == (4, 1, None)
 
 
 @pytest.mark.parametrize(
@@ -313,11 +313,3 @@ def test_equal_strategies_are_equal_keys():
 def test_beams_that_cannot_work_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_a_strategy_without_a_choice_says_so():
-    from keras_tx.generation.strategy import Strategy
-
-    with pytest.raises(NotImplementedError, match="Strategy must define `choose`"):
-        drive(Strategy(), markov(5), [[1, 2]], new=2, size=5)
-    assert to_numpy(Greedy().choose(np.array([[1.0, 3.0, 3.0]]), {})) == [1]

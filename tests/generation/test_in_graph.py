@@ -1,4 +1,4 @@
-"""Generation in a graph for any shapes: what rows become, numbers of NumPy's generator, and numbers of each row."""
+"""Generation in a TensorFlow graph for any shapes, NumPy's random numbers in it, and strategies for each row."""
 
 import numpy as np
 import pytest
@@ -8,9 +8,9 @@ from keras import ops
 
 from keras_tx.generation import Beam, Greedy, Sample, generate, in_graph, philox
 from keras_tx.generation.config import GenerationConfig
+from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.incremental_model import IncrementalModel
 from keras_tx.generation.per_row import PerRowStrategy
-from keras_tx.generation.processors import Constraints
 from tests.generation import built
 from tests.generation.driver import drive, markov
 from tests.tools import assert_close, normal, to_numpy
@@ -22,6 +22,7 @@ V, NEW = built.V, 6
 PROMPTS = [[5, 7, 11, 3, 17], [9], [2, 2, 13]]
 SOURCES = [[4, 3, 21], [8, 30, 6, 1, 36], [12]]
 RULES = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "forbidden_tokens": [0, (5, 6)], "stop_tokens": (8, 11)}
+RULES |= {"min_new_tokens": 2, "forced_tokens": {0: 9, -1: 8}}
 
 
 def ragged(rows):
@@ -30,42 +31,43 @@ def ragged(rows):
 
 def traced(model, strategy, **options):
     """A graph of prompts and sources of any number and any length."""
-    steps = IncrementalModel(model)
-    task = GenerationConfig(steps, strategy, max_new_tokens=NEW, **options)
+    incremental_model = IncrementalModel(model)
+    config = GenerationConfig(incremental_model, strategy, max_new_tokens=NEW, **options)
 
     @tf.function(
         input_signature=[tf.RaggedTensorSpec([None, None], tf.int32), tf.RaggedTensorSpec([None, None], tf.int32)]
     )
-    def write(prompts, sources):
+    def run(prompts, sources):
         noise = None
         if isinstance(strategy, Sample):
             noise = philox.uniform(tf.fill([prompts.nrows()], tf.constant(strategy.seed, tf.int64)), NEW)
-        sources = [in_graph.right_padded(sources, 0)] if steps.sources else []
-        return in_graph.write(task.search(NEW), prompts, sources, tf.constant(NEW), noise)
+        sources = [in_graph.right_padded(sources, 0)] if incremental_model.sources else []
+        return in_graph.generate(config.decode_loop(NEW), prompts, sources, tf.constant(NEW), noise)
 
-    return write.get_concrete_function()
+    return run.get_concrete_function()
 
 
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [
         ("biases_and_a_skip", Beam(3, num_return_sequences=2)),
-        ("nested", Sample(0.8, top_k=9, min_p=0.02, seed=3)),
+        ("nested", Sample(0.8, top_k=9, top_p=0.9, min_p=0.02, seed=3)),
         ("encoder_and_decoder", Beam(2)),
         ("packed", Greedy()),
     ],
 )
-def test_a_graph_for_any_shapes_writes_what_generate_writes(name, strategy):
+@pytest.mark.usefixtures("eager")
+def test_a_graph_for_any_shapes_generates_what_generate_does(name, strategy):
     model = built.made(name)
-    write = traced(model, strategy, **RULES)
-    nodes = write.graph.as_graph_def()
+    run = traced(model, strategy, **RULES)
+    nodes = run.graph.as_graph_def()
     nodes = [*nodes.node, *(node for one in nodes.library.function for node in one.node_def)]
     assert not [node.op for node in nodes if "Xla" in node.op or "PyFunc" in node.op]
-    count = 1 if isinstance(strategy, Sample) else 3  # of a batch, Python draws only the first row as if it were alone
+    count = 1 if isinstance(strategy, Sample) else 3  # in a graph each row has the noise of a first row
     inputs = {"source": SOURCES, "target": PROMPTS} if name == "encoder_and_decoder" else PROMPTS[:count]
     options = {**RULES, "max_new_tokens": NEW, "jit_compile": False, "return_scores": True}
     rows, scores = generate(model, inputs, strategy, **options)
-    ids, found = write(ragged(PROMPTS), ragged(SOURCES))
+    ids, found = run(ragged(PROMPTS), ragged(SOURCES))
     lengths = in_graph.lengths(ids, RULES["stop_tokens"], NEW).numpy()
     for index, prompt in enumerate(PROMPTS[:count]):
         expected = rows[index] if ids.shape[1] > 1 else [rows[index]]
@@ -74,15 +76,15 @@ def test_a_graph_for_any_shapes_writes_what_generate_writes(name, strategy):
             assert ids[index, n, : lengths[index, n]].numpy().tolist() == new
     assert_close(np.squeeze(found[:count]), np.squeeze(scores), atol=1e-4)
     for index, (prompt, source) in enumerate(zip(PROMPTS, SOURCES, strict=True)):
-        alone, score = write(ragged([prompt]), ragged([source]))
+        alone, score = run(ragged([prompt]), ragged([source]))
         np.testing.assert_array_equal(alone[0], ids[index])
         assert_close(score[0], found[index], atol=1e-5)
 
 
-def test_the_numbers_are_those_of_numpys_philox():
+def test_random_numbers_are_those_of_numpys_philox():
     seeds = np.array([0, 1, -3, 2**62 + 7, -(2**63), 987654321], "int64")
     for count in (1, 7, 8, 31):
-        drawn = tf.function(philox.uniform)(tf.constant(seeds), count)
+        drawn = philox.uniform(tf.constant(seeds), count)
         strategies = [Sample(seed=int(seed)) for seed in seeds]
         np.testing.assert_array_equal(drawn, np.concatenate([one.noise(1, count) for one in strategies], axis=1))
     assert philox.uniform(tf.zeros([0], tf.int64), 5).shape == (5, 0)
@@ -156,8 +158,8 @@ def test_rows_end_in_the_same_place():
     ids, real = in_graph.left_padded(tf.RaggedTensor.from_tensor(tf.zeros([0, 0], tf.int32)), 9)
     assert ids.shape == real.shape == (0, 1)
     assert in_graph.right_padded(ragged([[3], [4, 5, 6]]), 9).numpy().tolist() == [[3, 9, 9], [4, 5, 6]]
-    assert in_graph.rows_of(tf.constant([[0, 3, 0], [4, 0, 5]]), 0).to_list() == [[3], [4, 5]]
-    assert in_graph.rows_of(tf.constant([[0, 3]]), None).to_list() == [[0, 3]]
+    assert in_graph.ragged_rows(tf.constant([[0, 3, 0], [4, 0, 5]]), 0).to_list() == [[3], [4, 5]]
+    assert in_graph.ragged_rows(tf.constant([[0, 3]]), None).to_list() == [[0, 3]]
 
 
 def test_lengths_count_the_stop_token_and_no_more_than_the_limit():

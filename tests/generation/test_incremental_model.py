@@ -1,4 +1,4 @@
-"""`IncrementalModel`: a model taken apart gives in steps what it gives as a whole, or says why it cannot."""
+"""`IncrementalModel`: a prefill and decode steps give the logits of the whole model, or an error says why not."""
 
 import keras
 import numpy as np
@@ -15,20 +15,20 @@ ROWS = [[5, 7, 11, 3, 17, 28, 2], [9, 2, 2, 13, 1]]
 SOURCES = np.array([[4, 3, 21, 0], [8, 30 % V, 6, 1]], "int32")
 
 
-def in_steps(steps, rows, lengths, sources=()):
-    """The logits (B, V) at the end of each piece of `rows`, padded on the left."""
+def in_steps(incremental, rows, lengths, sources=()):
+    """The logits (B, V) after each piece of `rows`, which are padded on the left; `lengths` are those of the pieces."""
     longest, spare = max(map(len, rows)), 3
     ids = np.array([[0] * (longest - len(row)) + row for row in rows], "int32")
     real = np.array([[False] * (longest - len(row)) + [True] * len(row) for row in rows])
     mask = np.concatenate([real, np.ones((len(rows), spare), bool)], axis=1)
     positions = np.maximum(real.cumsum(1) - 1, 0).astype("int32")
-    values, cache = steps.prepare(list(sources), len(rows), longest + spare)
+    values, cache = incremental.prepare(list(sources), len(rows), longest + spare)
     start, found = 0, []
     for length in lengths:
         here = slice(start, start + length)
         arrays = {"mask": mask, "real": real[:, here], "positions": positions[:, here]}
         arrays = {name: ops.convert_to_tensor(array) for name, array in arrays.items()}
-        logits, cache = steps.step(ops.convert_to_tensor(ids[:, here]), values, cache, **arrays, start=start)
+        logits, cache = incremental.step(ops.convert_to_tensor(ids[:, here]), values, cache, **arrays, start=start)
         found.append(to_numpy(logits))
         start += length
     return found
@@ -37,29 +37,29 @@ def in_steps(steps, rows, lengths, sources=()):
 @pytest.mark.parametrize("name", built.MODELS)
 def test_a_model_in_steps_gives_what_the_whole_gives(name):
     model = built.made(name)
-    steps = IncrementalModel(model)
-    sources = SOURCES if steps.sources else None
+    incremental = IncrementalModel(model)
+    sources = SOURCES if incremental.sources else None
     whole = built.logits_of(model, ROWS, sources)
     pieces = [4, 1, 1, 1]
-    found = in_steps(steps, ROWS, pieces, [] if sources is None else [ops.convert_to_tensor(sources)])
+    found = in_steps(incremental, ROWS, pieces, [] if sources is None else [ops.convert_to_tensor(sources)])
     for end, logits in zip(np.cumsum(pieces), found, strict=True):
         for row, padding in enumerate((0, 2)):
             assert_close(logits[row], whole[row, end - padding - 1], atol=2e-5, rtol=1e-5)
 
 
-def test_what_steps_know_of_a_model():
-    steps = IncrementalModel(built.encoder_and_decoder())
-    assert (steps.inputs, steps.sources, steps.target) == (["source", "target"], ["source"], "target")
-    assert steps.vocabulary_size == V and steps.vocabulary_sizes == {"source": SOURCE_V, "target": V}
-    assert steps.padding_ids == {"source": 0, "target": 0}
-    assert steps.max_length == LENGTH and steps.max_source_length is None
+def test_what_an_incremental_model_knows():
+    incremental = IncrementalModel(built.encoder_and_decoder())
+    assert (incremental.inputs, incremental.sources, incremental.target) == (["source", "target"], ["source"], "target")
+    assert incremental.vocabulary_size == V and incremental.vocabulary_sizes == {"source": SOURCE_V, "target": V}
+    assert incremental.padding_ids == {"source": 0, "target": 0}
+    assert incremental.max_length == LENGTH and incremental.max_source_length is None
     ids = ids_of()
     x = keras.layers.Embedding(31, D, mask_zero=True)(ids)
     keras_embedding = IncrementalModel(keras.Model(ids, keras.layers.Dense(V)(Decoder(1, F, N)(x))))
     assert keras_embedding.vocabulary_sizes == {"ids": 31} and keras_embedding.padding_ids == {"ids": 0}
 
 
-def test_the_input_that_grows_may_be_named():
+def test_the_target_may_be_named():
     one, other = ids_of("one"), ids_of("other")
     embed = TokenEmbedding(V, D)
     attend = lambda x: x + MultiHeadAttention(N, 5)(x, x, use_causal_mask=True)
@@ -82,7 +82,7 @@ def test_in_half_precision_steps_stay_near_the_whole():
 
 
 def decoded(change, head=True):
-    """A model of ids, vectors that `change` makes of embedded ids, and logits."""
+    """A model from ids to logits, in which `change` computes vectors from the embedded ids."""
     ids = ids_of()
     x = change(TokenEmbedding(V, D, position_encoding="sinusoidal")(ids), ids)
     return keras.Model(ids, keras.layers.Dense(V)(x) if head else x)
@@ -150,7 +150,7 @@ def test_a_model_that_cannot_go_in_steps_is_refused(make, message):
 
 
 @pytest.mark.parametrize("options", [{"rotary": True}, {"sliding_window": 3}, {}])
-def test_cross_attention_that_depends_on_places_is_refused(options):
+def test_cross_attention_that_depends_on_positions_is_refused(options):
     source, target = ids_of("source"), ids_of("target")
     x, memory = (TokenEmbedding(V, D)(ids) for ids in (target, source))
     x = Decoder(1, F, N)(x)
@@ -166,8 +166,9 @@ def test_a_model_that_is_not_functional_is_refused(make):
         IncrementalModel(make())
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("positions", ["sinusoidal", None])
-def test_a_padding_id_that_is_written_is_a_token_like_others(positions):
+def test_a_generated_padding_id_is_a_token_like_others(positions):
     """As in transformers; a model without a padding id shows what is right."""
     from keras_tx.models import CausalLM
 

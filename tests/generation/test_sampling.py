@@ -1,4 +1,4 @@
-"""Filters and `Sample`: the warpers of transformers, the inverse of a distribution, noise that can be repeated."""
+"""Sampling functions against the warpers of transformers and exact distributions, and the noise of `Sample`."""
 
 import keras
 import numpy as np
@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.greedy import Greedy
-from keras_tx.generation.processors import Constraints
-from keras_tx.generation.sampling import Sample, at_temperature, draw, min_p, top_k, top_p
+from keras_tx.generation.sample import Sample
+from keras_tx.generation.sampling import at_temperature, draw, min_p, top_k, top_p
 from tests.generation.driver import drive, markov
 from tests.tools import assert_close, normal, to_numpy
 
@@ -89,7 +90,7 @@ def frequencies(strategy, logits, noise):
     """How often each token of `logits` (V,) comes when every number of `noise` is drawn once."""
     noise = noise.reshape(1, -1).astype("float32")
     count = noise.size
-    state = strategy.begin(np.zeros((count, 1)), np.ones((count, 1)), 1, 1, len(logits), noise=noise)
+    state = strategy.initial_state(np.zeros((count, 1)), np.ones((count, 1)), 1, 1, len(logits), noise=noise)
     _, tokens, _ = strategy.advance(np.tile(logits, (count, 1)), state, Constraints(), ())
     return np.bincount(to_numpy(tokens), minlength=len(logits)) / count
 
@@ -186,11 +187,11 @@ def test_the_seed_is_no_part_of_what_is_compiled():
         (lambda: Sample(min_p="x"), r"`min_p` must be a number in \[0, 1\] or None. Received: min_p='x'"),
         (lambda: Sample(seed=1.5), "`seed` must be an integer or None. Received: seed=1.5"),
         (
-            lambda: Sample().begin(np.ones((2, 3)), np.ones((2, 3)), 5, 5, 7),
+            lambda: Sample().initial_state(np.ones((2, 3)), np.ones((2, 3)), 5, 5, 7),
             r"`noise` must have the shape \(5, 2\), .*Received: noise.shape=None",
         ),
         (
-            lambda: Sample().begin(np.ones((2, 3)), np.ones((2, 3)), 5, 5, 7, noise=np.zeros((5, 3))),
+            lambda: Sample().initial_state(np.ones((2, 3)), np.ones((2, 3)), 5, 5, 7, noise=np.zeros((5, 3))),
             r"`noise` must have the shape \(5, 2\), .*Received: noise.shape=\(5, 3\)",
         ),
     ],

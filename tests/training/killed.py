@@ -3,7 +3,8 @@
 A DEATH is a place in the training and how often it is reached before SIGKILL ends the process: "batch:5", "write:2"
 (amid the bytes of the second backup), "written:2" (before it takes its name), "replaced:2" (after). When the last is
 dead, one more process trains to the end. The weights are in FOLDER/whole/weights.npz and FOLDER/killed/weights.npz. The
-processes are forked after the imports. `FOLDER alone` trains in this process, in FOLDER, for a parent that kills it.
+processes are forked after the imports, and train eagerly, since a graph for each would take most of the time. `FOLDER
+alone` trains in this process, in FOLDER and in a graph, for a parent that kills it.
 """
 
 import os
@@ -20,7 +21,7 @@ from keras_tx.training import PaddedCrossentropy, Resume, backups
 EPOCHS = 5
 
 
-def train(folder, death="none"):
+def train(folder, death="none", eager=True):
     keras.utils.set_random_seed(1)
     tf.config.experimental.enable_op_determinism()
     place, _, count = death.partition(":")
@@ -54,7 +55,7 @@ def train(folder, death="none"):
             keras.layers.Dense(11),
         ]
     )
-    model.compile("adam", PaddedCrossentropy())
+    model.compile("adam", PaddedCrossentropy(), run_eagerly=eager)
     ids = tf.data.Dataset.range(23).map(lambda i: tf.cast([i % 10 + 1, i % 7 + 1, i % 3], "int32"))
     resume = Resume(folder / "backup")
     data = resume.dataset(lambda epoch: ids.shuffle(23, seed=epoch).map(lambda x: (x, x)).batch(5))
@@ -65,7 +66,7 @@ def train(folder, death="none"):
 
 def main(folder, *deaths):
     if deaths == ("alone",):
-        return train(Path(folder))
+        return train(Path(folder), eager=False)
     for part, death in [("whole", "none"), *(("killed", death) for death in deaths), ("killed", "none")]:
         (Path(folder) / part).mkdir(exist_ok=True)
         child = os.fork()

@@ -1,4 +1,4 @@
-"""`Bleu`: sacrebleu's own number, where the other callbacks of `fit` can see it."""
+"""`Bleu` logs the score of sacrebleu, and other callbacks of `fit` use it."""
 
 import math
 
@@ -22,7 +22,7 @@ def table(*columns):
 
 
 class Talker(keras.Model):
-    """A model that knows the answers and keeps how it was asked."""
+    """A model that knows the translations and keeps the arguments of its calls."""
 
     def __init__(self):
         super().__init__(inputs := keras.Input((1,)), keras.layers.Dense(1)(inputs))
@@ -61,7 +61,7 @@ def test_the_score_of_a_sum_by_hand():
     assert fit(bleu)["val_bleu"] == [pytest.approx(100 * math.prod([5 / 6, 3 / 5, 2 / 4, 1 / 3]) ** 0.25)]
 
 
-def test_perfect_and_hopeless():
+def test_equal_translations_have_100_and_empty_ones_0():
     assert fit(Bleu(SOURCES, REFERENCES, translate=table(REFERENCES), verbose=0))["val_bleu"] == [pytest.approx(100)]
     assert fit(Bleu(SOURCES, REFERENCES, translate=lambda texts: [""] * len(texts), verbose=0))["val_bleu"] == [0]
 
@@ -81,6 +81,12 @@ def test_callbacks_after_it_see_the_score_and_stop_at_the_best(tmp_path):
     history = fit(bleu, stop, best, epochs=5)
     assert len(history["bleu"]) == 4 and stop.best_epoch == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.weights.h5", "2.weights.h5"]
+
+
+def test_numbers_of_numpy_are_numbers():
+    options = {name: np.int64(2) for name in ("max_new_tokens", "batch_size", "every", "samples", "verbose")}
+    bleu = Bleu(SOURCES, REFERENCES, **options)
+    assert {name: getattr(bleu, name) for name in options} == dict.fromkeys(options, 2)
 
 
 def test_it_translates_at_the_end_of_every_so_many_epochs():
@@ -131,7 +137,7 @@ def test_a_model_that_cannot_generate_is_refused_before_the_first_epoch():
         fit(Bleu(SOURCES, REFERENCES), model=model)
 
 
-def test_translations_that_cannot_be_are_refused():
+def test_invalid_translations_are_refused():
     with pytest.raises(ValueError, match="one translation for each source. Received: 2 for 3 sources"):
         fit(Bleu(SOURCES, REFERENCES, translate=lambda texts: texts[:2], verbose=0))
     with pytest.raises(TypeError, match="the translations.* must be a list of strings. Received: 1 among them"):

@@ -1,4 +1,4 @@
-"""The loss in chunks against the loss of whole logits, gradients too."""
+"""The loss in chunks and its gradients against those of the whole logits."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ def whole(hidden, table, labels, weights, smoothing):
     logits = ops.matmul(hidden, ops.transpose(table))
     arrays = [ops.convert_to_tensor(x[None]) for x in (labels, weights)]
     return ops.sum(
-        tokens.losses(arrays[0], logits[None], arrays[1], label_smoothing=smoothing, from_logits=True) * arrays[1]
+        tokens.token_losses(arrays[0], logits[None], arrays[1], label_smoothing=smoothing, from_logits=True) * arrays[1]
     )
 
 
@@ -39,7 +39,7 @@ def test_chunks_give_the_loss_and_the_gradients_of_whole_logits(count, size, wid
         assert_close(got, wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_what_stands_at_tokens_of_no_weight_is_never_looked_at():
+def test_hidden_vectors_at_tokens_of_weight_0_do_not_matter():
     hidden, table = normal(5, 3), normal(7, 3, seed=1)
     labels, weights = np.array([1, 2, 99, 3, 4], "int32"), np.array([1, 1, 0, 1, 1], "float32")
     found = []

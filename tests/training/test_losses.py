@@ -1,4 +1,4 @@
-"""The loss against its formula in float64, against Keras' losses, and padded against alone."""
+"""The loss against its formula in float64, against Keras' losses, and with padding against without."""
 
 import keras
 import numpy as np
@@ -156,7 +156,7 @@ def test_half_precision_logits_are_taken_as_float32(dtype):
     assert_close(loss, exact, rtol=2e-6)
 
 
-def test_forbidden_tokens_of_minus_infinity_are_no_tokens():
+def test_logits_of_minus_infinity_are_no_tokens():
     logits = LOGITS.copy()
     logits[..., 3] = -np.inf
     labels = np.where(LABELS == 3, 2, LABELS)
@@ -211,7 +211,7 @@ def test_a_label_outside_is_nan_in_a_compiled_function_of_jax(label):
 
 
 @pytest.mark.parametrize("function", [PaddedCrossentropy(), PaddedAccuracy(), Perplexity()])
-def test_labels_that_cannot_be_are_refused(function):
+def test_invalid_labels_are_refused(function):
     with pytest.raises(ValueError, match=r"in \[0, 7\) or the `padding_id`. Received: label 7, padding_id=0"):
         function(np.where(LABELS == 4, 7, LABELS), LOGITS)
     with pytest.raises(ValueError, match=r"Received: label -100, padding_id=0"):
@@ -240,7 +240,7 @@ def test_any_integers_are_labels(dtype):
         ({"reduction": "tokens"}, "`reduction` must be one of .* Received: reduction='tokens'"),
     ],
 )
-def test_a_loss_that_cannot_be_is_refused(arguments, message):
+def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         PaddedCrossentropy(**arguments)
 

@@ -1,4 +1,4 @@
-"""`Muon`: attention's kernels go as matrices do in Keras' own, whose update is nearly orthogonal."""
+"""`Muon` updates the kernels of attention as Keras' Muon updates matrices: nearly orthogonally."""
 
 import keras
 import numpy as np
@@ -41,7 +41,7 @@ def moved(optimizer, paths, values, steps=3):
         {"rms_rate": None, "ns_steps": 3},
     ],
 )
-def test_kernels_of_three_axes_go_as_the_matrices_that_they_are(options):
+def test_kernels_of_three_axes_are_updated_as_matrices(options):
     paths = [path for path, _, _ in KERNELS]
     values = [normal(*matrix, seed=7) for _, _, matrix in KERNELS]
     ours = Muon(0.02, **options)
@@ -69,7 +69,7 @@ def test_an_update_has_singular_values_near_one():
 
 
 @pytest.mark.parametrize("attention", [layers.MultiHeadAttention, keras.layers.MultiHeadAttention])
-def test_what_is_no_matrix_goes_by_adam(attention):
+def test_adamw_updates_what_is_no_matrix(attention):
     inputs = keras.Input((5,), dtype="int32")
     x = layers.TokenEmbedding(13, 12)(inputs)
     x = attention(3, 4, use_bias=True)(x, x)
@@ -91,17 +91,25 @@ def test_what_is_no_matrix_goes_by_adam(attention):
 @pytest.mark.parametrize(
     ("path", "options"), [("self_attention/query", {"exclude_layers": ["self_att"]}), ("conv1d", {})]
 )
-def test_other_kernels_of_three_axes_go_by_adam(path, options):
+def test_adamw_updates_other_kernels_of_three_axes(path, options):
     kernel = variable(normal(5, 2, 3), path)
     optimizer = Muon(**options)
     optimizer.build([kernel])
     assert optimizer.adam_velocities[0] is not None
 
 
-def test_a_model_learns_and_goes_on_from_its_file(tmp_path):
-    ids = np.random.default_rng(0).integers(1, 23, (29, 7))
+EAGER = keras.backend.backend() != "jax"  # JAX compiles each operation; elsewhere tracing would take most of the time
+
+
+def compiled(optimizer, eager=EAGER):
     model = models.CausalLM(23, num_layers=1, hidden_dim=12, num_heads=3, intermediate_dim=17, dropout=0.0)
-    model.compile(Muon(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=eager)
+    return model
+
+
+def test_a_model_learns_and_continues_from_its_file(tmp_path):
+    ids = np.random.default_rng(0).integers(1, 23, (29, 7))
+    model = compiled(Muon(0.01))
     first = model.evaluate(ids, ids, verbose=0)
     model.fit(ids, ids, epochs=5, verbose=0, shuffle=False)
     assert model.evaluate(ids, ids, verbose=0) < first - 0.5
@@ -114,6 +122,7 @@ def test_a_model_learns_and_goes_on_from_its_file(tmp_path):
         assert_close(one, other, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_a_distribution_strategy_changes_nothing():
     import tensorflow as tf
@@ -122,8 +131,7 @@ def test_a_distribution_strategy_changes_nothing():
     for strategy in (tf.distribute.get_strategy(), tf.distribute.MirroredStrategy(["CPU:0"])):
         with strategy.scope():
             keras.utils.set_random_seed(3)
-            model = models.CausalLM(23, num_layers=1, hidden_dim=12, num_heads=3, intermediate_dim=17, dropout=0.0)
-            model.compile(Muon(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            model = compiled(Muon(0.01, ns_steps=2), eager=EAGER and not made)
         ids = np.random.default_rng(0).integers(1, 23, (32, 7))
         model.fit(ids, ids, epochs=2, verbose=0, shuffle=False)
         made.append(model.get_weights())

@@ -1,12 +1,12 @@
-"""`Constraints` against the processors of transformers, and against themselves where a prompt is padded."""
+"""`Constraints` against the logits processors of transformers, with and without padding before the prompt."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_tx.generation.processors import Constraints
-from keras_tx.generation.strategy import begin, write
+from keras_tx.generation.constraints import Constraints
+from keras_tx.generation.state import append_tokens, initial_state
 from tests.tools import normal, to_numpy
 
 SIZE, PAD = 11, 0
@@ -18,9 +18,11 @@ def state_of(ids, padding=0, new=0, free=3, limit=20):
     ids = np.asarray(ids)
     prompt = np.pad(ids[:, : ids.shape[1] - new], ((0, 0), (padding, 0)), constant_values=PAD)
     real = np.arange(prompt.shape[1]) >= padding
-    state = begin(prompt, np.tile(real, (len(ids), 1)), width=1, num_new=new + free, limit=limit, padding_id=PAD)
+    state = initial_state(
+        prompt, np.tile(real, (len(ids), 1)), rows_per_prompt=1, num_new=new + free, limit=limit, padding_id=PAD
+    )
     for place in range(ids.shape[1] - new, ids.shape[1]):
-        state |= write(state, state["ids"], ids[:, place].astype("int32"), np.ones(len(ids), bool))
+        state |= append_tokens(state, state["ids"], ids[:, place].astype("int32"), np.ones(len(ids), bool))
     return state
 
 
@@ -37,7 +39,7 @@ rows_of_ids = st.integers(1, 9).flatmap(
 
 
 @given(rows_of_ids, st.integers(1, 4), st.integers(0, 3))
-def test_no_n_gram_comes_twice_as_in_transformers_and_whatever_the_padding(ids, size, padding):
+def test_no_n_gram_occurs_twice_as_in_transformers_and_whatever_the_padding(ids, size, padding):
     scores = normal(len(ids), SIZE)
     expected = theirs("NoRepeatNGramLogitsProcessor", ids, scores, size)
     found = Constraints(no_repeat_ngram_size=size)(scores, state_of(ids, padding, new=len(ids[0]) // 2), ())
@@ -97,7 +99,7 @@ def test_forced_tokens_win_over_everything_as_in_transformers():
 
 
 def test_ids_outside_the_vocabulary_of_the_scores_are_passed_over():
-    """Some models read more ids than they write."""
+    """Some models embed more ids than they have logits for."""
     rules = Constraints(repetition_penalty=2.0, no_repeat_ngram_size=2)
     scores = np.abs(normal(1, SIZE))
     found = to_numpy(rules(scores, state_of([[50, 3, 50]]), ()))
@@ -131,7 +133,7 @@ def test_no_rules_change_nothing_and_equal_rules_are_equal_keys():
         ({"forced_tokens": [3]}, r"`forced_tokens` must map indices .*Received: forced_tokens=\[3\]"),
     ],
 )
-def test_rules_that_are_none_are_refused(options, message):
+def test_invalid_rules_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Constraints(**options)
 

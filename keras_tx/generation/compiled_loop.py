@@ -1,0 +1,65 @@
+"""A decoding loop, compiled as each backend compiles: `tf.function` with or without XLA, `jax.jit`, PyTorch eagerly."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_tx.generation.decode_loop import DecodeLoop
+from keras_tx.layers import xla
+from keras_tx.optional import Lazy
+
+tf = Lazy("tensorflow")
+jax = Lazy("jax")
+torch = Lazy("torch")
+
+
+class CompiledDecodeLoop:
+    """A `DecodeLoop` whose `prefill` and `decode` are compiled once for each set of argument shapes.
+
+    Args:
+        loop: the `DecodeLoop`.
+        model: the Keras model that it runs, for its variables.
+        jit_compile: whether TensorFlow compiles with XLA.
+    """
+
+    def __init__(self, loop: DecodeLoop, model: keras.Model, jit_compile: bool):
+        self.strategy, self.num_new = loop.strategy, loop.num_new
+        self.prefill = _compiled(loop.prefill, model, jit_compile)
+        self.decode = _compiled(loop.decode, model, jit_compile)
+
+
+def _compiled(function: Callable[..., Any], model: keras.Model, jit_compile: bool) -> Callable[..., Any]:
+    """`function`, compiled; the weights of `model` are arguments of the program, not constants in it."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        return _traced_per_shape(tf.function(function, jit_compile=jit_compile, autograph=False), jit_compile)
+    if backend == "torch":
+
+        def without_gradients(*args: Any) -> Any:
+            with torch.no_grad():
+                return function(*args)
+
+        return without_gradients
+    variables = list(model.variables)
+
+    def stateless(weights: list[Any], *args: Any) -> Any:
+        with keras.StatelessScope(state_mapping=list(zip(variables, weights, strict=True))):
+            return function(*args)
+
+    jitted = jax.jit(stateless)
+    return lambda *args: jitted([variable.value for variable in variables], *args)
+
+
+def _traced_per_shape(function: Any, jit_compile: bool) -> Callable[..., Any]:
+    """A `tf.function`, traced once for each set of shapes. TensorFlow itself would warn of so many traces."""
+    traced: dict[Any, Any] = {}
+
+    def call(*args: Any) -> Any:
+        shapes = tuple(tuple(x.shape) if hasattr(x, "shape") else x for x in keras.tree.flatten(args))
+        if shapes not in traced:
+            with xla.tracing(jit_compile):
+                traced[shapes] = function.get_concrete_function(*args)
+        return traced[shapes](*args)
+
+    return call

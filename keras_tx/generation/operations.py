@@ -1,0 +1,107 @@
+"""What generation needs to know about the operations of a functional model: which look at other tokens, which embed."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from keras_tx import keras_internals
+from keras_tx.functional_graph import Node
+from keras_tx.layers import (
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderLayer,
+    LearnedPositionalEncoding,
+    MultiHeadAttention,
+    TokenEmbedding,
+)
+
+WITH_CACHE = (MultiHeadAttention, DecoderLayer, Decoder)
+LOOKING_AT_OTHER_TOKENS = (
+    *WITH_CACHE,
+    Encoder,
+    EncoderLayer,
+    keras.layers.MultiHeadAttention,
+    keras.layers.GroupQueryAttention,
+    keras.layers.Attention,
+    keras.layers.RNN,
+    keras.layers.Bidirectional,
+    keras.layers.Conv1D,
+    keras.layers.SeparableConv1D,
+    keras.layers.GlobalAveragePooling1D,
+    keras.layers.GlobalMaxPooling1D,
+    keras.layers.AveragePooling1D,
+    keras.layers.MaxPooling1D,
+    keras.layers.Flatten,
+    keras.layers.Permute,
+    keras.layers.Reshape,
+)
+_TREATING_EACH_TOKEN_SEPARATELY = (
+    keras.layers.Activation,
+    keras.layers.Add,
+    keras.layers.Dense,
+    keras.layers.Dropout,
+    keras.layers.Embedding,
+    keras.layers.LayerNormalization,
+    keras.layers.RMSNormalization,
+)
+
+
+def is_known(operation: Any) -> bool:
+    """Whether it is known which tokens the operation looks at. A model with other operations is tried out."""
+    if isinstance(operation, keras.layers.Activation):
+        return keras_internals.is_of_keras(operation.activation)
+    if type(operation).__module__.startswith("keras_tx."):
+        return True
+    return type(operation) in (*_TREATING_EACH_TOKEN_SEPARATELY, keras_internals.NOT_EQUAL)
+
+
+def looks_at_other_tokens(operation: Any) -> bool:
+    return any(isinstance(layer, LOOKING_AT_OTHER_TOKENS) for layer in layers_within(operation))
+
+
+def layers_within(operation: Any) -> list[Any]:
+    """A layer and the layers within it; none for another operation."""
+    return keras_internals.layers_within(operation) if isinstance(operation, keras.layers.Layer) else []
+
+
+def memory_values(node: Node) -> list[int]:
+    """The numbers of the values that a node with a cache attends to, other than its own input."""
+    if isinstance(node.operation, MultiHeadAttention):
+        return [*node.numbers_of("value", 1), *node.numbers_of("key", 2)]
+    return node.numbers_of("memory", 1)
+
+
+def compared_with(node: Node) -> int | float | None:
+    """The number that a node `x != number` compares with; None for any other node."""
+    numbers = [x for x in (*node.args, *node.kwargs.values()) if isinstance(x, (int, float))]
+    return numbers[0] if type(node.operation) is keras_internals.NOT_EQUAL and numbers else None
+
+
+def embedding_of(value: int, nodes: Iterable[Node]) -> Any | None:
+    """The layer that embeds the ids with this number, if there is one."""
+    layers = [node.operation for node in nodes if value in node.inputs.values()]
+    return next((layer for layer in layers if isinstance(layer, (TokenEmbedding, keras.layers.Embedding))), None)
+
+
+def padding_id(embedding: Any | None) -> int | None:
+    if isinstance(embedding, keras.layers.Embedding):
+        return 0 if embedding.mask_zero else None
+    return None if embedding is None else embedding.padding_id
+
+
+def vocabulary_size(embedding: Any | None) -> int | None:
+    if isinstance(embedding, keras.layers.Embedding):
+        return int(embedding.input_dim)
+    return None if embedding is None else int(embedding.vocabulary_size)
+
+
+def adds_positions(operation: Any) -> bool:
+    return not isinstance(operation, TokenEmbedding) or operation.positions is not None
+
+
+def max_positions(nodes: Iterable[Node]) -> int | None:
+    """The length of the shortest table of learned positions; None if there is none."""
+    layers = [layer for node in nodes for layer in layers_within(node.operation)]
+    return min((x.max_length for x in layers if isinstance(x, LearnedPositionalEncoding)), default=None)

@@ -1,0 +1,220 @@
+"""One call of `generate` or `stream`: inputs -> prompts and sources -> the compiled loop -> answers like the inputs.
+
+B prompts, P tokens of a prompt, S source tokens, n results for each prompt, M new tokens.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_tx import checks
+from keras_tx.generation.compiled_loop import CompiledDecodeLoop
+from keras_tx.generation.config import GenerationConfig
+from keras_tx.generation.decode_loop import Context
+from keras_tx.generation.incremental_model import IncrementalModel
+from keras_tx.generation.prompts import TextPieces, as_rows, as_strings, bucketed, is_text, padded, until_stop
+from keras_tx.generation.state import State
+from keras_tx.types import Tensor
+
+
+class GenerationRequest:
+    """The inputs of one call as arrays, and the compiled loop for them. See `generate` for the arguments."""
+
+    def __init__(
+        self,
+        model: Any,
+        inputs: Any,
+        strategy: Any,
+        *,
+        tokenizer: Any,
+        source_tokenizer: Any,
+        max_new_tokens: int,
+        target: str | None,
+        jit_compile: bool,
+        **options: Any,
+    ):
+        checks.positive_int("max_new_tokens", max_new_tokens)  # before the model is looked at
+        model = model._generation_model() if hasattr(model, "_generation_model") else model
+        self.model, loops = _cached_on_model(model, target)
+        self.config = GenerationConfig(self.model, strategy, tokenizer, max_new_tokens=max_new_tokens, **options)
+        self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
+        self._read_inputs(inputs)
+        self._check_length()
+        config, jit_compile = self.config, bool(jit_compile)
+        self.limit = ops.convert_to_tensor(config.max_new_tokens, "int32")
+        num_new = bucketed(config.max_new_tokens)
+        key = (config.strategy, config.constraints, config.stop_tokens, config.padding_id, num_new, jit_compile)
+        if key not in loops:
+            loops[key] = CompiledDecodeLoop(config.decode_loop(num_new), model, jit_compile)
+        # The loop's own strategy is equal to the one given here, which alone has the seed.
+        self.loop, self.strategy = loops[key], config.strategy
+
+    def _read_inputs(self, inputs: Any) -> None:
+        """Sets `prompts`, rows of ids, and `sources`, such rows for each other input of the model."""
+        model, self.is_text = self.model, False
+        named = dict(inputs) if isinstance(inputs, dict) else {(model.sources or [model.target])[0]: inputs}
+        missing = [name for name in model.sources if name not in named]
+        if missing or not set(named) & set(model.inputs):
+            raise ValueError(f"`inputs` must have {model.sources or model.inputs}. Received: {sorted(named)}")
+        self.is_array = all(hasattr(x, "shape") and str(x.dtype) != "object" for x in named.values())
+        rows_of = {name: self._read_rows(name, named[name]) for name in model.inputs if name in named}
+        self.is_single = all(is_single for _, is_single in rows_of.values())
+        counts = {name: len(rows) for name, (rows, _) in rows_of.items()}
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"`inputs` must be equally many. Received: {counts}")
+        self.sources = {name: rows_of[name][0] for name in model.sources}
+        if model.target in rows_of:
+            self.prompts = rows_of[model.target][0]
+        else:
+            self.prompts = [np.array([self.config.target_start()], "int32")] * next(iter(counts.values()))
+
+    def _read_rows(self, name: str, inputs: Any) -> tuple[list[np.ndarray], bool]:
+        """The rows of ids of one input, and whether it was a single text or row."""
+        padding_id = self.model.padding_ids[name]
+        vocabulary_size = self.model.vocabulary_sizes[name] or self.model.vocabulary_size
+        if not is_text(inputs):
+            return as_rows(name, inputs, padding_id, vocabulary_size)
+        if self.tokenizer is None:
+            raise ValueError(f"`tokenizer` must be given for texts. Received: tokenizer=None, {name}={inputs!r}")
+        self.is_text = True
+        texts, is_single = as_strings(inputs)
+        if name != self.model.target:
+            rows = ops.convert_to_numpy(self.source_tokenizer(texts)["token_ids"])
+        else:
+            start = [] if self.config.start_token is None else [self.config.start_token]
+            rows = [start + list(row) for row in _as_lists(self.tokenizer.tokenize(texts))]
+        return as_rows(name, rows, padding_id, vocabulary_size)[0], is_single
+
+    def _check_length(self) -> None:
+        longest, max_length = max(len(row) for row in self.prompts), self.model.max_length
+        if max_length is not None and longest + self.config.max_new_tokens > max_length:
+            raise ValueError(
+                "`max_new_tokens` and the prompt must fit into the learned positions. Received: "
+                f"max_new_tokens={self.config.max_new_tokens}, a prompt of {longest}, max_length={max_length}"
+            )
+
+    def prefill(self) -> tuple[State, Tensor, Context]:
+        """Runs the prefill on the prompts: the state, the first new tokens, and the context of the decode steps."""
+        length = bucketed(max(len(row) for row in self.prompts))
+        real = padded([np.ones_like(row) for row in self.prompts], length, 0, left=True).astype(bool)
+        ids = padded(self.prompts, length, self.config.padding_id, left=True)
+        noise: Any = self.strategy.noise(len(self.prompts), self.loop.num_new)
+        noise = noise if noise is None else ops.convert_to_tensor(noise, "float32")
+        sources = [ops.convert_to_tensor(self._source_array(name)) for name in self.model.sources]
+        arrays = [ops.convert_to_tensor(array) for array in (ids, real)]
+        state, tokens, context = self.loop.prefill(*arrays, sources, self.limit, noise)
+        return state, tokens, context
+
+    def _source_array(self, name: str) -> np.ndarray:
+        """(B, S), padded on the right."""
+        rows, padding_id, limit = self.sources[name], self.model.padding_ids[name], self.model.max_source_length
+        longest = max(len(row) for row in rows)
+        if limit is not None and longest > limit:
+            raise ValueError(
+                f"`{name}` must fit into the learned positions. Received: {name} of length {longest}, "
+                f"max_length={limit}"
+            )
+        if padding_id is None:
+            if len({len(row) for row in rows}) > 1:
+                raise ValueError(
+                    f"`{name}` must be of one length: its embedding has no `padding_id`. Received: lengths "
+                    f"{sorted({len(row) for row in rows})}"
+                )
+            return padded(rows, longest, 0, left=False)
+        length = bucketed(longest)
+        return padded(rows, length if limit is None else min(length, limit), padding_id, left=False)
+
+    def run(self) -> tuple[Any, Any]:
+        """What `generate` returns, and the scores."""
+        state, tokens, context = self.prefill()
+        state, _, _ = self.loop.decode(state, tokens, context, self.limit)
+        self._check_state(state)
+        ids, scores = (ops.convert_to_numpy(x) for x in self.loop.strategy.result(state))
+        return self._answers(ids[:, :, : self.config.max_new_tokens]), self._in_form_of_inputs(scores)
+
+    def stream(self) -> Iterator[Any]:
+        """What `stream` yields."""
+        state, tokens, context = self.prefill()
+        ids = np.empty((len(self.prompts), 0), "int32")
+        pieces = TextPieces(self._prompt_texts() if self.is_text else [])
+        while True:
+            self._check_state(state)
+            ids = np.concatenate([ids, ops.convert_to_numpy(tokens)[:, None]], axis=1)
+            is_running = bool(ops.convert_to_numpy(self.strategy.is_running(state)))
+            if self.is_text:
+                texts = pieces.next([texts[0] for texts in self._texts(ids[:, None])], is_last=not is_running)
+                yield texts[0] if self.is_single else texts
+            else:
+                yield int(ids[0, -1]) if self.is_single else ids[:, -1]
+            if not is_running:
+                return
+            until = ops.convert_to_tensor(ids.shape[1] + 1, "int32")
+            state, tokens, context = self.loop.decode(state, tokens, context, until)
+
+    @staticmethod
+    def _check_state(state: State) -> None:
+        if bool(ops.convert_to_numpy(state["broken"])):
+            raise ValueError(
+                "The logits must not be NaN, and some token must be allowed. Received: no token to choose at the new "
+                f"token {int(ops.convert_to_numpy(state['step']))}"
+            )
+
+    def _answers(self, ids: np.ndarray) -> Any:
+        """New ids (B, n, M) -> what `generate` returns."""
+        if self.is_text:
+            return self._in_form_of_inputs(self._texts(ids))
+        if not self.is_array:
+            return self._in_form_of_inputs([[row.tolist() for row in rows] for rows in self._rows(ids)])
+        longest = max(len(until_stop(row, self.config.stop_tokens)) for rows in ids for row in rows)
+        ids = ids[:, :, :longest]
+        if not self.model.sources:
+            prompts = padded(self.prompts, max(len(row) for row in self.prompts), self.config.padding_id, left=True)
+            ids = np.concatenate([np.repeat(prompts[:, None], ids.shape[1], axis=1), ids], axis=2)
+        return self._in_form_of_inputs(ids)
+
+    def _rows(self, ids: np.ndarray) -> list[list[np.ndarray]]:
+        """The n rows of each prompt up to the stop token; they begin with the prompt if there is no source."""
+        prompts = [np.array([], "int32")] * len(ids) if self.model.sources else self.prompts
+        return [
+            [np.concatenate([prompt, until_stop(row, self.config.stop_tokens)]) for row in rows]
+            for prompt, rows in zip(prompts, ids, strict=True)
+        ]
+
+    def _prompt_texts(self) -> list[str]:
+        """The texts that the answers begin with."""
+        if self.model.sources:
+            return [""] * len(self.prompts)
+        return list(self.tokenizer.decode([row.tolist() for row in self.prompts]))
+
+    def _texts(self, ids: np.ndarray) -> list[list[str]]:
+        """The n texts of each prompt."""
+        rows = self._rows(ids)
+        texts = iter(self.tokenizer.decode([row.tolist() for prompt_rows in rows for row in prompt_rows]))
+        return [[next(texts) for _ in prompt_rows] for prompt_rows in rows]
+
+    def _in_form_of_inputs(self, answers: Any) -> Any:
+        """n answers for each prompt -> one for each prompt if n is 1; those of the only prompt if it was not a list."""
+        if len(answers[0]) == 1:
+            answers = answers[:, 0] if hasattr(answers, "shape") else [rows[0] for rows in answers]
+        return answers[0] if self.is_single else answers
+
+
+def _as_lists(rows: Any) -> Any:
+    """Rows of ids as lists, of a ragged tensor or of what is lists already."""
+    return rows.to_list() if hasattr(rows, "to_list") else rows
+
+
+def _cached_on_model(model: keras.Model, target: str | None) -> tuple[IncrementalModel, dict[Any, CompiledDecodeLoop]]:
+    """The `IncrementalModel` of a model and its compiled loops, kept with the model while it has these variables."""
+    variables, by_target = vars(model).get("_keras_tx_loops", (None, {}))
+    if variables is None or list(map(id, variables)) != list(map(id, model.variables)):
+        variables, by_target = model.variables, {}
+        # Keras must not track it as a part of the model.
+        object.__setattr__(model, "_keras_tx_loops", (variables, by_target))
+    if target not in by_target:
+        by_target[target] = (IncrementalModel(model, target), {})
+    incremental_model, loops = by_target[target]
+    return incremental_model, loops
