@@ -1,3 +1,5 @@
+"""Datasets of texts, and batches of token ids."""
+
 from keras_tx.data.buckets import bucket_by_length
 from keras_tx.data.datasets import TextDataset, load_dataset
 from keras_tx.data.masking import mask_tokens

@@ -1,99 +1,124 @@
-"""Elements of any length -> padded batches of similar length."""
+"""Elements of any length -> padded batches of elements of similar length."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from keras_tx.checks import positive_int
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
 
-_LONGEST = 2**30
+_MAX_LENGTH = 2**30
 
 
 def bucket_by_length(
     dataset: Any,
-    batch_size: int | Sequence[int] | None = None,
+    batch_size: int | Sequence[int] | np.ndarray | None = None,
     *,
     max_tokens: int | None = None,
     boundaries: Sequence[int] = (16, 32, 64, 128, 256, 512),
-    length: Callable | None = None,
+    length: Callable[..., Any] | None = None,
     pad_to_boundary: bool = False,
     padding_values: Any = None,
     drop_remainder: bool = False,
 ) -> Any:
-    """Batches elements of similar length together, each batch padded to its longest: less padding, less work.
+    """Batches elements of similar length together and pads each batch to its longest: less padding, less work.
 
-    Every element comes out once. The order follows the data; shuffle before, and the batches are mixed too. The number
-    of batches is not known beforehand, so with `.repeat()` give `fit` its `steps_per_epoch`.
+    Every element comes out once. The order follows the dataset; if you shuffle it before, the batches are shuffled
+    too. The number of batches is not known beforehand, so with `.repeat()` give `fit` its `steps_per_epoch`.
 
     Args:
-        dataset: a `tf.data.Dataset` of unpadded elements: `features` or `(features, label)` or `(features, label,
-            sample_weight)`, where `features` is a rank-1 tensor, a tuple of them, or a dict of which some are named
-            "token_ids", "source_ids" or otherwise end in "_ids".
-        batch_size: of every bucket, or one for each boundary and one for longer elements.
-        max_tokens: instead of `batch_size`: as many elements as keep the batch within so many tokens, padding included,
-            and at least one. Batches of short elements have more of them, and every step has about the same work. Of
-            source and target the longer one counts, so that a batch has at most so many tokens of each.
-        boundaries: the longest element of each bucket. Longer elements go on in buckets of twice the last boundary,
-            four times, and so on.
-        length: how long an element is; called as the function of `Dataset.map` is. By default the longest of the
-            features, in a dict of those that end in "_ids", "segment_ids" apart. Labels count for nothing.
-        pad_to_boundary: pad to the boundary of the bucket, not only to the longest of the batch: then there are no more
-            shapes than buckets, each of which `fit` compiles once.
-        padding_values: as in `tf.data.Dataset.padded_batch`; 0 by default.
-        drop_remainder: leave out the last, smaller batch of each bucket.
+        dataset: a `tf.data.Dataset` of unpadded elements `features`, `(features, labels)` or `(features, labels,
+            sample_weight)`. `features` is a tensor of rank 1, a tuple of them, or a dictionary; token ids in a
+            dictionary have names that end in "_ids", such as "token_ids" or "source_ids".
+        batch_size: the number of elements of a batch. Or a list: one number for each boundary and one more for longer
+            elements.
+        max_tokens: instead of `batch_size`, the largest number of tokens in a batch, padding tokens included. A batch
+            has as many elements as that allows, and at least one, so every step has about the same amount of work. Of
+            source and target the longer one counts, so a batch has at most this number of tokens of each.
+        boundaries: the largest length in each bucket, ascending. Longer elements go to further buckets, of twice the
+            last boundary, four times, and so on.
+        length: a function that gives the length of an element; it is called as the function of `Dataset.map` is. By
+            default the length is that of the longest feature; in a dictionary only names that end in "_ids" count, but
+            not "segment_ids". Labels never count.
+        pad_to_boundary: whether to pad to the boundary of the bucket instead of the longest element of the batch.
+            There are then no more shapes than buckets, and `fit` compiles once for each.
+        padding_values: as in `tf.data.Dataset.padded_batch`; None pads with 0.
+        drop_remainder: whether to drop the last batch of each bucket if it is not full.
+
+    Returns:
+        A `tf.data.Dataset` of batches, with the structure of `dataset`.
+
+    Raises:
+        TypeError: `dataset` is not a `tf.data.Dataset`.
+        ValueError: an argument is wrong, or neither or both of `batch_size` and `max_tokens` are given.
+
+    Examples:
+        >>> import tensorflow as tf
+        >>> texts = tf.ragged.constant([[1, 2], [3, 4, 5, 6], [7], [8, 9, 10]], dtype="int32")
+        >>> dataset = tf.data.Dataset.from_tensor_slices(texts).map(lambda ids: ids)
+        >>> for batch in keras_tx.data.bucket_by_length(dataset, 2, boundaries=(2, 4)):
+        ...     print(batch.numpy().tolist())
+        [[1, 2], [7, 0]]
+        [[3, 4, 5, 6], [8, 9, 10, 0]]
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(f"`dataset` must be a tf.data.Dataset. Received: dataset={dataset!r}")
-    bounds = _bounds(boundaries)
-    sizes = _batch_sizes(batch_size, max_tokens, boundaries, bounds)
+    extended = _extended_boundaries(boundaries)
+    sizes = _batch_sizes(batch_size, max_tokens, boundaries, extended)
     if length is None:
-        length = _longest(dataset.element_spec)
+        length = _longest_feature(dataset.element_spec)
     return dataset.bucket_by_sequence_length(
         length,
-        bucket_boundaries=[bound + 1 for bound in bounds],  # tf.data's boundaries are the first length outside
+        bucket_boundaries=[bound + 1 for bound in extended],  # tf.data's boundary is the first length outside a bucket
         bucket_batch_sizes=sizes,
-        padding_values=padding_values,
+        padding_values=tf.nest.map_structure(_python_number, padding_values),
         pad_to_bucket_boundary=pad_to_boundary,
         drop_remainder=drop_remainder,
     )
 
 
-def _bounds(boundaries):
-    """`boundaries`, and the last of them doubled on: tf.data refuses what it would have to pad beyond the last."""
-    bounds = [positive_int("boundaries", bound) for bound in boundaries]
-    if not bounds or any(low >= high for low, high in zip(bounds, bounds[1:], strict=False)):
+def _python_number(value: Any) -> Any:
+    """NumPy's numbers have a dtype that must equal that of the padded tensor, Python's fit any."""
+    return value.item() if isinstance(value, np.generic) and not isinstance(value, (np.str_, np.bytes_)) else value
+
+
+def _extended_boundaries(boundaries: Sequence[int]) -> list[int]:
+    """`boundaries`, and their last one doubled on and on: tf.data cannot pad to a boundary that does not exist."""
+    extended: list[int] = [positive_int("boundaries", bound) for bound in boundaries]
+    if not extended or any(low >= high for low, high in zip(extended, extended[1:], strict=False)):
         raise ValueError(f"`boundaries` must be increasing positive integers. Received: boundaries={boundaries}")
-    while bounds[-1] < _LONGEST:
-        bounds.append(bounds[-1] * 2)
-    return bounds
+    while extended[-1] < _MAX_LENGTH:
+        extended.append(extended[-1] * 2)
+    return extended
 
 
-def _batch_sizes(batch_size, max_tokens, boundaries, bounds):
-    """The size of a batch for each of `bounds`, and one more: tf.data wants it for what is longer than all of them."""
+def _batch_sizes(batch_size: Any, max_tokens: Any, boundaries: Sequence[int], extended: list[int]) -> list[int]:
+    """The batch size of each of the `extended` boundaries, and one more, which tf.data wants for longer elements."""
     if (batch_size is None) == (max_tokens is None):
         raise ValueError(
             "One of `batch_size` and `max_tokens` must be given, and the other not. Received: "
             f"batch_size={batch_size}, max_tokens={max_tokens}"
         )
     if max_tokens is not None:
-        return [max(1, positive_int("max_tokens", max_tokens) // bound) for bound in bounds] + [1]
-    if not isinstance(batch_size, Sequence):
-        return [positive_int("batch_size", batch_size)] * (len(bounds) + 1)
+        return [max(1, positive_int("max_tokens", max_tokens) // bound) for bound in extended] + [1]
+    if not isinstance(batch_size, (Sequence, np.ndarray)):
+        return [positive_int("batch_size", batch_size)] * (len(extended) + 1)
     sizes = [positive_int("batch_size", size) for size in batch_size]
     if len(sizes) != len(boundaries) + 1:
         raise ValueError(
             "`batch_size` must be an integer or hold one for each of `boundaries` and one more. Received: "
             f"batch_size={batch_size}, boundaries={boundaries}"
         )
-    return sizes + sizes[-1:] * (len(bounds) + 1 - len(sizes))
+    return sizes + sizes[-1:] * (len(extended) + 1 - len(sizes))
 
 
-def _longest(spec):
+def _longest_feature(spec: Any) -> Callable[..., Any]:
     """The function of an element that gives the length of its longest feature."""
     features = spec[0] if isinstance(spec, tuple) else spec
-    names = None
+    names: list[str] = []
     if isinstance(features, dict):
         names = [name for name in features if name.endswith("_ids") and name != "segment_ids"]
         if not names:
@@ -102,10 +127,12 @@ def _longest(spec):
                 f"given. Received: features {sorted(features)}"
             )
 
-    def rows(features):
-        return [features[name] for name in names] if names else features if isinstance(features, tuple) else [features]
+    def sequences(features: Any) -> Sequence[Any]:
+        if isinstance(features, dict):
+            return [features[name] for name in names]
+        return features if isinstance(features, tuple) else [features]
 
-    for row in rows(features):
-        if getattr(row, "shape", None) is None or row.shape.rank not in (1, None):
-            raise ValueError(f"The token ids of an element must be a tensor of rank 1, unbatched. Received: {row}")
-    return lambda *element: tf.reduce_max([tf.size(row) for row in rows(element[0])])
+    for sequence in sequences(features):
+        if getattr(sequence, "shape", None) is None or sequence.shape.rank not in (1, None):
+            raise ValueError(f"The token ids of an element must be a tensor of rank 1, unbatched. Received: {sequence}")
+    return lambda *element: tf.reduce_max([tf.size(sequence) for sequence in sequences(element[0])])

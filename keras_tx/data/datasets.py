@@ -1,4 +1,4 @@
-"""A name or a file -> labelled text, split in two: TFDS, JSON lines, CSV, TSV and the embedded sample."""
+"""A name or a file -> labelled texts for training and testing: TFDS, JSON lines, CSV, TSV and the built-in sample."""
 
 from collections.abc import Sequence
 from os import PathLike
@@ -14,7 +14,21 @@ tf = Lazy("tensorflow")
 
 
 class TextDataset(NamedTuple):
-    """Two `tf.data.Dataset`s of (text, label), a string and an int32 scalar, unbatched; `labels[label]` is its name."""
+    """A dataset for text classification, as `load_dataset` returns it.
+
+    Attributes:
+        train: a `tf.data.Dataset` of unbatched pairs (text, label), a string scalar and an int32 scalar.
+        test: the same of the test part.
+        labels: the names of the classes; `labels[label]` is the name of `label`.
+
+    Examples:
+        >>> dataset = keras_tx.data.load_dataset("sample")
+        >>> dataset.labels
+        ('negative', 'positive')
+        >>> for text, label in dataset.test.take(1):
+        ...     print(text.dtype, text.shape, label.dtype, label.shape)
+        <dtype: 'string'> () <dtype: 'int32'> ()
+    """
 
     train: Any
     test: Any
@@ -22,42 +36,51 @@ class TextDataset(NamedTuple):
 
 
 def load_dataset(
-    name_or_path: str | PathLike = "sample",
+    name_or_path: str | PathLike[str] = "sample",
     *,
-    test: str | PathLike | None = None,
-    data_dir: str | PathLike | None = None,
+    test: str | PathLike[str] | None = None,
+    data_dir: str | PathLike[str] | None = None,
     text_column: str | None = None,
     label_column: str | None = None,
     test_fraction: float = 0.1,
     seed: int = 0,
 ) -> TextDataset:
-    """Loads a text-classification dataset into memory, the train part in an order that `seed` decides.
+    """Loads a dataset for text classification into memory and shuffles its train part.
 
-    The order is mixed because prepared files are often sorted by class; it is the same at every call and epoch: add
-    `.shuffle(...)` where epochs should differ. Examples without a label (-1 in TFDS) are left out.
+    The train part is shuffled because prepared files are often sorted by class. The order is the same at every call and
+    in every epoch: add `.shuffle(...)` if epochs should differ. Examples without a label (-1 in TFDS) are left out.
 
     Args:
-        name_or_path: "sample" (short film reviews that come with the package), the name of a TFDS dataset such as
-            "imdb_reviews" or "glue/sst2", or a .jsonl, .csv or .tsv file (also .gz) with one example a row. The first
-            row of .csv and .tsv names the columns. Labels are words or integers; sorted, they are `labels`.
-        test: the file of the test part, for a `name_or_path` that is a file. Without it, `test_fraction` of each class
-            is taken out of the file. TFDS: the split "test", else "validation", whichever has labels, else a part of
-            "train".
-        data_dir: where TFDS keeps prepared datasets; TFDS' own folder by default. What is there loads without network.
-        text_column, label_column: the column of a file, "text" and "label" by default; the feature of a TFDS dataset,
-            found by its type by default.
-        test_fraction: how much to take out of the train part where there is no test part.
-        seed: decides the order of the train part, and which examples are taken out of it.
+        name_or_path: "sample" for the built-in short film reviews; the name of a TFDS dataset such as "imdb_reviews"
+            or "glue/sst2"; or a .jsonl, .csv or .tsv file, also with .gz, with one example in each row. The first row
+            of a .csv or .tsv file names the columns. Labels are words or integers; sorted, they become `labels`.
+        test: the file of the test part, if `name_or_path` is a file. Without it, `test_fraction` of each class is
+            taken out of that file. With TFDS the test part is the split "test", or else "validation", if it has
+            labels, and otherwise a part of "train".
+        data_dir: the folder in which TFDS keeps prepared datasets; None for TFDS' own. A dataset that is there
+            needs no network.
+        text_column: the column or feature with the texts. None: "text" in files, found by its type in TFDS.
+        label_column: the column or feature with the labels. None: "label" in files, found by its type in TFDS.
+        test_fraction: the part of the examples, between 0 and 1, to hold out for testing if there is no test part.
+        seed: an integer of at least 0 that decides the order of the train part and which examples are held out.
 
     Returns:
-        `(train, test, labels)`.
+        A `TextDataset`: `(train, test, labels)`.
 
     Raises:
         FileNotFoundError: there is no such file, or TFDS has not prepared the dataset and cannot download it.
-        ValueError: anything else that is wrong, with the line of the file, or with the names that are near.
+        TypeError: `name_or_path` is neither a string nor a path.
+        ValueError: an argument or a file is wrong; the error names the line, or similar names.
+
+    Examples:
+        >>> import pathlib
+        >>> _ = pathlib.Path("reviews.csv").write_text("text,label\\ngood,1\\nbad,0\\nfine,1\\nawful,0\\n")
+        >>> train, test, labels = keras_tx.data.load_dataset("reviews.csv", test_fraction=0.5)
+        >>> int(train.cardinality()), int(test.cardinality()), labels
+        (2, 2, ('0', '1'))
     """
     rng = splits.generator(seed)
-    splits.check_fraction("test_fraction", test_fraction)
+    test_fraction = splits.check_fraction("test_fraction", test_fraction)
     if not isinstance(name_or_path, (str, PathLike)):
         raise TypeError(f"`name_or_path` must be a string or a path. Received: name_or_path={name_or_path!r}")
     is_file = from_files.is_path(name_or_path)
@@ -66,6 +89,8 @@ def load_dataset(
             f"`test` must be None unless `name_or_path` is a file. Received: name_or_path={str(name_or_path)!r}, "
             f"test={str(test)!r}"
         )
+    parts: Sequence[list[tuple[Any, Any]]]
+    names: tuple[str, ...]
     if name_or_path == "sample":
         parts, names = sample.reviews(), sample.LABELS
     elif is_file:
@@ -87,10 +112,10 @@ def load_dataset(
     return TextDataset(_dataset(texts, labels, order), _dataset(texts, labels, held_out), tuple(names))
 
 
-def _columns(examples: Sequence[tuple]):
+def _columns(examples: Sequence[tuple[Any, Any]]) -> tuple[np.ndarray, np.ndarray]:
     texts, labels = zip(*examples, strict=True)
     return np.array(texts, dtype=object), np.array(labels, dtype="int32")
 
 
-def _dataset(texts, labels, order=slice(None)):
+def _dataset(texts: np.ndarray, labels: np.ndarray, order: Any = slice(None)) -> Any:
     return tf.data.Dataset.from_tensor_slices((texts[order], labels[order]))

@@ -5,23 +5,28 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
-KINDS = (".jsonl", ".csv", ".tsv")
+SUFFIXES = (".jsonl", ".csv", ".tsv")
 _BROKEN = (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error)
 
 
-def is_path(name_or_path) -> bool:
-    """True for a path object, a name that ends like one of our files, and anything that is a file."""
+def is_path(name_or_path: str | PathLike[str]) -> bool:
+    """Whether this is a path object, a name with one of our suffixes, or any file that exists."""
     if isinstance(name_or_path, PathLike):
         return True
-    return name_or_path != "sample" and (_kind(Path(name_or_path)) in KINDS or Path(name_or_path).is_file())
+    return name_or_path != "sample" and (_suffix(Path(name_or_path)) in SUFFIXES or Path(name_or_path).is_file())
 
 
-def read(paths: list[Path], text_column: str, label_column: str):
-    """Returns ([the examples of each file], names of the classes). The first file defines the classes."""
+def read(paths: list[Path], text_column: str, label_column: str) -> tuple[list[list[tuple[str, int]]], tuple[str, ...]]:
+    """Reads labelled texts. The first file decides what the classes are.
+
+    Returns:
+        The examples (text, label id) of each file, and the names of the classes.
+    """
     rows = [list(_examples(path, text_column, label_column)) for path in paths]
     for path, examples in zip(paths, rows, strict=True):
         if not examples:
@@ -42,14 +47,17 @@ def read(paths: list[Path], text_column: str, label_column: str):
     return [[(text, ids[label]) for text, label, _ in examples] for examples in rows], tuple(names)
 
 
-def _kind(path: Path) -> str:
+def _suffix(path: Path) -> str:
+    """The suffix without ".gz", in lower case."""
     return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
 
 
 def _examples(path: Path, text_column: str, label_column: str) -> Iterator[tuple[str, str, int]]:
     """Yields (text, label, line number) of each row."""
-    if _kind(path) not in KINDS:
-        raise ValueError(f"The file must end in one of {', '.join(KINDS)}, or in one of them and .gz. Received: {path}")
+    if _suffix(path) not in SUFFIXES:
+        raise ValueError(
+            f"The file must end in one of {', '.join(SUFFIXES)}, or in one of them and .gz. Received: {path}"
+        )
     if not path.is_file():
         raise FileNotFoundError(f"The file must exist. Received: {str(path)!r}")
     for line, row in _rows(path):
@@ -67,12 +75,12 @@ def _examples(path: Path, text_column: str, label_column: str) -> Iterator[tuple
         yield text, str(label).strip(), line
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict]]:
-    """Yields (line number, columns) of each row; a line that cannot be read is named in the error."""
-    kind, line = _kind(path), 0
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (line number, columns) of each row. An error names the line that cannot be read."""
+    suffix, line = _suffix(path), 0
     opened = gzip.open if path.suffix.lower() == ".gz" else open
-    with opened(path, "rt", encoding="utf-8-sig", newline="" if kind != ".jsonl" else "\n") as file:
-        rows = _json_rows(file) if kind == ".jsonl" else _table_rows(file, "\t" if kind == ".tsv" else ",")
+    with opened(path, "rt", encoding="utf-8-sig", newline="" if suffix != ".jsonl" else "\n") as file:
+        rows = _json_rows(file) if suffix == ".jsonl" else _table_rows(file, "\t" if suffix == ".tsv" else ",")
         try:
             for line, row in rows:
                 yield line, row
@@ -85,16 +93,16 @@ def _rows(path: Path) -> Iterator[tuple[int, dict]]:
 
 
 class _Malformed(Exception):
-    """A row that is not what the kind of file asks for."""
+    """A row that breaks the rules of its file format."""
 
 
-def _json_rows(file):
+def _json_rows(file: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     for line, content in enumerate(file, start=1):
         if not content.strip():
             continue
         try:
             row = json.loads(content)
-            json.dumps(row, ensure_ascii=False).encode()  # a lone surrogate has no UTF-8
+            json.dumps(row, ensure_ascii=False).encode()  # UTF-8 cannot hold a lone surrogate
         except ValueError as error:
             raise _Malformed(f"line {line}: {error}") from error
         if not isinstance(row, dict):
@@ -102,7 +110,7 @@ def _json_rows(file):
         yield line, row
 
 
-def _table_rows(file, delimiter):
+def _table_rows(file: Iterable[str], delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.reader(file, delimiter=delimiter, strict=True)
     try:
         header = next(reader, [])

@@ -1,4 +1,4 @@
-"""A TFDS name -> examples (text, label id) and class names, or sentence pairs and languages."""
+"""The name of a TFDS dataset -> examples (text, label id) and class names, or sentence pairs and languages."""
 
 import contextlib
 import difflib
@@ -7,6 +7,9 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterable, Iterator
+from os import PathLike
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +18,21 @@ from keras_tx.optional import Lazy
 tf = Lazy("tensorflow")
 tfds = Lazy("tensorflow_datasets", extra="data")
 
-_NAME = re.compile(r"[A-Za-z_]\w*(/[\w.-]+)?(:[\d.*]+)?")  # no `huggingface:...`: TFDS then asks the network
+_NAME = re.compile(r"[A-Za-z_]\w*(/[\w.-]+)?(:[\d.*]+)?")  # without `huggingface:...`, for which TFDS uses the network
 _PROBE_SECONDS = 5
+DataDir = str | PathLike[str] | None
 _LABELLED = "a .jsonl, .csv or .tsv file (also .gz)"
 _PARALLEL = "parallel files"
 
 
-def read(name, data_dir, text_column, label_column):
-    """Returns ([examples of train, and of test where there is one], names of the classes)."""
+def read(
+    name: str, data_dir: DataDir, text_column: str | None, label_column: str | None
+) -> tuple[list[list[tuple[Any, Any]]], tuple[str, ...]]:
+    """Reads labelled texts.
+
+    Returns:
+        The examples of train, and of test if there is one; and the names of the classes.
+    """
     with _quiet():
         builder = _builder(name, data_dir, _LABELLED)
         text, label = _columns(name, builder.info, text_column, label_column)
@@ -38,8 +48,12 @@ def read(name, data_dir, text_column, label_column):
     return parts, tuple(builder.info.features[label].names)
 
 
-def read_pairs(name, data_dir):
-    """Returns ({"train": pairs, and "validation" and "test" where they are}, the languages, source first)."""
+def read_pairs(name: str, data_dir: DataDir) -> tuple[dict[str, list[tuple[Any, Any]]], tuple[str, str]]:
+    """Reads sentence pairs.
+
+    Returns:
+        A dictionary with "train", and with "validation" and "test" if there are any; and the languages, source first.
+    """
     with _quiet():
         builder = _builder(name, data_dir, _PARALLEL)
         features = builder.info.features
@@ -48,7 +62,7 @@ def read_pairs(name, data_dir):
         splits = _splits(name, builder)
         languages = tuple(builder.info.supervised_keys or features)
         config = tfds.ReadConfig(try_autocache=False)
-        parts: dict[str, list] = {}
+        parts: dict[str, list[tuple[Any, Any]]] = {}
         for split in ("train", "validation", "test"):
             if split in splits:
                 batches = builder.as_dataset(split=split, read_config=config).batch(1024)
@@ -57,7 +71,8 @@ def read_pairs(name, data_dir):
     return parts, languages
 
 
-def _builder(name, data_dir, files):
+def _builder(name: str, data_dir: DataDir, files: str) -> Any:
+    """The builder of a dataset; `files` says, for errors, what else the name may be."""
     try:
         if _NAME.fullmatch(name):
             return tfds.builder(name, data_dir=data_dir)
@@ -75,8 +90,12 @@ def _builder(name, data_dir, files):
     )
 
 
-def _columns(name, info, text_column, label_column):
-    """The text and the label feature: as asked for, else as trained on, else of the usual name, else the only one."""
+def _columns(name: str, info: Any, text_column: str | None, label_column: str | None) -> list[str]:
+    """Finds the text and the label feature.
+
+    Each is the one that was asked for; else the one that TFDS names for supervised training; else the one with the
+    usual name; else the only one of its type.
+    """
     features = dict(info.features) if isinstance(info.features, tfds.features.FeaturesDict) else {}
     texts = [key for key, feature in features.items() if feature.tf_dtype == tf.string and feature.shape == ()]
     classes = [key for key, feature in features.items() if isinstance(feature, tfds.features.ClassLabel)]
@@ -94,7 +113,7 @@ def _columns(name, info, text_column, label_column):
         if column is None:
             usual = [key for key in likely if key in candidates]
             column = usual[0] if usual else candidates[0] if len(candidates) == 1 else None
-        if column not in candidates:
+        if column is None or column not in candidates:
             raise ValueError(
                 f"`{argument}` must be one of the {what} features of {name}, {candidates}. Received: "
                 f"{argument}={column!r}"
@@ -103,8 +122,8 @@ def _columns(name, info, text_column, label_column):
     return found
 
 
-def _splits(name, builder):
-    """The splits of the dataset, "train" among them, prepared if they were not."""
+def _splits(name: str, builder: Any) -> Any:
+    """The splits of the dataset, "train" among them. Prepares the dataset if it is not prepared."""
     if not builder.is_prepared():
         _prepare(name, builder)
     splits = builder.info.splits
@@ -113,28 +132,28 @@ def _splits(name, builder):
     return splits
 
 
-def _prepare(name, builder):
-    """Downloads the dataset; says within seconds when there is no network, where TFDS alone retries for minutes."""
+def _prepare(name: str, builder: Any) -> None:
+    """Downloads the dataset. Without network the error comes within seconds; TFDS alone would retry for minutes."""
     try:
         _reach(builder.url_infos)
         builder.download_and_prepare()
-    except Exception as error:  # a dataset's own script may raise anything
+    except Exception as error:  # the script of a dataset may raise anything
         raise FileNotFoundError(
             f"The dataset {name!r} is not prepared in {builder.data_path} and cannot be downloaded: {error}. On a "
             f"machine with network run `tfds build {name}`, then give the folder that it prepared as `data_dir`."
         ) from error
 
 
-def _reach(urls):
+def _reach(urls: Iterable[str]) -> None:
     """Raises OSError if none of the first hosts answers."""
     hosts = {urllib.parse.urlsplit(url)[:2]: None for url in urls if url.startswith("http")}
-    failure = None
+    failure: OSError | None = None
     for scheme, host in list(hosts)[:3]:
         try:
             request = urllib.request.Request(f"{scheme}://{host}/", method="HEAD")
             urllib.request.urlopen(request, timeout=_PROBE_SECONDS).close()
             return
-        except urllib.error.HTTPError:  # it answered
+        except urllib.error.HTTPError:  # the host answered
             return
         except OSError as error:
             failure = OSError(f"{host} does not answer ({error})")
@@ -142,11 +161,11 @@ def _reach(urls):
         raise failure
 
 
-def _examples(builder, split, text, label):
+def _examples(builder: Any, split: str, text: str, label: str) -> list[tuple[Any, Any]]:
     """The labelled examples of `split`, in the order of its files."""
     decoders = tfds.decode.PartialDecoding({text: True, label: True})
     config = tfds.ReadConfig(try_autocache=False)
-    examples = []
+    examples: list[tuple[Any, Any]] = []
     for batch in builder.as_dataset(split=split, decoders=decoders, read_config=config).batch(1024):
         labels = np.asarray(batch[label])
         examples += [(x, y) for x, y in zip(np.asarray(batch[text]), labels, strict=True) if y >= 0]
@@ -154,8 +173,8 @@ def _examples(builder, split, text, label):
 
 
 @contextlib.contextmanager
-def _quiet():
-    """TFDS warns of every folder that it looks into; its progress bars and errors stay."""
+def _quiet() -> Iterator[None]:
+    """Silences TFDS' warnings about every folder that it looks into, but not its progress bars and errors."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,44 +1,62 @@
-"""Ids -> ids with some of them masked, and as labels the ids that were there: (B, T) -> (B, T), (B, T).
+"""Ids -> ids of which some are masked, and labels, the original ids: (B, T) -> (B, T), (B, T).
 
-Devlin et al. 2018, arXiv:1810.04805, section 3.1: of the tokens chosen 80 % become the mask token, 10 % any token, 10 %
-stay.
+Devlin et al. 2018, arXiv:1810.04805, section 3.1: of the chosen tokens 80 % become the mask token, 10 % a random token,
+and 10 % stay.
 """
 
 from typing import Any
 
 from keras_tx.checks import rate as check_rate
 from keras_tx.optional import Lazy
+from keras_tx.text.base import Tokenizer
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
-MASKED, ANY = 0.8, 0.1
+MASKED_SHARE, RANDOM_SHARE = 0.8, 0.1
 
 
-def mask_tokens(features: Any, tokenizer: Any, *, rate: float = 0.15, seed: Any = None) -> Any:
-    """Hides tokens at random, for `MaskedLM`: a function for `Dataset.map`.
+def mask_tokens(features: Any, tokenizer: Tokenizer, *, rate: float = 0.15, seed: Any = None) -> Any:
+    """Masks tokens at random for training a `MaskedLM`: a function for `Dataset.map`.
 
-    ```python
-    dataset.map(lambda sentences: mask_tokens(tokenizer(sentences), tokenizer))
-    ```
+    Of the chosen tokens 80 % become the mask token, 10 % a random ordinary token, and 10 % stay. Special tokens,
+    padding tokens among them, are never chosen.
 
-    Special tokens, padding among them, are never chosen, and no token becomes a special one but the mask. Each pass
-    over a dataset chooses others; after `keras.utils.set_random_seed` only if it is repeated before it is mapped, for
-    TensorFlow then begins each iteration with the same numbers.
+    Every pass over a dataset chooses other tokens. After `keras.utils.set_random_seed`, however, TensorFlow starts
+    every iteration with the same random numbers: put `.repeat()` before the `.map`, or pass a `seed`.
 
     Args:
-        features: a dict with "token_ids", integers of any shape, or those ids alone.
-        tokenizer: a `BertTokenizer` with a mask token.
+        features: a dictionary with "token_ids", integers of any shape, or those ids alone.
+        tokenizer: a `Tokenizer` with a mask token.
         rate: the probability that a token is chosen, in (0, 1).
-        seed: None, or two integers (2,) that decide the choice: the same seed gives the same, as `Resume` needs it.
+        seed: two integers (2,) that decide the choice, as a training that `Resume` continues needs it; None for
+            another choice at every call.
 
     Returns:
-        The features with other "token_ids", and the labels: the ids that were there where a token was chosen, the
-        padding id elsewhere, which `PaddedCrossentropy` leaves out.
+        `(features, labels)`: the features with masked "token_ids" (or the masked ids alone), and the labels: the
+        original id of a chosen token, and elsewhere the padding id, which `PaddedCrossentropy` ignores.
 
     Raises:
-        ValueError: for a rate outside (0, 1), features without "token_ids", or a tokenizer without a mask token.
+        ValueError: `rate` is outside (0, 1), `features` have no "token_ids", or `tokenizer` has no mask token.
+
+    Reference:
+        Devlin et al. 2018, arXiv:1810.04805, section 3.1.
+
+    Examples:
+        >>> vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hot", "dog"]
+        >>> tokenizer = keras_tx.text.BertTokenizer(vocabulary)
+        >>> features = tokenizer(["hot dog hot dog", "hot"])
+        >>> masked, labels = keras_tx.data.mask_tokens(features, tokenizer, rate=0.999, seed=(1, 2))
+        >>> labels.numpy()
+        array([[0, 5, 6, 5, 6, 0],
+               [0, 5, 0, 0, 0, 0]], dtype=int32)
+        >>> masked["token_ids"].shape, masked["token_ids"].numpy()[:, 0]
+        (TensorShape([2, 6]), array([2, 2], dtype=int32))
+
+        In a pipeline: `dataset.map(lambda texts: mask_tokens(tokenizer(texts), tokenizer))`.
     """
-    if not check_rate("rate", rate):
+    rate = check_rate("rate", rate)
+    if not rate:
         raise ValueError(f"The argument `rate` must be a number in (0, 1). Received: rate={rate!r}")
     if tokenizer.mask_id is None:
         raise ValueError(f"`tokenizer` must have a mask token. Received: special tokens {tokenizer.special_tokens}")
@@ -47,19 +65,20 @@ def mask_tokens(features: Any, tokenizer: Any, *, rate: float = 0.15, seed: Any 
     ids = features["token_ids"] if isinstance(features, dict) else tf.convert_to_tensor(features)
     special = [tokenizer.token_to_id(token) for token in tokenizer.special_tokens.values()]
     ordinary = tf.constant(sorted(set(range(tokenizer.vocabulary_size)) - set(special)), ids.dtype)
-    draw = _draws(tf.shape(ids), seed)
+    draw = _uniform_numbers(tf.shape(ids), seed)
     is_special = tf.reduce_any(ids[..., None] == tf.constant(special, ids.dtype), axis=-1)
     chosen = (draw[0] < rate) & ~is_special
-    anything = tf.gather(ordinary, tf.cast(draw[2] * tf.cast(tf.size(ordinary), "float64"), "int32"))
-    others = tf.where(draw[1] < MASKED, tf.cast(tokenizer.mask_id, ids.dtype), ids)
-    others = tf.where((draw[1] >= MASKED) & (draw[1] < MASKED + ANY), anything, others)
-    hidden = tf.where(chosen, others, ids)
+    random_ids = tf.gather(ordinary, tf.cast(draw[2] * tf.cast(tf.size(ordinary), "float64"), "int32"))
+    becomes_mask = draw[1] < MASKED_SHARE
+    becomes_random = ~becomes_mask & (draw[1] < MASKED_SHARE + RANDOM_SHARE)
+    replacements = tf.where(becomes_mask, tf.cast(tokenizer.mask_id, ids.dtype), ids)
+    masked = tf.where(chosen, tf.where(becomes_random, random_ids, replacements), ids)
     labels = tf.where(chosen, ids, tf.cast(tokenizer.pad_id, ids.dtype))
-    return ({**features, "token_ids": hidden} if isinstance(features, dict) else hidden), labels
+    return ({**features, "token_ids": masked} if isinstance(features, dict) else masked), labels
 
 
-def _draws(shape, seed):
-    """Three times uniform numbers in [0, 1) of this shape; float64, so that no index reaches the size of its table."""
+def _uniform_numbers(shape: Tensor, seed: Any) -> Tensor:
+    """Three uniform numbers in [0, 1) for each token, (3, ...), in float64, so that no index is rounded up too far."""
     shape = tf.concat([[3], shape], axis=0)
     if seed is None:
         return tf.random.uniform(shape, dtype="float64")

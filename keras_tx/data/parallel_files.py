@@ -7,45 +7,55 @@ from pathlib import Path
 
 from keras_tx.data import plain_text
 
-PARTS = {"train": ("train",), "validation": ("val", "dev"), "test": ("test",)}  # how the names of the files begin
+PARTS = {
+    "train": ("train",),
+    "validation": ("val", "dev"),
+    "test": ("test",),
+}  # how the names of the files of each part begin
 
 
-def is_place(name_or_path) -> bool:
-    """True for a path object, a folder that is there, and whatever the names of files that are there begin with."""
+def has_files(name_or_path: str | PathLike[str]) -> bool:
+    """Whether this is a path object, a folder that exists, or a path with which names of files begin."""
     place = Path(name_or_path)
     return isinstance(name_or_path, PathLike) or place.is_dir() or any(_listed(place))
 
 
-def find(place: str | PathLike, source: str | None, target: str | None, begins: dict[str, str | None]):
+def find(
+    place: str | PathLike[str], source: str | None, target: str | None, prefixes: dict[str, str | None]
+) -> tuple[dict[str, tuple[Path, Path]], tuple[str, str]]:
     """Finds the two files of each part.
 
     Args:
-        place: a folder; or a path of which the last part is what the names of the files begin with.
-        source, target: what the names end with, ".gz" apart. One may be None if the folder knows but two.
-        begins: for each part wanted, what the names of its files begin with; None is the usual.
+        place: a folder, or a folder and the prefix with which the names of the files begin.
+        source, target: the suffixes of the names, without ".gz". One may be None if the folder has only two.
+        prefixes: for each wanted part, the prefix of the names of its files; None is the usual one.
 
     Returns:
-        ({part: (source file, target file)}, (source, target)); a part without files is left out, unless it is train or
-        its files were named.
+        A dictionary from parts to (source file, target file), and (source, target). A part without files is left
+        out.
+
+    Raises:
+        FileNotFoundError: there are no files for "train", or for a part whose prefix is given.
+        ValueError: the languages are not clear, or several files fit.
     """
-    files: dict[str, dict[str, Path]] = defaultdict(dict)  # by stem and language
+    files: dict[str, dict[str, Path]] = defaultdict(dict)  # by the name without suffix, and language
     for stem, language, path in _listed(Path(place)):
         files[stem][language] = path
     languages = _languages(place, files, source, target)
-    found = {}
-    for part, named in begins.items():
-        stems = [stem for stem in files if _fits(stem, part, named) and set(languages) & set(files[stem])]
+    found: dict[str, tuple[Path, Path]] = {}
+    for part, prefix in prefixes.items():
+        stems = [stem for stem in files if _belongs(stem, part, prefix) and set(languages) & set(files[stem])]
         whole = [stem for stem in stems if set(languages) <= set(files[stem])]
-        if named in whole:
-            whole = [named]
+        if prefix in whole:
+            whole = [prefix]
         if len(whole) > 1:
             raise ValueError(
                 f"The files of {part!r} must be the only ones, or be chosen by what their names begin with. Received: "
                 f"{str(place)!r} with {whole}"
             )
         if whole:
-            found[part] = tuple(files[whole[0]][language] for language in languages)
-        elif stems or named or part == "train":
+            found[part] = (files[whole[0]][languages[0]], files[whole[0]][languages[1]])
+        elif stems or prefix or part == "train":
             names = [path.name for stem in stems for path in files[stem].values()]
             raise FileNotFoundError(
                 f"The files of {part!r} must be there in {languages[0]!r} and {languages[1]!r}. Received: "
@@ -55,22 +65,22 @@ def find(place: str | PathLike, source: str | None, target: str | None, begins: 
 
 
 def read(paths: tuple[Path, Path]) -> list[tuple[str, str]]:
-    """The pairs of two files, in their order."""
+    """Reads the sentence pairs of two files, in their order."""
     sides = [plain_text.read(path).split("\n") for path in paths]
-    sides = [lines[:-1] if lines[-1] == "" else lines for lines in sides]  # the last line need not end
+    sides = [lines[:-1] if lines[-1] == "" else lines for lines in sides]  # the last line may have no line break
     if len(sides[0]) != len(sides[1]):
         counts = " and ".join(f"{str(path)!r} with {len(lines)}" for path, lines in zip(paths, sides, strict=True))
         raise ValueError(f"Parallel files must have as many lines as each other. Received: {counts}")
-    return list(zip(*sides, strict=True))
+    return list(zip(sides[0], sides[1], strict=True))
 
 
 def language_of(path: Path) -> str:
-    """The last suffix, ".gz" apart: "de" of "train.tok.de.gz"."""
+    """The last suffix without ".gz": "de" for "train.tok.de.gz"."""
     return (path.stem if path.suffix.lower() == ".gz" else path.name).rpartition(".")[2]
 
 
 def _listed(place: Path) -> Iterator[tuple[str, str, Path]]:
-    """Yields (stem, language, path) of what may be one of the files."""
+    """Yields (stem, language, path) of all files that may be meant."""
     folder, start = (place, "") if place.is_dir() else (place.parent, place.name)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.name.startswith(start) and path.is_file():
@@ -79,14 +89,16 @@ def _listed(place: Path) -> Iterator[tuple[str, str, Path]]:
             yield name.strip("._-"), language, path
 
 
-def _fits(stem, part, named=None):
-    return stem.startswith(named or PARTS[part]) or (part == "train" and not stem)
+def _belongs(stem: str, part: str, prefix: str | None = None) -> bool:
+    return stem.startswith(prefix or PARTS[part]) or (part == "train" and not stem)
 
 
-def _languages(place, files, source, target):
-    """(source, target); the one that is None is the other one of the two that the files have."""
+def _languages(
+    place: str | PathLike[str], files: dict[str, dict[str, Path]], source: str | None, target: str | None
+) -> tuple[str, str]:
+    """Returns (source, target). If one is None and the files have two languages, it is the other one."""
     if source is None or target is None:
-        pairs = [languages for stem, languages in files.items() if _fits(stem, "train")]
+        pairs = [languages for stem, languages in files.items() if _belongs(stem, "train")]
         known = sorted({language for languages in pairs if len(languages) > 1 for language in languages})
         others = [language for language in known if language not in (source, target)]
         if len(known) != 2 or len(others) != 1:

@@ -1,4 +1,4 @@
-"""A text file, plain or gzipped -> one string, or two: what a language model learns from, and what it is judged by."""
+"""A text file, plain or gzipped -> two strings: a language model trains on the first and is validated on the second."""
 
 import gzip
 import zlib
@@ -12,27 +12,47 @@ _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
 class PlainText(NamedTuple):
-    """One text in two strings, cut at a character: the first part to train on, the rest to validate."""
+    """A text for a language model in two parts, as `load_text` returns it.
+
+    Attributes:
+        train: the first part, to train on.
+        validation: the rest.
+
+    Examples:
+        >>> text = keras_tx.data.load_text("sample")
+        >>> text.train.splitlines()[0]
+        "THE COOK'S HUNGRY DUCKLING"
+        >>> len(text.validation) / len(text.train + text.validation)
+        0.1...
+    """
 
     train: str
     validation: str
 
 
-def load_text(name_or_path: str | PathLike = "sample", *, validation_fraction: float = 0.1) -> PlainText:
-    """Loads a text for a language model and cuts it in two, the end of it for validation (as nanoGPT does).
+def load_text(name_or_path: str | PathLike[str] = "sample", *, validation_fraction: float = 0.1) -> PlainText:
+    """Loads a text for a language model and cuts it in two, its end for validation, as nanoGPT does.
 
     Args:
-        name_or_path: "sample" (150 kB of little scenes that come with the package), or a text file in UTF-8, also .gz.
-        validation_fraction: how much of the text, counted in characters, is kept for validation.
+        name_or_path: "sample" for 150 kB of little scenes that come with the package, or a text file in UTF-8, also
+            with .gz.
+        validation_fraction: the part of the text, in characters and between 0 and 1, for validation.
 
     Returns:
-        `(train, validation)`: strings; one after the other they are the whole text.
+        A `PlainText`: `(train, validation)`, two strings that together are the whole text.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged or not UTF-8 (the line is named), or too short to be cut in two.
+        TypeError: `name_or_path` is neither a string nor a path.
+        ValueError: the file is damaged, is not UTF-8 (the error names the line), or is too short to be cut in two.
+
+    Examples:
+        >>> import pathlib
+        >>> _ = pathlib.Path("poem.txt").write_text("So they found it on the wall")
+        >>> keras_tx.data.load_text("poem.txt", validation_fraction=0.25)
+        PlainText(train='So they found it on t', validation='he wall')
     """
-    splits.check_fraction("validation_fraction", validation_fraction)
+    validation_fraction = splits.check_fraction("validation_fraction", validation_fraction)
     if not isinstance(name_or_path, (str, PathLike)):
         raise TypeError(f"`name_or_path` must be a string or a path. Received: name_or_path={name_or_path!r}")
     text = sample_scenes.scenes() if name_or_path == "sample" else read(Path(name_or_path))
@@ -46,7 +66,7 @@ def load_text(name_or_path: str | PathLike = "sample", *, validation_fraction: f
 
 
 def read(path: Path) -> str:
-    """The text of a UTF-8 file, plain or .gz, without byte order mark, each line ended by "\\n"."""
+    """Reads a UTF-8 file, plain or .gz; removes the byte order mark and ends every line by "\\n"."""
     if not path.is_file():
         raise FileNotFoundError(f"The file must exist. Received: {str(path)!r}")
     opened = gzip.open if path.suffix.lower() == ".gz" else open

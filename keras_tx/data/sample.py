@@ -1,9 +1,9 @@
-"""A seed -> 8,800 short film reviews, "negative" or "positive", in which word order decides.
+"""A seed -> 8,800 short film reviews, "negative" or "positive", in which the order of the words decides.
 
-Most templates hold one praising and one blaming phrase and say which of the two places tells the verdict. Filled both
-ways they give a pair with the same words and opposite labels: counting words is right about one of the two. PLAIN
-reviews, one in three, only praise or only blame; they tell a model which word does what. Both reviews of a pair are in
-the same part, and no review is twice in the sample.
+Most templates contain one praising and one blaming phrase and say which of the two places holds the verdict. Filled in
+both ways they give a pair of reviews with the same words and opposite labels, and a model that counts words is right
+about only one of the two. The PLAIN reviews, one in three, only praise or only blame, so a model learns what each word
+means. Both reviews of a pair are in the same part, and no review occurs twice.
 """
 
 import random
@@ -94,8 +94,8 @@ CLOSINGS = (
 )
 
 
-def reviews(seed=0):
-    """Returns (train, test): lists of (text, label), label 0 negative and 1 positive, half of each."""
+def reviews(seed: int = 0) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """Returns (train, test): lists of (text, label). Half of the labels are 0, negative, and half 1, positive."""
     rng = random.Random(seed)
     pairs: list[list[tuple[str, int]]] = []
     seen: set[str] = set()
@@ -111,8 +111,8 @@ def reviews(seed=0):
     return train, test
 
 
-def _pair(rng):
-    """One template twice: once with blame for x and praise for y, once the other way round."""
+def _pair(rng: random.Random) -> list[tuple[str, int]]:
+    """Fills in one template twice: with blame for x and praise for y, and the other way round."""
     template, verdict = rng.choice(PLAIN if rng.random() < PLAIN_SHARE else TEMPLATES)
     part, other = rng.sample(PARTS, 2)
     common = {"film": rng.choice(FILMS), "part": part, "other": other}

@@ -1,10 +1,10 @@
-"""A seed -> 6,600 sentences of English and Tavic, a language made for it, in which no word can be translated alone.
+"""A seed -> 6,600 sentences in English and Tavic, an invented language, in which no word can be translated alone.
 
-Tavic puts the verb last, after it the tense, before it "not"; adjectives after their noun, and prepositions too. Each
-noun has one of three genders, which nothing in it tells; determiners, adjectives, pronouns and plurals follow it, and
-determiners show the case. Some verbs leave a particle behind their subject, and some English ones part as well ("picks
-the lamp up"). Some English words have two translations: the bat that is fed is not the bat that is repaired, and a
-light bag is another light than a light house. Every English sentence has one translation, and is once in the sample.
+Tavic puts the verb last, the tense after it and "not" before it; adjectives follow their noun, and so do prepositions.
+Every noun has one of three genders, which its form does not show; determiners, adjectives, pronouns and plurals agree
+with it, and determiners show the case. Some verbs have a particle after their subject, and some English verbs have two
+parts ("picks the lamp up"). Some English words have two translations: the bat that one feeds is not the bat that one
+repairs, and a light bag is not light as a house is. Every English sentence has one translation and occurs once.
 """
 
 import random
@@ -26,13 +26,13 @@ NOUNS = {
     "machine": "clock clocks tempra a, mill mills molnu e",
     "instrument": "violin violins strigo o, flute flutes fulal a",
     "game": "ball balls globi e, card cards shart o",
-    # The same words in English; they come only with verbs that tell which is meant.
+    # These have the same words in English. They occur only with verbs that tell which one is meant.
     "animal (double)": "bat bats fleru a, crane cranes gruk e",
     "thing (double)": "bat bats kolb e, crane cranes levag o",
 }
 ANIMATE = ("person", "animal", "animal (double)")
 WARES = ("thing", "instrument", "game", "animal")
-# English base, third person, past and second half, Tavic particle ("-": none) and stem, subjects, objects.
+# English base form, third person, past and second part, Tavic particle ("-" is none) and stem; subjects; objects.
 VERBS = (
     ("see sees saw - - ornk", ANIMATE, ("person", "animal", "thing", "place", "machine")),
     ("love loves loved - - amir", ANIMATE, ("person", "animal", "thing", "place", "instrument")),
@@ -57,7 +57,7 @@ VERBS = (
     ("get gets got up ul stant", ANIMATE, ()),
 )
 TO_SOMEBODY = ("give", "show")
-# English, Tavic stem, of which nouns.
+# English, Tavic stem; kinds of nouns.
 ADJECTIVES = (
     ("old senk", ANIMATE),
     ("old vetul", ("thing", "place", "machine", "instrument", "game", "thing (double)")),
@@ -75,12 +75,18 @@ ADJECTIVES = (
 PREPOSITIONS = ("in ho", "behind dak", "near vis")
 TIMES = {"past": ("yesterday hev", "then olim"), "present": ("now nunk", "often sepe"), "future": ("tomorrow zav",)}
 TENSES = {"past": "pe", "present": "ha", "future": "vu"}
-DETERMINERS = {False: ("the l", "the l", "a un", "my b"), True: ("the l", "my b", "two duv", "many pol")}  # by plural
+DETERMINERS = {
+    False: ("the l", "the l", "a un", "my b"),
+    True: ("the l", "my b", "two duv", "many pol"),
+}  # by whether the noun is plural
 PLURALS = {"o": "ek", "a": "im", "e": "us"}
 
 
+Verb = tuple[str, tuple[str, ...], tuple[str, ...]]  # words, kinds of subjects, kinds of objects
+
+
 class Phrase(NamedTuple):
-    """A noun phrase in both languages; in Tavic the case is still open, and `vowel` is that of what agrees with it."""
+    """A noun phrase in both languages. The Tavic has no case yet; `vowel` is the ending of what agrees with it."""
 
     english: str
     determiner: str
@@ -89,11 +95,11 @@ class Phrase(NamedTuple):
     plural: bool
     kind: str
 
-    def tavic(self, case=""):
+    def tavic(self, case: str = "") -> str:
         return f"{self.determiner}{case} {self.rest}"
 
 
-def pairs(seed=0):
+def pairs(seed: int = 0) -> dict[str, list[tuple[str, str]]]:
     """Returns {"train": pairs, "validation": pairs, "test": pairs}, each pair (English, Tavic)."""
     rng = random.Random(seed)
     made: dict[str, str] = {}
@@ -105,13 +111,13 @@ def pairs(seed=0):
     return {part: [next(rest) for _ in range(size)] for part, size in SIZES.items()}
 
 
-def _sentence(rng):
+def _sentence(rng: random.Random) -> tuple[str, str]:
     tense = rng.choice(list(TENSES))
     verb = rng.choice(VERBS)
     subject = _subject(rng, verb[1])
     asked = rng.random() < 0.15
-    first, english, tavic, thing = _predicate(rng, verb, tense, subject.plural, asked)
-    english, tavic = [first, subject.english, english], [subject.tavic(), tavic]
+    first, rest, predicate, thing = _predicate(rng, verb, tense, subject.plural, asked)
+    english, tavic = [first, subject.english, rest], [subject.tavic(), predicate]
     chance = rng.random()
     if chance < 0.3:
         time, its = rng.choice(TIMES[tense]).split()
@@ -125,8 +131,8 @@ def _sentence(rng):
     return _joined(*english) + mark, _joined("ka" * asked, *tavic).replace(" ,", ",") + mark
 
 
-def _reason(rng, tense, thing):
-    """Why it is done to the `thing`: a pronoun and an adjective, which both agree with it."""
+def _reason(rng: random.Random, tense: str, thing: Phrase) -> tuple[str, str]:
+    """A reason in both languages: a pronoun and an adjective, which both agree with the `thing`."""
     adjective, its = _adjective(rng, thing.kind)
     if tense == "past":
         english = "they were" if thing.plural else "it was"
@@ -135,8 +141,8 @@ def _reason(rng, tense, thing):
     return f"because {english} {adjective}", f", wen y{thing.vowel} {its}{thing.vowel} {TENSES[tense]}"
 
 
-def _subject(rng, kinds):
-    """A noun phrase, at times two of them or one with a relative clause."""
+def _subject(rng: random.Random, kinds: tuple[str, ...]) -> Phrase:
+    """A noun phrase, sometimes two of them, or one with a relative clause."""
     phrase = _noun_phrase(rng, kinds)
     chance = rng.random()
     if chance < 0.1:
@@ -151,7 +157,7 @@ def _subject(rng, kinds):
     return phrase
 
 
-def _noun_phrase(rng, kinds):
+def _noun_phrase(rng: random.Random, kinds: tuple[str, ...]) -> Phrase:
     kind = rng.choice(kinds)
     singular, plural, stem, gender = rng.choice(NOUNS[kind].split(", ")).split()
     many = rng.random() < 0.3
@@ -166,12 +172,14 @@ def _noun_phrase(rng, kinds):
     return Phrase(_joined(*english), its + vowel, _joined(*rest), vowel, many, kind)
 
 
-def _adjective(rng, kind):
+def _adjective(rng: random.Random, kind: str) -> list[str]:
     return rng.choice([words for words, kinds in ADJECTIVES if kind in kinds]).split()
 
 
-def _predicate(rng, verb, tense, plural, asked=False):
-    """What a subject does: what English puts before the subject, the rest of the English, the Tavic, the object."""
+def _predicate(
+    rng: random.Random, verb: Verb, tense: str, plural: bool, asked: bool = False
+) -> tuple[str, str, str, Phrase | None]:
+    """What a subject does: the English words before the subject, the other English words, the Tavic, the object."""
     words, _, objects = verb
     base, third, past, up, particle, stem = (word.strip("-") for word in words.split())
     auxiliary = {"past": "did", "present": "do" if plural else "does", "future": "will"}[tense]
@@ -201,5 +209,5 @@ def _predicate(rng, verb, tense, plural, asked=False):
     return auxiliary * asked, _joined(*english), _joined(*tavic), thing
 
 
-def _joined(*words):
+def _joined(*words: str) -> str:
     return " ".join(word for word in words if word)

@@ -1,16 +1,16 @@
-"""A seed -> 150,000 characters of little scenes, for a language model that reads letters.
+"""A seed -> 150,000 characters of little scenes, for language models of characters.
 
-In each, somebody has lost something and asks from door to door. What was said before decides what comes: who is spoken
-to answers, names and "his" or "her" go with the person, "good evening" with the hour, every excuse with its trade; the
-lost thing keeps its name to the end, where a tale grows line by line and a couplet rhymes.
+In each scene somebody has lost something and asks from door to door. Earlier text decides what follows: the person who
+is spoken to answers, names and "his" or "her" belong to the person, "good evening" to the hour and every excuse to a
+trade. The lost thing keeps its name to the end, where a tale grows line by line and a couplet rhymes.
 """
 
 import random
 
-LENGTH = 150_000  # the last scene is left whole, so there are some more
+LENGTH = 150_000  # the last scene is complete, so there are some more characters
 
 HIS, HER = ("he", "his"), ("she", "her")
-# Who, pronouns, what they were busy with.
+# Person: pronouns and occupation.
 PEOPLE = {
     "miller": (HIS, "grinding the corn"),
     "baker": (HIS, "baking the bread"),
@@ -28,7 +28,7 @@ PEOPLE = {
 ANIMALS = "goose hen kid lamb calf pony duckling piglet puppy kitten".split()
 COLOURS = "grey white black brown spotted little lazy hungry old clever".split()
 HOURS = {"morning": "cold bright rainy", "evening": "windy quiet foggy", "afternoon": "hot sunny sleepy"}
-# Where it is found, and what rhymes on it.
+# The place where it is found, and lines that rhyme with it.
 PLACES = {
     "behind the mill": ("And all the town was dark and still.", "And now the moon is on the hill."),
     "under the bed": ("With nothing but straw to rest its head.", "As warm as a loaf of rye, they said."),
@@ -50,7 +50,7 @@ NEWS = ("Your {thing} is {place}.", "The {thing} {place} must be yours.")
 THANKS = ("Thank you, {other}! I will never lose my {thing} again.", "Bless you, {other}! Here is a penny for you.")
 
 
-def scenes(seed=0):
+def scenes(seed: int = 0) -> str:
     """Returns one string of at least `LENGTH` characters."""
     rng = random.Random(seed)
     made: list[str] = []
@@ -59,7 +59,7 @@ def scenes(seed=0):
     return "".join(made)
 
 
-def _scene(rng):
+def _scene(rng: random.Random) -> str:
     names = rng.sample(list(PEOPLE), rng.randint(3, 5))
     thing = f"{rng.choice(COLOURS)} {rng.choice(ANIMALS)}"
     hour, place = rng.choice(list(HOURS)), rng.choice(list(PLACES))
@@ -80,12 +80,12 @@ def _scene(rng):
     return "\n\n".join([*lines, _tale(rng, thing, place, names), _couplet(rng, they, place)]) + "\n\n\n"
 
 
-def _spoken(rng, name, words, *choices):
+def _spoken(rng: random.Random, name: str, words: dict[str, str], *choices: tuple[str, ...]) -> str:
     return f"{name.upper()}:\n" + "\n".join(rng.choice(choice).format(**words) for choice in choices)
 
 
-def _tale(rng, thing, place, names):
-    """Each line holds all of the one before."""
+def _tale(rng: random.Random, thing: str, place: str, names: list[str]) -> str:
+    """A tale in which each line contains the line before."""
     tail, lines = f"the {thing} that hid {place}", []
     for deed, name in zip(rng.sample(DEEDS, len(names) - 2), names, strict=False):
         lines.append(f"This is {tail}.")
@@ -93,5 +93,5 @@ def _tale(rng, thing, place, names):
     return "\n".join([*lines, f"This is {tail}."])
 
 
-def _couplet(rng, they, place):
+def _couplet(rng: random.Random, they: str, place: str) -> str:
     return f"So {they} found it {place},\n{rng.choice(PLACES[place])}"

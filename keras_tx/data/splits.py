@@ -1,26 +1,36 @@
-"""Which examples go into which part: checks of the arguments that say so, and mixing by a seed."""
+"""Which examples go into which part: checks of the arguments that decide it, and random splits by a seed."""
 
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
 
 def check_fraction(name: str, value: Any) -> float:
-    """Returns `value` if it is a part of a whole: 0 < value < 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
+    """Returns `value` as a `float` if 0 < value < 1."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < 1:
         raise ValueError(f"`{name}` must be a number between 0 and 1. Received: {name}={value!r}")
-    return value
+    return float(value)
 
 
 def generator(seed: Any) -> np.random.Generator:
-    """The source of chance that `seed` stands for."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+    """Returns the generator of random numbers for a seed."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or int(seed) < 0:
         raise ValueError(f"`seed` must be an integer of at least 0. Received: seed={seed!r}")
-    return np.random.default_rng(seed)
+    return np.random.default_rng(int(seed))
 
 
-def hold_out(labels, fraction, rng):
-    """Indices in two parts; of each class the fraction, at least one, goes to the second. A single example stays."""
+def hold_out(labels: np.ndarray, fraction: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Splits examples in two parts at random.
+
+    Args:
+        labels: the label of each example, (N,).
+        fraction: how much of each class goes to the second part, at least one example, but never the only one.
+        rng: the generator of random numbers.
+
+    Returns:
+        The indices of the first part in random order, and those of the second in ascending order.
+    """
     held_out = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)

@@ -1,4 +1,4 @@
-"""A name, a folder or two files -> sentences and their translations: parallel files, TFDS and the embedded sample."""
+"""A name, a folder or two files -> sentences and their translations: parallel files, TFDS and the built-in sample."""
 
 import warnings
 from collections.abc import Sequence
@@ -13,9 +13,23 @@ from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
 
+Parts = dict[str, list[tuple[Any, Any]]]  # "train", "validation" and "test" -> pairs
+
 
 class TranslationDataset(NamedTuple):
-    """Three `tf.data.Dataset`s of (source, target), scalar strings, unbatched; `languages` names the two."""
+    """A dataset of sentence pairs, as `load_translation` returns it.
+
+    Attributes:
+        train: a `tf.data.Dataset` of unbatched pairs (source, target), two string scalars.
+        validation: the same of the validation part.
+        test: the same of the test part.
+        languages: the names of the source and the target language.
+
+    Examples:
+        >>> dataset = keras_tx.data.load_translation("sample")
+        >>> dataset.languages, int(dataset.train.cardinality()), int(dataset.test.cardinality())
+        (('english', 'tavic'), 6000, 300)
+    """
 
     train: Any
     validation: Any
@@ -24,42 +38,59 @@ class TranslationDataset(NamedTuple):
 
 
 def load_translation(
-    name_or_path: str | PathLike | Sequence[str | PathLike] = "sample",
+    name_or_path: str | PathLike[str] | Sequence[str | PathLike[str]] = "sample",
     *,
     source: str | None = None,
     target: str | None = None,
-    data_dir: str | PathLike | None = None,
-    validation: str | Sequence[str | PathLike] | None = None,
-    test: str | Sequence[str | PathLike] | None = None,
+    data_dir: str | PathLike[str] | None = None,
+    validation: str | Sequence[str | PathLike[str]] | None = None,
+    test: str | Sequence[str | PathLike[str]] | None = None,
     test_fraction: float = 0.05,
     seed: int = 0,
 ) -> TranslationDataset:
-    """Loads sentence pairs into memory, the train part in an order that `seed` decides.
+    """Loads sentence pairs into memory and shuffles the train part.
 
-    Pairs with an empty side teach nothing: they are left out of the train part, and a warning says how many they were.
-    Validation and test keep every line in its place, for BLEU compares by line.
+    Pairs with an empty side teach nothing: they are left out of the train part, and a warning says how many there were.
+    Validation and test keep every line in its place, because BLEU compares line by line.
 
     Args:
-        name_or_path: "sample" (6,000 pairs of English and Tavic, a language made for it, that come with the package);
-            the name of a TFDS dataset such as "ted_hrlr_translate/pt_to_en"; a folder of parallel files named by part
-            and language, such as `train.en.gz`, `train.de.gz`, `val.en.gz`, `test_2016.en.gz` (UTF-8, one sentence a
-            line); a path with what such names begin with; or the two files of the train part, source and target.
-        source, target: the languages: the last suffixes of the files, or two languages of the sample or TFDS dataset
-            in the order wanted. Where there are but two, one says which the other is.
-        data_dir: where TFDS keeps prepared datasets; TFDS' own folder by default. What is there loads without network.
-        validation, test: for files, the two of the part; or, in a folder, what their names begin with: "test_2017".
-        test_fraction: what is taken out of the train part for validation, and again for test, where there is none.
-        seed: decides the order of the train part, and which pairs are taken out of it.
+        name_or_path: "sample" for the built-in 6,600 pairs of English and Tavic, an invented language; the name of a
+            TFDS dataset such as "ted_hrlr_translate/pt_to_en"; a folder of parallel files (UTF-8, one sentence in
+            each line) with names of part and language, such as `train.en.gz`, `train.de.gz`, `val.en.gz` and
+            `test_2016.en.gz`; such a folder and the prefix with which the names begin; or the two files of the train
+            part, source and target.
+        source: the source language: the last suffix of the files, or a language of the sample or the TFDS dataset.
+            None: if there are only two languages, the other one; the sample and TFDS have a default direction.
+        target: the target language, likewise.
+        data_dir: the folder in which TFDS keeps prepared datasets; None for TFDS' own. A dataset that is there
+            needs no network.
+        validation: with files, the two files of the part; with a folder, the prefix of their names.
+        test: the two files of the test part, or the prefix of their names, such as "test_2017".
+        test_fraction: the part of the pairs, between 0 and 1, to hold out for validation if it has no files, and again
+            for test.
+        seed: an integer of at least 0 that decides the order of the train part and which pairs are held out.
 
     Returns:
-        `(train, validation, test, languages)`.
+        A `TranslationDataset`: `(train, validation, test, languages)`.
 
     Raises:
         FileNotFoundError: a file is missing, or TFDS has not prepared the dataset and cannot download it.
-        ValueError: anything else that is wrong, with the file and line where there is one.
+        TypeError: `name_or_path` is neither a string, a path nor two of them.
+        ValueError: an argument or a file is wrong; the error names the file and line.
+
+    Examples:
+        >>> import pathlib
+        >>> for name, text in {"train.en": "a dog\\na cat", "train.de": "ein Hund\\neine Katze"}.items():
+        ...     _ = pathlib.Path(name).write_text(text)
+        >>> pair = ("train.en", "train.de")
+        >>> dataset = keras_tx.data.load_translation(pair, validation=pair, test=pair)
+        >>> for source, target in dataset.test:
+        ...     print(source.numpy().decode(), "->", target.numpy().decode())
+        a dog -> ein Hund
+        a cat -> eine Katze
     """
     rng = splits.generator(seed)
-    splits.check_fraction("test_fraction", test_fraction)
+    test_fraction = splits.check_fraction("test_fraction", test_fraction)
     chosen = {"validation": validation, "test": test}
     if _is_pair(name_or_path):
         parts, languages = _from_files({"train": name_or_path, **chosen}, source, target)
@@ -68,10 +99,10 @@ def load_translation(
             "`name_or_path` must be a string, a path, or two of them for the two files of the train part. Received: "
             f"name_or_path={name_or_path!r}"
         )
-    elif name_or_path != "sample" and parallel_files.is_place(name_or_path):
-        begins: Any = {part: name for part, name in {"train": None, **chosen}.items() if not _is_pair(name)}
-        found, languages = parallel_files.find(name_or_path, source, target, begins)
-        parts, languages = _from_files({**chosen, **found}, *languages)
+    elif name_or_path != "sample" and parallel_files.has_files(name_or_path):
+        prefixes: Any = {part: name for part, name in {"train": None, **chosen}.items() if not _is_pair(name)}
+        files, languages = parallel_files.find(name_or_path, source, target, prefixes)
+        parts, languages = _from_files({**chosen, **files}, *languages)
     elif validation is not None or test is not None:
         raise ValueError(
             "`validation` and `test` must be None unless `name_or_path` names files. Received: "
@@ -80,7 +111,7 @@ def load_translation(
     elif name_or_path == "sample":
         parts, languages = _directed(sample_pairs.pairs(), sample_pairs.LANGUAGES, source, target)
     else:
-        found, both = from_tfds.read_pairs(name_or_path, data_dir)
+        found, both = from_tfds.read_pairs(str(name_or_path), data_dir)
         parts, languages = _directed(found, both, source, target)
     parts["train"] = _without_empty(parts["train"])
     order = rng.permutation(len(parts["train"]))
@@ -99,35 +130,38 @@ def load_translation(
     return TranslationDataset(train, held_out, tested, languages)
 
 
-def _is_pair(paths):
+def _is_pair(paths: Any) -> bool:
     return isinstance(paths, (tuple, list)) and len(paths) == 2
 
 
-def _from_files(files, source, target):
-    """Two files of each part -> its pairs. The languages are the last suffixes of the train part's unless given."""
-    parts = {}
+def _from_files(files: dict[str, Any], source: str | None, target: str | None) -> tuple[Parts, tuple[str, str]]:
+    """Reads the files of each part. The languages, if not given, are the last suffixes of the train part's files."""
+    parts: Parts = {}
     for part, paths in files.items():
         if _is_pair(paths):
             parts[part] = parallel_files.read((Path(paths[0]), Path(paths[1])))
         elif paths is not None:
             raise ValueError(f"`{part}` must be two files where `name_or_path` is. Received: {part}={paths!r}")
-    suffixes = (parallel_files.language_of(Path(path)) for path in files["train"])
-    return parts, tuple(given or suffix for given, suffix in zip((source, target), suffixes, strict=True))
+    suffixes = [parallel_files.language_of(Path(path)) for path in files["train"]]
+    return parts, (source or suffixes[0], target or suffixes[1])
 
 
-def _directed(parts, languages, source, target):
-    """The pairs from `source` to `target`, two of `languages`; from the first to the second where nothing is said."""
+def _directed(
+    parts: Parts, languages: tuple[str, str], source: str | None, target: str | None
+) -> tuple[Parts, tuple[str, str]]:
+    """Turns pairs of two `languages` so that they go from `source` to `target`; None keeps their order."""
     for name, language in (("source", source), ("target", target)):
         if language not in (None, *languages):
             raise ValueError(f"`{name}` must be one of {list(languages)}. Received: {name}={language!r}")
     if source is not None and source == target:
         raise ValueError(f"`source` and `target` must differ. Received: source={source!r}, target={target!r}")
     if source in (None, languages[0]) and target in (None, languages[1]):
-        return parts, tuple(languages)
-    return {part: [pair[::-1] for pair in pairs] for part, pairs in parts.items()}, tuple(languages[::-1])
+        return parts, languages
+    turned = {part: [(second, first) for first, second in pairs] for part, pairs in parts.items()}
+    return turned, (languages[1], languages[0])
 
 
-def _without_empty(pairs):
+def _without_empty(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     empty = [line for line, pair in enumerate(pairs, start=1) if not all(side.strip() for side in pair)]
     if empty:
         warnings.warn(
@@ -138,6 +172,6 @@ def _without_empty(pairs):
     return [pair for pair in pairs if all(side.strip() for side in pair)]
 
 
-def _dataset(pairs):
+def _dataset(pairs: list[tuple[Any, Any]]) -> Any:
     sources, targets = zip(*pairs, strict=True) if pairs else ((), ())
     return tf.data.Dataset.from_tensor_slices((np.array(sources, object), np.array(targets, object)))

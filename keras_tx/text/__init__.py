@@ -1,5 +1,6 @@
-"""Text <-> ids."""
+"""Tokenizers: texts <-> token ids."""
 
+from keras_tx.text.base import Tokenizer
 from keras_tx.text.bert import BertTokenizer
 from keras_tx.text.byte_pair import BytePairTokenizer
 from keras_tx.text.compatibility import check_fits
@@ -12,6 +13,7 @@ __all__ = [
     "BytePairTokenizer",
     "MarianTokenizer",
     "SentencePieceTokenizer",
+    "Tokenizer",
     "check_fits",
     "load_tokenizer",
 ]

@@ -1,6 +1,7 @@
-"""Byte-level byte pairs, as GPT-2, RoBERTa, BART, Llama 3 and Qwen have: (B,) strings -> (B, T) ids -> (B,) strings.
+"""Byte-level byte-pair encoding, as in GPT-2, RoBERTa, BART, Llama 3 and Qwen: (B,) strings -> (B, T) ids -> strings.
 
-Every text has ids: a byte is the smallest token. Sennrich et al. 2016, arXiv:1508.07909; Radford et al. 2019 (GPT-2).
+The smallest tokens are bytes, so every text has ids. Sennrich et al. 2016, arXiv:1508.07909; Radford et al. 2019
+(GPT-2).
 """
 
 from functools import cached_property
@@ -11,39 +12,61 @@ import keras
 
 from keras_tx.text.byte_pair_graph import BytePairGraph, unsupported_parts
 from keras_tx.text.files import read_settings
-from keras_tx.text.json_tokenizer import JsonTokenizer, arguments
-from keras_tx.text.tokenizer_json import from_json, from_merges
+from keras_tx.text.json_tokenizer import JsonTokenizer, constructor_arguments
+from keras_tx.text.tokenizer_json import read_merges_files, read_tokenizer_json
+from keras_tx.types import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class BytePairTokenizer(JsonTokenizer):
-    """Texts to ids and back with a byte-level byte-pair vocabulary.
+    """Byte-level byte-pair encoding: turns texts into token ids and back, as GPT-2, RoBERTa, Llama 3 and Qwen do.
 
-    ```python
-    tokenizer = BytePairTokenizer.from_pretrained("gpt2", pad_token="<|endoftext|>")  # a directory
-    tokenizer(["A dog runs.", "Hi"])  # {"token_ids": int32 (2, T)}
-    tokenizer.decode([[32, 3290]])    # ["A dog"]
-    ```
+    Outside a graph the `tokenizers` library does the work, and results are NumPy arrays, lists and `str`. Inside a
+    TensorFlow graph it runs with the pre-tokenizers of GPT-2 (also RoBERTa, BART), Llama 3 and Qwen 2;
+    `not_in_graph` names whatever else a definition contains. The ids and texts there equal those of `tokenizers`: this
+    was checked on 69,250 sentences, on 933,634 strings around one Unicode character each and on 20,000 random
+    strings. The only known difference: the noncharacter U+1FFFE becomes a zero byte.
 
-    In a graph it runs with the pre-tokenizers of GPT-2 (RoBERTa, BART), Llama 3 and Qwen 2; `not_in_graph` names what
-    else a definition has. Its ids there were those of `tokenizers` on all 69,250 sentences tried, on each of 933,634
-    strings around one Unicode character and on 20,000 random ones, and so were its texts. The only known difference:
-    the noncharacter U+1FFFE reads as a zero byte.
+    Most users construct it by `from_pretrained(directory)` or `load_tokenizer(directory)`.
 
     Args:
         definition: the text of a tokenizer.json, or what `json.load` makes of it.
-        max_length: the most tokens of a row, special tokens included, where a call does not say; None: no limit.
-        truncation_side: "right" or "left", where a row that is too long is cut.
-        clean_up_tokenization_spaces: what decoding does where a call does not say. transformers leaves it to WordPiece.
-        unknown_token: what the model takes for unknown, if there is such a token.
-        pad_token: fills rows up. GPT-2 and Llama 3 have none: name one to make batches of texts of several lengths.
-        cls_token: what begins every row; None: the first token that the definition puts before a text, if there is one.
-        sep_token: what ends a text; None: the last token that the definition puts behind a text, if there is one.
+        max_length: the largest number of tokens in a row, special tokens included, when a call does not set another
+            one. None: no limit.
+        truncation_side: "right" or "left", the side on which a row that is too long is cut.
+        clean_up_tokenization_spaces: whether `decode` removes the spaces before punctuation by default. transformers
+            does so for WordPiece only.
+        unknown_token: the token for what the vocabulary lacks; None takes that of the definition, if it has one.
+        pad_token: fills up shorter rows. GPT-2 and Llama 3 have none: name one to make batches of several lengths.
+        cls_token: begins every row; None takes the first token that the definition puts before a text, if any.
+        sep_token: ends a text; None takes the last token that the definition puts after a text, if any.
         mask_token: hides a token in masked language modeling.
 
     Raises:
-        TypeError, ValueError: a definition that is malformed, is not byte-level or does not number its tokens without
-            gaps; a special token that is not in the vocabulary; a `max_length` too small.
+        TypeError: `definition` is not a string or a dictionary.
+        ValueError: `definition` is malformed, not byte-level, or does not number its tokens without gaps; a special
+            token is not in the vocabulary; or `max_length` is too small.
+
+    Reference:
+        Sennrich et al. 2016, arXiv:1508.07909; Radford et al. 2019 (GPT-2).
+
+    Examples:
+        A vocabulary of the 256 bytes and two merges, "d" + "o" and "do" + "g":
+
+        >>> import tokenizers
+        >>> letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+        >>> vocabulary = {token: id for id, token in enumerate([*letters, "do", "dog", "<pad>"])}
+        >>> library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [("d", "o"), ("do", "g")]))
+        >>> library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        >>> library.decoder = tokenizers.decoders.ByteLevel()
+        >>> tokenizer = keras_tx.text.BytePairTokenizer(library.to_str(), pad_token="<pad>")
+        >>> tokenizer(["dog", "do"])["token_ids"]
+        array([[257],
+               [256]], dtype=int32)
+        >>> [tokenizer.id_to_token(id) for id in tokenizer.tokenize("dogs")]
+        ['dog', 's']
+        >>> tokenizer.decode(tokenizer.tokenize("Ein schöner dog"))
+        'Ein schöner dog'
     """
 
     def __init__(
@@ -58,7 +81,7 @@ class BytePairTokenizer(JsonTokenizer):
         cls_token: str | None = None,
         sep_token: str | None = None,
         mask_token: str | None = None,
-    ):
+    ) -> None:
         tokens = dict(unknown_token=unknown_token, pad_token=pad_token, cls_token=cls_token, sep_token=sep_token)
         super().__init__(
             definition,
@@ -72,12 +95,12 @@ class BytePairTokenizer(JsonTokenizer):
             raise ValueError(f"`definition` must be byte-level byte pairs. Received: {found}")
 
     @classmethod
-    def _arguments(cls, folder: Path) -> dict[str, Any]:
+    def _read_arguments(cls, folder: Path) -> dict[str, Any]:
         settings = read_settings(folder)
         if (folder / "tokenizer.json").is_file():
-            return arguments(from_json(folder, settings), settings, folder)
+            return constructor_arguments(read_tokenizer_json(folder, settings), settings, folder)
         if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-            return arguments(from_merges(folder, settings), settings, folder)
+            return constructor_arguments(read_merges_files(folder, settings), settings, folder)
         names = sorted(path.name for path in folder.iterdir())
         raise ValueError(
             "`directory` must contain tokenizer.json, or vocab.json and merges.txt. "
@@ -86,20 +109,20 @@ class BytePairTokenizer(JsonTokenizer):
 
     @cached_property
     def not_in_graph(self) -> str | None:
-        """Why it does not run in a graph, or None."""
+        """The reason why the tokenizer cannot run in a TensorFlow graph, or None if it can."""
         return unsupported_parts(self.parts)
 
     @cached_property
     def _graph(self) -> BytePairGraph:
         return BytePairGraph(self.parts, self.vocabulary)
 
-    def _graph_encode(self, texts):
+    def _graph_encode(self, texts: Tensor) -> Tensor:
         return self._graph.encode(texts)
 
-    def _graph_decode(self, ids):
+    def _graph_decode(self, ids: Tensor) -> Tensor:
         return self._graph.decode(ids)
 
 
 def is_byte_level(parts: dict[str, Any]) -> bool:
-    """Whether a tokenizer.json is of byte pairs whose smallest tokens are bytes."""
+    """Whether the content of a tokenizer.json is byte-pair encoding whose smallest tokens are bytes."""
     return parts["model"].get("type") == "BPE" and (parts.get("decoder") or {}).get("type") == "ByteLevel"

@@ -1,14 +1,16 @@
-"""Tokenizer directories of Hugging Face -> checked JSON, bytes and settings. Nothing here is run or unpickled."""
+"""Tokenizer directories of Hugging Face -> checked JSON and settings. Nothing is run or unpickled."""
 
 import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-UNLIMITED = 1_000_000_000  # transformers writes 1e30 where the length is not limited
-# Their name -> ours, in the order of preference: what ends a row is `eos_token` where there are both.
+Result = TypeVar("Result")
+
+UNLIMITED = 1_000_000_000  # transformers writes 1e30 if the length has no limit
+# Hugging Face's name -> ours, in the order of preference: `eos_token` ends a row if there are both.
 ROLES = {
     "unk_token": "unknown_token",
     "pad_token": "pad_token",
@@ -23,14 +25,15 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 @dataclass
 class Settings:
-    """What tokenizer_config.json, special_tokens_map.json and added_tokens.json say.
+    """The content of tokenizer_config.json, special_tokens_map.json and added_tokens.json.
 
     Attributes:
         kind: the class in transformers without "Tokenizer" and "Fast", or the model type of config.json, or "".
-        config: tokenizer_config.json itself.
-        tokens: their role -> token, such as "eos_token" -> "</s>".
-        added: tokens that text never splits, {"content", "id" or None, flags}, in the order in which they are added.
-        options: our constructors' arguments.
+        config: the content of tokenizer_config.json.
+        tokens: maps Hugging Face's name of a special token to the token, such as "eos_token" to "</s>".
+        added: the added tokens, which texts never split, in the order in which they are added: dictionaries with
+            "content", "id" (or None) and flags.
+        options: arguments of the constructors of our tokenizers.
     """
 
     kind: str
@@ -41,15 +44,19 @@ class Settings:
 
 
 def folder_of(directory: str | Path) -> Path:
-    """The directory as a path; ValueError if it is none."""
+    """Returns the directory as a path; raises ValueError if there is none."""
     folder = Path(directory)
     if not folder.is_dir():
         raise ValueError(f"`directory` must be a directory. Received: directory={str(directory)!r}")
     return folder
 
 
-def by_directory(read: Callable[[str], Any], tokenizer: Any) -> Any:
-    """What `read` makes of the directory that a tokenizer object of transformers saves; TypeError if it saves none."""
+def through_directory(read: Callable[[str], Result], tokenizer: Any) -> Result:
+    """Saves a tokenizer object of transformers to a temporary directory and returns what `read` makes of that.
+
+    Raises:
+        TypeError: the object has no `save_pretrained`.
+    """
     if not hasattr(tokenizer, "save_pretrained"):
         raise TypeError(f"`tokenizer` must be a tokenizer of transformers. Received: tokenizer={tokenizer!r}")
     with tempfile.TemporaryDirectory() as directory:
@@ -58,7 +65,7 @@ def by_directory(read: Callable[[str], Any], tokenizer: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file with one JSON object; ValueError, naming the file, for anything else."""
+    """Reads a file with one JSON object; raises ValueError, with the name of the file, for anything else."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -71,9 +78,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_vocabulary_json(path: Path) -> dict[str, int]:
-    """A vocab.json: token -> id, every id from 0 on once."""
+    """Reads a vocab.json, which maps tokens to ids and has every id from 0 on once."""
     data = check_ids(read_json(path), path)
-    in_order(data, path)
+    tokens_in_order(data, path)
     return data
 
 
@@ -87,8 +94,8 @@ def check_ids(vocabulary: Any, path: Path) -> dict[str, int]:
     return vocabulary
 
 
-def in_order(id_of: dict[str, int], place: Any) -> list[str]:
-    """The tokens in the order of their ids; ValueError for an id that is missing or there twice."""
+def tokens_in_order(id_of: dict[str, int], place: Any) -> list[str]:
+    """Returns the tokens in the order of their ids; raises ValueError if an id is missing or repeated."""
     token_of = {i: token for token, i in id_of.items()}
     if not token_of or len(token_of) != len(id_of) or max(token_of) != len(token_of) - 1 or min(token_of) != 0:
         ids = sorted(id_of.values())
@@ -101,11 +108,11 @@ def in_order(id_of: dict[str, int], place: Any) -> list[str]:
 
 
 def read_settings(folder: Path) -> Settings:
-    """Reads what stands beside the vocabulary; every file may be absent.
+    """Reads the settings beside a vocabulary; each of the files may be missing.
 
     Raises:
-        ValueError: a file is malformed, or asks for what is not supported: code of its own, special tokens that text
-            splits, two vocabularies.
+        ValueError: a file is malformed, or asks for what is not supported: code of its own, special tokens that texts
+            split, or two vocabularies.
     """
     config = _optional(folder, "tokenizer_config.json")
     place = folder / "tokenizer_config.json"
@@ -130,7 +137,7 @@ def read_settings(folder: Path) -> Settings:
 
 
 def _named(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """tokenizer_config.json with special_tokens_map.json over it, which counts where no tokens are numbered."""
+    """tokenizer_config.json, overridden by special_tokens_map.json if it does not number its added tokens."""
     return config if "added_tokens_decoder" in config else config | _optional(folder, "special_tokens_map.json")
 
 
@@ -171,7 +178,7 @@ def _list(tokens: Any, key: str, place: Path) -> list[dict[str, Any]]:
 
 
 def _token(token: Any, key: str, place: Path) -> dict[str, Any]:
-    """A token as text or as a dictionary -> a dictionary with every flag."""
+    """Returns a token, given as text or as a dictionary, as a dictionary with every flag."""
     token = {"content": token} if isinstance(token, str) else token
     if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not token["content"]:
         raise ValueError(f"`directory` must give tokens as text. Received: {key}: {token!r} in {place}")

@@ -1,46 +1,51 @@
-"""Tokenizers whose definition is a tokenizer.json, run by the `tokenizers` library outside a graph."""
+"""Tokenizers that a tokenizer.json defines. Outside a graph the `tokenizers` library runs them."""
 
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from keras_tx.text.base import Tokenizer
-from keras_tx.text.files import ROLES, Settings, in_order
+from keras_tx.text.files import ROLES, Settings, tokens_in_order
+from keras_tx.text.library_tokenizer import LibraryTokenizer
 from keras_tx.text.template import Template
-from keras_tx.text.tokenizer_json import parse
+from keras_tx.text.tokenizer_json import parse_tokenizer_json
 
 
-class JsonTokenizer(Tokenizer):
-    """Runs the content of a tokenizer.json.
+class JsonTokenizer(LibraryTokenizer):
+    """Does what a tokenizer.json defines.
 
     Args:
         definition: the text of a tokenizer.json, or what `json.load` makes of it.
-        others: as in the subclasses.
+        special_tokens: maps an argument name to its special token, or to None.
+        options: the other arguments of `LibraryTokenizer`.
     """
 
-    def __init__(self, definition: str | dict[str, Any], *, special_tokens: dict[str, str | None], **options):
+    def __init__(
+        self, definition: str | dict[str, Any], *, special_tokens: dict[str, str | None], **options: Any
+    ) -> None:
         if not isinstance(definition, (str, dict)):
             received = type(definition).__name__
             raise TypeError(f"`definition` must be the content of a tokenizer.json. Received: a {received}")
         text = definition if isinstance(definition, str) else json.dumps(definition)
-        self._tokenizer = parse(text, "definition")
+        self._tokenizer = parse_tokenizer_json(text, "definition")
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.definition: str = self._tokenizer.to_str()
-        vocabulary = in_order(self._tokenizer.get_vocab(with_added_tokens=True), "definition")
+        vocabulary = tokens_in_order(self._tokenizer.get_vocab(with_added_tokens=True), "definition")
         if special_tokens["unknown_token"] is None:
-            special_tokens["unknown_token"] = _unknown(self.parts["model"])
+            special_tokens["unknown_token"] = _unknown_token(self.parts["model"])
         single, double = self._template(False), self._template(True)
         super().__init__(vocabulary, single, double, special_tokens=special_tokens, **options)
 
     @cached_property
     def parts(self) -> dict[str, Any]:
         """The definition as a dictionary."""
-        return json.loads(self.definition)
+        parts: dict[str, Any] = json.loads(self.definition)
+        return parts
 
     def save(self, directory: str | Path) -> None:
-        """Writes tokenizer.json and tokenizer_config.json, which `from_pretrained` here and in transformers read."""
+        """Writes tokenizer.json and tokenizer_config.json, which `from_pretrained` and transformers can load."""
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "tokenizer.json").write_text(self.definition, encoding="utf-8")
@@ -56,11 +61,11 @@ class JsonTokenizer(Tokenizer):
         (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {"definition": self.definition} | self._settings()
+        """Returns the arguments of the constructor."""
+        return {"definition": self.definition} | self._common_config()
 
     def _template(self, pair: bool) -> Template:
-        """Where the post-processor puts special tokens, seen from what it does to one text or two."""
+        """Finds out where the post-processor puts special tokens, by encoding one text or two."""
         try:
             found = self._tokenizer.encode("a", "a" if pair else None)
         except Exception as error:
@@ -80,20 +85,21 @@ class JsonTokenizer(Tokenizer):
     def _encode(self, texts: list[str]) -> list[list[int]]:
         return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
-    def _decode(self, rows: list[list[int]], skip: bool) -> list[str]:
-        return self._tokenizer.decode_batch(rows, skip_special_tokens=skip)
+    def _decode(self, rows: Sequence[list[int]], skip_special_tokens: bool) -> list[str]:
+        texts: list[str] = self._tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens)
+        return texts
 
 
-def arguments(tokenizer: Any, settings: Settings, folder: Path) -> dict[str, Any]:
-    """A tokenizer read from a directory -> the arguments of its class.
+def constructor_arguments(tokenizer: Any, settings: Settings, folder: Path) -> dict[str, Any]:
+    """Returns the arguments of `JsonTokenizer`'s subclasses for a tokenizer of the `tokenizers` library.
 
     Raises:
-        ValueError: it does not number its tokens without gaps.
+        ValueError: the tokenizer does not number its tokens without gaps.
     """
-    in_order(tokenizer.get_vocab(with_added_tokens=True), folder)
+    tokens_in_order(tokenizer.get_vocab(with_added_tokens=True), folder)
     found: dict[str, Any] = {"definition": tokenizer.to_str()} | settings.options
     if type(tokenizer.model).__name__ == "BPE":
-        found.pop("clean_up_tokenization_spaces", None)  # transformers ignores it, for the spaces are tokens' own
+        found.pop("clean_up_tokenization_spaces", None)  # transformers ignores it, as spaces are part of the tokens
     padding = tokenizer.padding or {}
     for theirs, ours in ROLES.items():
         if theirs in settings.tokens:
@@ -103,8 +109,8 @@ def arguments(tokenizer: Any, settings: Settings, folder: Path) -> dict[str, Any
     return found
 
 
-def _unknown(model: dict[str, Any]) -> str | None:
-    """The token for what a model does not know."""
+def _unknown_token(model: dict[str, Any]) -> str | None:
+    token: str | None = model.get("unk_token")
     if model.get("unk_id") is not None:
-        return model["vocab"][model["unk_id"]][0]
-    return model.get("unk_token")
+        token = model["vocab"][model["unk_id"]][0]
+    return token

@@ -1,6 +1,7 @@
-"""A Hugging Face directory -> the tokenizer that its files describe."""
+"""A Hugging Face directory -> the tokenizer that its files define."""
 
 from pathlib import Path
+from typing import Any
 
 from keras_tx.text.base import Tokenizer
 from keras_tx.text.bert import BertTokenizer
@@ -9,8 +10,8 @@ from keras_tx.text.files import folder_of, read_json
 from keras_tx.text.marian import MarianTokenizer
 from keras_tx.text.sentence_piece import SentencePieceTokenizer, is_sentence_piece
 
-# The first of these files that a directory holds decides; tokenizer.json says itself what it is.
-FILES = {
+# The first of these files that a directory contains decides the class. The content of tokenizer.json says it itself.
+FILES: dict[str, type[Tokenizer] | None] = {
     "source.spm": MarianTokenizer,
     "target.spm": MarianTokenizer,
     "tokenizer.json": None,
@@ -22,23 +23,28 @@ FILES = {
 }
 
 
-def load_tokenizer(directory: str | Path, **overrides) -> BertTokenizer | Tokenizer:
-    """Reads the tokenizer of a Hugging Face directory, whatever its kind.
-
-    ```python
-    tokenizer = load_tokenizer("gpt2", pad_token="<|endoftext|>")  # a BytePairTokenizer
-    ```
+def load_tokenizer(directory: str | Path, **overrides: Any) -> Tokenizer:
+    """Loads the tokenizer of a Hugging Face directory, whatever its kind.
 
     Args:
-        directory: with tokenizer.json; or vocab.txt, vocab.json and merges.txt, spiece.model, sentencepiece.bpe.model
-            or tokenizer.model; or source.spm, target.spm and vocab.json.
-        overrides: arguments of the tokenizer's constructor.
+        directory: a directory with tokenizer.json; or with vocab.txt; or vocab.json and merges.txt; or spiece.model,
+            sentencepiece.bpe.model or tokenizer.model; or source.spm, target.spm and vocab.json. If it contains
+            several of these, Marian's come first, then tokenizer.json.
+        overrides: arguments of the tokenizer's constructor that replace what the directory says, such as
+            `pad_token="<|endoftext|>"` for GPT-2, which has no padding token.
 
     Returns:
         A `BertTokenizer`, `BytePairTokenizer`, `SentencePieceTokenizer` or `MarianTokenizer`.
 
     Raises:
-        ValueError: the directory is missing, holds no tokenizer or one of another kind, or a file is malformed.
+        ValueError: the directory does not exist, contains no tokenizer or one of another kind, or a file is malformed.
+
+    Examples:
+        >>> vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hot", "dog", "##s"]
+        >>> keras_tx.text.BertTokenizer(vocabulary).save("my-bert")
+        >>> tokenizer = keras_tx.text.load_tokenizer("my-bert", max_length=5)
+        >>> type(tokenizer).__name__, tokenizer.vocabulary_size, tokenizer.max_length
+        ('BertTokenizer', 8, 5)
     """
     folder = folder_of(directory)
     file = next((name for name in FILES if (folder / name).is_file()), None)
@@ -51,7 +57,8 @@ def load_tokenizer(directory: str | Path, **overrides) -> BertTokenizer | Tokeni
     return (FILES[file] or _class_of(folder / file)).from_pretrained(folder, **overrides)
 
 
-def _class_of(path: Path) -> type[BertTokenizer] | type[Tokenizer]:
+def _class_of(path: Path) -> type[Tokenizer]:
+    """The class that does what a tokenizer.json defines."""
     parts = read_json(path)
     model = parts.get("model")
     if isinstance(model, dict):
@@ -71,8 +78,8 @@ def _class_of(path: Path) -> type[BertTokenizer] | type[Tokenizer]:
     )
 
 
-def _kind_without_type(model: dict) -> str | None:
-    """The type of a model that an old version of `tokenizers` wrote."""
+def _kind_without_type(model: dict[str, Any]) -> str | None:
+    """The type of a model that an old version of `tokenizers` wrote without saying its type."""
     if "merges" in model:
         return "BPE"
     return "WordPiece" if "max_input_chars_per_word" in model else None

@@ -9,49 +9,70 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import keras
 
 from keras_tx.optional import Lazy
-from keras_tx.text.base import Tokenizer
-from keras_tx.text.files import in_order, read_settings, read_vocabulary_json
+from keras_tx.text.files import read_settings, read_vocabulary_json, tokens_in_order
+from keras_tx.text.library_tokenizer import LibraryTokenizer
 from keras_tx.text.sentencepiece_graph import MarianGraph
 from keras_tx.text.sentencepiece_model import SPACE, read_model
 from keras_tx.text.template import Template
+from keras_tx.types import Tensor
 
 sentencepiece = Lazy("sentencepiece", extra="text")
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class MarianTokenizer(Tokenizer):
-    """Texts to ids and back with the pair of SentencePiece models that a translation model has.
+class MarianTokenizer(LibraryTokenizer):
+    """Marian's tokenizer: two SentencePiece models, for the source and the target language, over one vocabulary.
 
-    ```python
-    tokenizer = MarianTokenizer.from_pretrained("opus-mt-en-de")  # a directory
-    tokenizer(["A dog runs."])           # {"token_ids": int32 (1, T)}, of the source language
-    tokenizer.target(["Ein Hund läuft."])  # of the target language
-    tokenizer.decode([[86, 3054, 0]])
-    ```
+    Calls, `tokenize` and `decode` use the model of the source language; `target` is the tokenizer of the target
+    language. A source text may begin with the code of a target language, such as ">>fra<<", if the vocabulary has it.
 
-    Its ids in a graph were those of `sentencepiece` on all 69,250 sentences tried and in all but 1 of 933,634 strings
-    around one Unicode character and 5 of 20,000 random ones, where two splits have one score, as "l ll" and "ll l" do.
-
-    A text may begin with the code of a target language, such as ">>fra<<", that is in the vocabulary.
+    Outside a graph the `sentencepiece` library does the work, and results are NumPy arrays, lists and `str`. It also
+    runs in a TensorFlow graph. The ids there were compared with those of `sentencepiece`: they are equal for 69,250
+    sentences, for all but 1 of 933,634 strings around one Unicode character each and for all but 5 of 20,000 random
+    strings. In those, two splits have the same score, as "l ll" and "ll l" do.
 
     Args:
-        source_model: the bytes of source.spm, or those in base64.
-        target_model: the bytes of target.spm, likewise.
-        vocabulary: token -> id, or tokens in the order of their ids; of both languages.
-        max_length: the most tokens of a row, special tokens included, where a call does not say; None: no limit.
-        truncation_side: "right" or "left", where a row that is too long is cut.
-        clean_up_tokenization_spaces: what decoding does where a call does not say.
-        unknown_token: stands for pieces that the vocabulary lacks.
-        pad_token: fills rows up; in transformers it also begins what the decoder writes.
+        source_model: the content of source.spm, as bytes or in base64.
+        target_model: the content of target.spm, likewise.
+        vocabulary: maps the tokens of both languages to ids, or lists them in the order of their ids.
+        max_length: the largest number of tokens in a row, special tokens included, when a call does not set another
+            one. Marian's models have 512 positions. None: no limit.
+        truncation_side: "right" or "left", the side on which a row that is too long is cut.
+        clean_up_tokenization_spaces: whether `decode` removes the spaces before punctuation by default.
+        unknown_token: the token for pieces that the vocabulary lacks.
+        pad_token: fills up shorter rows. In transformers it also begins the target sequence.
         sep_token: ends every row.
 
     Raises:
-        TypeError, ValueError: a model or a vocabulary that is malformed, or lacks a special token.
+        TypeError: an argument has the wrong type.
+        ValueError: a model or the vocabulary is malformed, or a special token is not in the vocabulary.
+
+    Reference:
+        Junczys-Dowmunt et al. 2018, arXiv:1804.00344; Kudo and Richardson 2018, arXiv:1808.06226.
+
+    Examples:
+        >>> import io, sentencepiece
+        >>> def train(texts):
+        ...     model, options = io.BytesIO(), {"vocab_size": 30, "hard_vocab_limit": False, "minloglevel": 2}
+        ...     sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=model, **options)
+        ...     return model.getvalue()
+        >>> english, german = train(["a dog runs", "a dog sleeps"]), train(["ein Hund rennt", "ein Hund"])
+        >>> pieces = set()
+        >>> for model in (english, german):
+        ...     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        ...     pieces |= {processor.id_to_piece(id) for id in range(3, processor.get_piece_size())}
+        >>> vocabulary = ["</s>", "<unk>", *sorted(pieces), "<pad>"]
+        >>> tokenizer = keras_tx.text.MarianTokenizer(english, german, vocabulary)
+        >>> source = tokenizer(["a dog sleeps", "a dog"])["token_ids"]
+        >>> tokenizer.decode(source)
+        ['a dog sleeps', 'a dog']
+        >>> tokenizer.target.decode(tokenizer.target("ein Hund")["token_ids"])
+        'ein Hund'
     """
 
     def __init__(
@@ -66,15 +87,15 @@ class MarianTokenizer(Tokenizer):
         unknown_token: str = "<unk>",
         pad_token: str = "<pad>",
         sep_token: str = "</s>",
-    ):
+    ) -> None:
         self.source_model = _model_bytes("source_model", source_model)
         self.target_model = _model_bytes("target_model", target_model)
         if isinstance(vocabulary, (str, bytes)) or not isinstance(vocabulary, (Mapping, Sequence)):
             raise TypeError(f"`vocabulary` must map tokens to ids. Received: a {type(vocabulary).__name__}")
         if not isinstance(vocabulary, Mapping):
             vocabulary = {token: i for i, token in enumerate(vocabulary)}
-        tokens = in_order(dict(vocabulary), "vocabulary")
-        end = Template(after=(vocabulary.get(sep_token, 0),))
+        tokens = tokens_in_order(dict(vocabulary), "vocabulary")
+        end = Template(after=(int(vocabulary.get(sep_token, 0)),))
         named: dict[str, str | None] = {"unknown_token": unknown_token, "pad_token": pad_token, "cls_token": None}
         super().__init__(
             tokens,
@@ -85,15 +106,17 @@ class MarianTokenizer(Tokenizer):
             clean_up_tokenization_spaces=clean_up_tokenization_spaces,
             special_tokens=named | {"sep_token": sep_token, "mask_token": None},
         )
-        self._split = re.compile("(" + "|".join(map(re.escape, self._special_tokens())) + ")")
+        # The longest special token first, because the first alternative that matches is taken.
+        special = sorted(self.special_tokens.values(), key=lambda token: -len(token))
+        self._special_pattern = re.compile("(" + "|".join(map(re.escape, special)) + ")")
 
     @property
-    def target(self) -> "MarianTokenizer":
-        """The tokenizer of the target language: the same vocabulary with the other model."""
+    def target(self) -> Self:
+        """The tokenizer of the target language: the same vocabulary with `target_model`."""
         return type(self)(**(self.get_config() | {"source_model": self.target_model}))
 
     def save(self, directory: str | Path) -> None:
-        """Writes source.spm, target.spm, vocab.json and tokenizer_config.json, which transformers reads as well."""
+        """Writes source.spm, target.spm, vocab.json and tokenizer_config.json, which transformers can load too."""
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "source.spm").write_bytes(self.source_model)
@@ -108,15 +131,15 @@ class MarianTokenizer(Tokenizer):
             (folder / name).write_text(text + "\n", encoding="utf-8")
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
+        """Returns the arguments of the constructor; the models in base64."""
         models = {"source_model": self.source_model, "target_model": self.target_model}
-        settings = self._settings()
-        del settings["cls_token"], settings["mask_token"]
-        coded = {name: base64.b64encode(model).decode("ascii") for name, model in models.items()}
-        return coded | {"vocabulary": self.vocabulary} | settings
+        config = self._common_config()
+        del config["cls_token"], config["mask_token"]
+        encoded = {name: base64.b64encode(model).decode("ascii") for name, model in models.items()}
+        return encoded | {"vocabulary": self.vocabulary} | config
 
     @classmethod
-    def _arguments(cls, folder: Path) -> dict[str, Any]:
+    def _read_arguments(cls, folder: Path) -> dict[str, Any]:
         missing = [name for name in ("source.spm", "target.spm", "vocab.json") if not (folder / name).is_file()]
         if missing:
             names = sorted(path.name for path in folder.iterdir())
@@ -140,7 +163,7 @@ class MarianTokenizer(Tokenizer):
 
     @property
     def not_in_graph(self) -> None:
-        """It runs in a graph."""
+        """None: it always runs in a TensorFlow graph."""
         return None
 
     @cached_property
@@ -148,19 +171,15 @@ class MarianTokenizer(Tokenizer):
         decode = self._processor.decode_pieces
         return MarianGraph(self.source_model, self.vocabulary, self._special_ids(), self.unknown_id, decode)
 
-    def _graph_encode(self, texts):
+    def _graph_encode(self, texts: Tensor) -> Tensor:
         return self._graph.encode(texts)
 
-    def _graph_decode(self, ids):
+    def _graph_decode(self, ids: Tensor) -> Tensor:
         return self._graph.decode(ids)
 
     @cached_property
-    def _processor(self):
+    def _processor(self) -> Any:
         return sentencepiece.SentencePieceProcessor(model_proto=self.source_model)
-
-    def _special_tokens(self) -> list[str]:
-        """The longest first, as they are looked for in a text."""
-        return sorted(self.special_tokens.values(), key=lambda token: -len(token))
 
     def _special_ids(self) -> set[int]:
         return {self._id_of[token] for token in self.special_tokens.values()}
@@ -169,8 +188,8 @@ class MarianTokenizer(Tokenizer):
         return [[self._id_of.get(piece, self.unknown_id) for piece in self._pieces(text)] for text in texts]
 
     def _pieces(self, text: str) -> list[str]:
-        found = []
-        for i, part in enumerate(self._split.split(text)):
+        found: list[str] = []
+        for i, part in enumerate(self._special_pattern.split(text)):
             if i % 2:
                 found.append(part)
             elif part:
@@ -179,11 +198,11 @@ class MarianTokenizer(Tokenizer):
                 found += self._processor.encode(part[code.end() :] if code else part, out_type=str)
         return found
 
-    def _decode(self, rows: list[list[int]], skip: bool) -> list[str]:
+    def _decode(self, rows: Sequence[list[int]], skip_special_tokens: bool) -> list[str]:
         special = self._special_ids()
-        return [self._joined([i for i in row if not (skip and i in special)], special) for row in rows]
+        return [self._join([i for i in row if not (skip_special_tokens and i in special)], special) for row in rows]
 
-    def _joined(self, ids: list[int], special: set[int]) -> str:
+    def _join(self, ids: list[int], special: set[int]) -> str:
         text, pieces = "", list[str]()
         for i in ids:
             if i in special:
@@ -191,11 +210,12 @@ class MarianTokenizer(Tokenizer):
                 pieces = []
             else:
                 pieces.append(self.vocabulary[i])
-        text += self._processor.decode_pieces(pieces)
+        text += str(self._processor.decode_pieces(pieces))
         return text.replace(SPACE, " ").strip()
 
 
 def _model_bytes(name: str, model: bytes | str) -> bytes:
+    """Checks a SentencePiece model, given as bytes or in base64, and returns its bytes."""
     if not isinstance(model, (bytes, str)):
         raise TypeError(f"`{name}` must be the bytes of a SentencePiece model. Received: a {type(model).__name__}")
     if isinstance(model, str):

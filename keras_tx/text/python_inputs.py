@@ -1,4 +1,4 @@
-"""What users pass -> Python: texts -> list of str, ids -> lists of int; and whether a tensor belongs to a graph."""
+"""Checked arguments as Python values: texts -> list of `str`, ids -> lists of `int`."""
 
 import reprlib
 import sys
@@ -11,61 +11,73 @@ from keras_tx.optional import Lazy
 tf = Lazy("tensorflow")
 
 
-def in_a_graph(value: Any) -> bool:
-    """Whether it is a TensorFlow tensor without a value: an input of a function that is being traced."""
+def is_graph_tensor(value: Any) -> bool:
+    """Whether `value` is a TensorFlow tensor without a value, that is, an input of a function that is being traced."""
     if sys.modules.get("tensorflow") is None:
         return False
     ragged = isinstance(value, tf.RaggedTensor)
     return tf.is_tensor(value) and not hasattr(value.flat_values if ragged else value, "numpy")
 
 
-def as_texts(name: str, texts: Any) -> tuple[list[str], bool]:
-    """A string, or a list, array or tensor of strings -> list of str, and whether it was one.
+def as_string_list(name: str, texts: Any) -> tuple[list[str], bool]:
+    """Converts texts to Python strings. Bytes that are not UTF-8 become U+FFFD.
 
-    Bytes that are not UTF-8 read as U+FFFD.
+    Args:
+        name: the name of the argument, for errors.
+        texts: a string, or a list, array or tensor of strings.
+
+    Returns:
+        A list of `str`, and whether `texts` was one string.
 
     Raises:
-        TypeError: they are not strings.
-        ValueError: their rank is not 0 or 1.
+        TypeError: `texts` are not strings.
+        ValueError: the rank of `texts` is not 0 or 1.
     """
     found = texts.numpy() if hasattr(texts, "numpy") else texts
     shape = np.shape(found) if hasattr(found, "shape") else ()
     if len(shape) > 1:
         raise ValueError(f"`{name}` must have rank 0 or 1. Received: {name} of shape {shape}")
     found = found.tolist() if isinstance(found, (np.ndarray, np.generic)) else found
-    one = isinstance(found, (str, bytes))
-    items = [found] if one else list(found) if isinstance(found, (list, tuple)) else [None]
+    is_one = isinstance(found, (str, bytes))
+    items = [found] if is_one else list(found) if isinstance(found, (list, tuple)) else [None]
     items = [item.decode("utf-8", "replace") if isinstance(item, bytes) else item for item in items]
-    if not all(isinstance(item, str) and _encodable(item) for item in items):
+    if not all(isinstance(item, str) and _is_encodable(item) for item in items):
         if items and all(isinstance(row, (list, tuple)) for row in items):
             raise ValueError(f"`{name}` must have rank 0 or 1. Received: {name}={reprlib.repr(texts)}")
         received = f"{name}={reprlib.repr(texts)}"
         raise TypeError(f"`{name}` must be a string, or a list or tensor of strings. Received: {received}")
-    return [str(item) for item in items], one
+    return [str(item) for item in items], is_one
 
 
-def as_lists(ids: Any, vocabulary_size: int) -> tuple[list[list[int]], bool]:
-    """Ids (T,), (B, T) or ragged -> lists of int, and whether it was one row.
+def as_id_lists(ids: Any, vocabulary_size: int) -> tuple[list[list[int]], bool]:
+    """Converts ids to lists of `int`.
+
+    Args:
+        ids: integers (T,), (B, T) or ragged (B, None), as lists, arrays or tensors of any library.
+        vocabulary_size: every id must be smaller than it.
+
+    Returns:
+        B lists, and whether `ids` was one row.
 
     Raises:
-        TypeError: they are not integers.
-        ValueError: their rank is not 1 or 2, or one is outside the vocabulary.
+        TypeError: `ids` are not integers.
+        ValueError: the rank of `ids` is not 1 or 2, or one is outside the vocabulary.
     """
-    if hasattr(ids, "to_list"):
+    if hasattr(ids, "to_list"):  # a ragged tensor
         ids = ids.to_list()
-    elif hasattr(ids, "detach"):
+    elif hasattr(ids, "detach"):  # a tensor of PyTorch
         ids = ids.detach().cpu().numpy()
     if isinstance(ids, (list, tuple)) and any(np.ndim(row) for row in ids):
         if not all(np.ndim(row) == 1 for row in ids):
             kind = ValueError if all(np.ndim(row) for row in ids) else TypeError
             rule = "have rank 1 or 2" if kind is ValueError else "be integers"
             raise kind(f"`ids` must {rule}. Received: ids={reprlib.repr(ids)}")
-        rows, one = [np.asarray(row) for row in ids], False
+        rows, is_one = [np.asarray(row) for row in ids], False
     else:
         array = np.asarray(ids)
         if array.ndim not in (1, 2):
             raise ValueError(f"`ids` must have rank 1 or 2. Received: ids of shape {array.shape}")
-        rows, one = list(np.atleast_2d(array)), array.ndim == 1
+        rows, is_one = list(np.atleast_2d(array)), array.ndim == 1
     for row in rows:
         if row.size and row.dtype.kind not in "iu":
             raise TypeError(f"`ids` must be integers. Received: ids of dtype {row.dtype.name}")
@@ -73,11 +85,11 @@ def as_lists(ids: Any, vocabulary_size: int) -> tuple[list[list[int]], bool]:
         if outside.size:
             rule = f"`ids` must be in [0, {vocabulary_size}), the vocabulary"
             raise ValueError(f"{rule}. Received: id {outside[0]}")
-    return [row.astype("int64").tolist() for row in rows], one
+    return [row.astype("int64").tolist() for row in rows], is_one
 
 
-def _encodable(text: str) -> bool:
-    """Whether it has no lone surrogates."""
+def _is_encodable(text: str) -> bool:
+    """Whether UTF-8 can hold the text: lone surrogates it cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

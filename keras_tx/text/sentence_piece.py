@@ -1,4 +1,4 @@
-"""SentencePiece tokenizers, as T5, XLM-RoBERTa and Llama 2 have: (B,) strings -> (B, T) ids -> strings.
+"""SentencePiece, as in T5, XLM-RoBERTa and Llama 2: (B,) strings -> (B, T) ids -> strings.
 
 Kudo and Richardson 2018, arXiv:1808.06226; Unigram: Kudo 2018, arXiv:1804.10959.
 """
@@ -11,44 +11,64 @@ import keras
 
 from keras_tx.text.byte_pair import is_byte_level
 from keras_tx.text.files import read_settings
-from keras_tx.text.json_tokenizer import JsonTokenizer, arguments
-from keras_tx.text.sentencepiece_graph import PieceGraph
+from keras_tx.text.json_tokenizer import JsonTokenizer, constructor_arguments
+from keras_tx.text.sentencepiece_graph import SentencePieceGraph
 from keras_tx.text.sentencepiece_model import check_normalizer, unsupported_parts
-from keras_tx.text.tokenizer_json import from_json, from_pieces
+from keras_tx.text.tokenizer_json import read_sentencepiece_model, read_tokenizer_json
+from keras_tx.types import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class SentencePieceTokenizer(JsonTokenizer):
-    """Texts to ids and back with a SentencePiece vocabulary: Unigram, or byte pairs over characters (Llama 2).
+    """SentencePiece: turns texts into token ids and back, by Unigram (T5, XLM-RoBERTa) or character pairs (Llama 2).
 
-    ```python
-    tokenizer = SentencePieceTokenizer.from_pretrained("t5-small")  # a directory
-    tokenizer(["A dog runs.", "Hi"])  # {"token_ids": int32 (2, T)}
-    tokenizer.decode([[71, 1782, 1]])  # ["A dog"]
-    ```
+    Outside a graph the `tokenizers` library does the work, and results are NumPy arrays, lists and `str`. Inside a
+    TensorFlow graph it runs where texts are split at spaces, each word with a space before it (T5, XLM-RoBERTa,
+    CamemBERT), and as byte-pair encoding whose merges are all that the vocabulary allows (Llama 2). `not_in_graph`
+    names whatever else a definition contains.
 
-    In a graph it runs where texts are split at spaces, each with a space before it (T5, XLM-RoBERTa, CamemBERT), and as
-    byte pairs whose merges are all that the vocabulary allows (Llama 2); `not_in_graph` names what else there is.
-    Llama 2's ids and texts there were those of `tokenizers` on all 69,250 sentences tried, on each of 933,634 strings
-    around one Unicode character (but the noncharacter U+1FFFE, which reads as a zero byte) and on 20,000 random ones.
-    T5's ids were so too but in 41 of the random ones: `tokenizers` drops or leaves some combining marks that follow a
-    character that Unicode normalization changes, or each other, where SentencePiece itself and so the graph do not;
-    and of two splits with one score either may win.
+    The ids and texts in a graph were compared with those of `tokenizers` on 69,250 sentences, on 933,634 strings
+    around one Unicode character each and on 20,000 random strings. Llama 2's are equal, but for the noncharacter
+    U+1FFFE, which becomes a zero byte. T5's are equal but for 41 of the random strings: `tokenizers` drops or
+    keeps some combining marks where SentencePiece itself, and so the graph, does not. If two splits of a text have the
+    same score, either may win.
+
+    Most users construct it by `from_pretrained(directory)` or `load_tokenizer(directory)`.
 
     Args:
         definition: the text of a tokenizer.json, or what `json.load` makes of it.
-        max_length: the most tokens of a row, special tokens included, where a call does not say; None: no limit.
-        truncation_side: "right" or "left", where a row that is too long is cut.
-        clean_up_tokenization_spaces: what decoding does where a call does not say.
-        unknown_token: stands for what the vocabulary lacks; None: what the definition says.
-        pad_token: fills rows up.
-        cls_token: what begins every row; None: the first token that the definition puts before a text, if there is one.
-        sep_token: what ends a text; None: the last token that the definition puts behind a text, if there is one.
+        max_length: the largest number of tokens in a row, special tokens included, when a call does not set another
+            one. None: no limit.
+        truncation_side: "right" or "left", the side on which a row that is too long is cut.
+        clean_up_tokenization_spaces: whether `decode` removes the spaces before punctuation by default.
+        unknown_token: the token for what the vocabulary lacks; None takes that of the definition.
+        pad_token: fills up shorter rows.
+        cls_token: begins every row; None takes the first token that the definition puts before a text, if any.
+        sep_token: ends a text; None takes the last token that the definition puts after a text, if any.
         mask_token: hides a token in masked language modeling.
 
     Raises:
-        TypeError, ValueError: a definition that is malformed, is of another kind or does not number its tokens without
-            gaps; a special token that is not in the vocabulary; a `max_length` too small.
+        TypeError: `definition` is not a string or a dictionary.
+        ValueError: `definition` is malformed, of another kind, or does not number its tokens without gaps; a special
+            token is not in the vocabulary; or `max_length` is too small.
+
+    Reference:
+        Kudo and Richardson 2018, arXiv:1808.06226; Unigram: Kudo 2018, arXiv:1804.10959.
+
+    Examples:
+        A Unigram vocabulary with its log-probabilities:
+
+        >>> import tokenizers
+        >>> pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁hot", -1.0), ("▁dog", -1.0), ("s", -2.0)]
+        >>> library = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=2))
+        >>> library.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+        >>> library.decoder = tokenizers.decoders.Metaspace()
+        >>> tokenizer = keras_tx.text.SentencePieceTokenizer(library.to_str(), pad_token="<pad>")
+        >>> tokenizer(["hot dogs", "dog"])["token_ids"]
+        array([[3, 4, 5],
+               [4, 0, 0]], dtype=int32)
+        >>> tokenizer.decode([3, 4, 5])
+        'hot dogs'
     """
 
     def __init__(
@@ -63,7 +83,7 @@ class SentencePieceTokenizer(JsonTokenizer):
         cls_token: str | None = None,
         sep_token: str | None = None,
         mask_token: str | None = None,
-    ):
+    ) -> None:
         tokens = dict(unknown_token=unknown_token, pad_token=pad_token, cls_token=cls_token, sep_token=sep_token)
         super().__init__(
             definition,
@@ -78,30 +98,30 @@ class SentencePieceTokenizer(JsonTokenizer):
         check_normalizer(self.parts["normalizer"], "definition")
 
     @classmethod
-    def _arguments(cls, folder: Path) -> dict[str, Any]:
+    def _read_arguments(cls, folder: Path) -> dict[str, Any]:
         settings = read_settings(folder)
-        read = from_json if (folder / "tokenizer.json").is_file() else from_pieces
-        return arguments(read(folder, settings), settings, folder)
+        read = read_tokenizer_json if (folder / "tokenizer.json").is_file() else read_sentencepiece_model
+        return constructor_arguments(read(folder, settings), settings, folder)
 
     @cached_property
     def not_in_graph(self) -> str | None:
-        """Why it does not run in a graph, or None."""
+        """The reason why the tokenizer cannot run in a TensorFlow graph, or None if it can."""
         return unsupported_parts(self.parts, self._tokenizer.normalizer)
 
     @cached_property
-    def _graph(self) -> PieceGraph:
-        return PieceGraph(
+    def _graph(self) -> SentencePieceGraph:
+        return SentencePieceGraph(
             self.parts, self.vocabulary, self._tokenizer.normalizer, lambda rows: self._decode(rows, False)
         )
 
-    def _graph_encode(self, texts):
+    def _graph_encode(self, texts: Tensor) -> Tensor:
         return self._graph.encode(texts)
 
-    def _graph_decode(self, ids):
+    def _graph_decode(self, ids: Tensor) -> Tensor:
         return self._graph.decode(ids)
 
 
 def is_sentence_piece(parts: dict[str, Any]) -> bool:
-    """Whether a tokenizer.json is of a SentencePiece model: Unigram, or byte pairs that are not byte-level."""
+    """Whether the content of a tokenizer.json is a SentencePiece model: Unigram, or byte pairs over characters."""
     kind = parts["model"].get("type")
     return kind == "Unigram" or (kind == "BPE" and "▁" in str(parts.get("decoder")) and not is_byte_level(parts))

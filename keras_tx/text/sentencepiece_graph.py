@@ -1,11 +1,13 @@
 """SentencePiece in TensorFlow ops: (B,) strings -> ragged (B, None) ids -> (B,) strings.
 
-The op of tensorflow-text runs the C++ library. Its model is an attribute of the op in the graph: there is no resource
-to track and no file beside an exported model. Kudo and Richardson 2018, arXiv:1808.06226.
+The op of tensorflow-text runs the C++ library. Its model is an attribute of the op in the graph, so there is no
+resource to track and an exported model needs no other file. See `graph_ops` for segments and owners. Kudo and
+Richardson 2018, arXiv:1808.06226.
 """
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,92 +16,104 @@ from keras_tx.keras_internals import sentencepiece_tokenize
 from keras_tx.optional import Lazy
 from keras_tx.text.graph_ops import (
     SPACES,
-    STAND_IN,
+    ZERO_STAND_IN,
     AddedTokens,
     StringIndex,
-    begins,
-    interleave,
-    rows_of,
-    segments_of,
+    as_ragged_rows,
+    as_segments,
+    insert_added_ids,
+    is_start,
 )
-from keras_tx.text.sentencepiece_model import BYTE_PIECES, SPACE, bpe_model, spacing, unigram_model
+from keras_tx.text.sentencepiece_model import BYTE_PIECES, SPACE, build_bpe_model, build_unigram_model, space_rule
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
+DecodeRows = Callable[[list[list[int]]], list[str]]
 
-class PieceGraph:
-    """The graph form of a definition for which `unsupported_parts` is None.
+
+class SentencePieceGraph:
+    """Encodes and decodes in a graph. The definition must be one for which `unsupported_parts` returns None.
 
     Args:
         parts: the content of a tokenizer.json.
-        vocabulary: tokens in the order of their ids.
-        normalizer: of the `tokenizers` library, or None.
-        decode: rows of ids -> texts, by the same library.
+        vocabulary: the tokens in the order of their ids.
+        normalizer: the normalizer of the `tokenizers` library, or None.
+        decode: the same library's function from rows of ids to texts.
     """
 
-    def __init__(self, parts: dict[str, Any], vocabulary: list[str], normalizer: Any, decode: Any):
+    def __init__(self, parts: dict[str, Any], vocabulary: list[str], normalizer: Any, decode: DecodeRows) -> None:
         self._unigram = parts["model"]["type"] == "Unigram"
-        self._prefix, charsmap = spacing(parts) or ("", b"")  # there is one: `unsupported_parts` is None
-        self._exact = AddedTokens([token for token in parts["added_tokens"] if not token["normalized"]])
-        self._normal = AddedTokens([token for token in parts["added_tokens"] if token["normalized"]])
+        self._space_rule, charsmap = space_rule(parts) or ("", b"")  # it is not None: `unsupported_parts` checks it
+        self._added = AddedTokens([token for token in parts["added_tokens"] if not token["normalized"]])
+        self._normalized_added = AddedTokens([token for token in parts["added_tokens"] if token["normalized"]])
         if self._unigram:
-            self._model = unigram_model(parts, charsmap)
+            self._model = build_unigram_model(parts, charsmap)
             splits = "WhitespaceSplit" in json.dumps(parts["pre_tokenizer"])
-            self._white = _white_space(normalizer) if splits else ""
+            self._white_space = _white_space(normalizer) if splits else ""
         else:
-            self._model, self._white = bpe_model(parts), ""
-            self._zero = AddedTokens([{"content": STAND_IN, "id": parts["model"]["vocab"]["<0x00>"]}])
-        self._first, self._next = _pieces(vocabulary, decode)
+            self._model, self._white_space = build_bpe_model(parts), ""
+            self._zero_byte = AddedTokens([{"content": ZERO_STAND_IN, "id": parts["model"]["vocab"]["<0x00>"]}])
+        self._first, self._next = _first_and_next_pieces(vocabulary, decode)
         self._raw = [bytes([BYTE_PIECES[token]]) if token in BYTE_PIECES else b"" for token in vocabulary]
 
-    def encode(self, texts):
+    def encode(self, texts: Tensor) -> Tensor:
         """String tensor (B,) -> ragged int32 (B, None)."""
-        parts, ids, owner = self._normal.split(*self._exact.split(*segments_of(texts)))
-        if self._white:
-            parts = tf.strings.regex_replace(parts, self._white, " ")
+        parts, ids, owner = self._normalized_added.split(*self._added.split(*as_segments(texts)))
+        if self._white_space:
+            parts = tf.strings.regex_replace(parts, self._white_space, " ")
         if not self._unigram:
-            parts, ids, owner = self._zero.split(self._spaced(parts, begins(owner)), ids, owner)
+            parts, ids, owner = self._zero_byte.split(self._mark_spaces(parts, is_start(owner)), ids, owner)
         values, owner = tokenize(self._model, parts, ids, owner)
-        return rows_of(values, owner, tf.size(texts))
+        return as_ragged_rows(values, owner, tf.size(texts))
 
-    def decode(self, ids):
+    def decode(self, ids: Tensor) -> Tensor:
         """Ragged ids (B, None) -> string tensor (B,)."""
         row = ids.value_rowids()
         first, rest = (tf.gather(tf.constant(pieces), ids.values) for pieces in (self._first, self._next))
-        pieces = tf.where(begins(row), first, rest)
+        pieces = tf.where(is_start(row), first, rest)
         if any(self._raw):
-            # Bytes in a row are UTF-8 together, or each of them reads as U+FFFD.
+            # Consecutive bytes are decoded together. If they are not UTF-8, each of them becomes U+FFFD.
             raw = tf.gather(tf.constant(self._raw), ids.values)
             is_byte = raw != ""
-            run = tf.cumsum(tf.cast(begins(row) | begins(is_byte), "int32"))
+            run = tf.cumsum(tf.cast(is_start(row) | is_start(is_byte), "int32"))
             joined = tf.strings.unsorted_segment_join(raw, run, tf.size(run) + 1)
             good = tf.strings.unicode_transcode(joined, "UTF-8", "UTF-8", errors="replace") == joined
             pieces = tf.where(is_byte & ~tf.gather(good, run), "\ufffd", pieces)
         return tf.strings.reduce_join(ids.with_values(pieces), axis=-1)
 
-    def _spaced(self, texts, at_start):
-        """What `Metaspace` and `Prepend` do: spaces become U+2581, and one stands before a text."""
-        bare = texts != ""
-        if self._prefix.startswith("metaspace"):
-            bare &= ~tf.strings.regex_full_match(texts, f"(?s)[ {SPACE}].*")
-        if self._prefix.endswith("first"):
-            bare &= at_start
+    def _mark_spaces(self, texts: Tensor, at_start: Tensor) -> Tensor:
+        """Does what `Metaspace` and `Prepend` do: spaces become U+2581, and one is put before a text."""
+        needs_space = texts != ""
+        if self._space_rule.startswith("metaspace"):
+            needs_space &= ~tf.strings.regex_full_match(texts, f"(?s)[ {SPACE}].*")
+        if self._space_rule.endswith("first"):
+            needs_space &= at_start
         texts = tf.strings.regex_replace(texts, " ", SPACE)
-        return texts if self._prefix.endswith("never") else tf.where(bare, tf.strings.join([SPACE, texts]), texts)
+        if self._space_rule.endswith("never"):
+            return texts
+        return tf.where(needs_space, tf.strings.join([SPACE, texts]), texts)
 
 
 class MarianGraph:
-    """The graph form of Marian's tokenizer.
+    """Encodes and decodes as Marian's tokenizer does, in a graph.
 
     Args:
-        model: a SentencePiece model.
-        vocabulary: tokens in the order of their ids.
-        special_ids: of the tokens that text never splits.
-        unknown_id: stands for pieces that are not in the vocabulary.
-        decode: pieces -> text, by the `sentencepiece` library.
+        model: the bytes of a SentencePiece model.
+        vocabulary: the tokens in the order of their ids.
+        special_ids: the ids of the special tokens, which stay whole where a text contains them.
+        unknown_id: the id of pieces that are not in the vocabulary.
+        decode: the function of the `sentencepiece` library from pieces to a text.
     """
 
-    def __init__(self, model: bytes, vocabulary: list[str], special_ids: set[int], unknown_id: int, decode: Any):
+    def __init__(
+        self,
+        model: bytes,
+        vocabulary: list[str],
+        special_ids: set[int],
+        unknown_id: int,
+        decode: Callable[[list[str]], str],
+    ) -> None:
         self._added = AddedTokens([{"content": vocabulary[i], "id": i} for i in special_ids])
         self._index = StringIndex({token: i for i, token in enumerate(vocabulary)})
         self._model, self._unknown_id = model, unknown_id
@@ -111,58 +125,60 @@ class MarianGraph:
         self._first = [name or piece for name, piece in zip(names, first, strict=True)]
         self._next = [name or piece for name, piece in zip(names, rest, strict=True)]
 
-    def encode(self, texts):
+    def encode(self, texts: Tensor) -> Tensor:
         """String tensor (B,) -> ragged int32 (B, None)."""
-        parts, ids, owner = self._added.split(*segments_of(texts))
-        # A part may begin with the code of a language, which is a token of its own.
+        parts, ids, owner = self._added.split(*as_segments(texts))
+        # A segment may begin with the code of a language, which is one token.
         code = tf.strings.regex_full_match(parts, r"(?s)>>.*?<<.*") & (ids < 0)
         rest = tf.where(code, tf.strings.regex_replace(parts, r"(?s)\A>>.*?<<", ""), parts)
         code = tf.where(code, tf.strings.regex_replace(parts, r"(?s)\A(>>.*?<<).*\z", r"\1"), "")
         parts = tf.reshape(tf.stack([code, rest], axis=1), [-1])
         ids = tf.reshape(tf.stack([tf.where(code != "", self._find(code), -1), ids], axis=1), [-1])
         values, owner = tokenize(self._model, parts, ids, tf.repeat(owner, 2), self._find)
-        return rows_of(values, owner, tf.size(texts))
+        return as_ragged_rows(values, owner, tf.size(texts))
 
-    def decode(self, ids):
+    def decode(self, ids: Tensor) -> Tensor:
         """Ragged ids (B, None) -> string tensor (B,)."""
         first, row = tf.gather(tf.constant(self._first), ids.values), ids.value_rowids()
         special = tf.gather(self._is_special, ids.values)
-        group = tf.cumsum(tf.cast(special | begins(row), "int32"))
-        solid = tf.cumsum(tf.cast(~special & (first != ""), "int32"), exclusive=True)
-        before = tf.math.unsorted_segment_min(solid, group, tf.size(row) + 1)
-        at_start = solid == tf.gather(before, group)  # nothing but a space since the row or a special token began
+        group = tf.cumsum(tf.cast(special | is_start(row), "int32"))
+        not_space = tf.cumsum(tf.cast(~special & (first != ""), "int32"), exclusive=True)
+        before = tf.math.unsorted_segment_min(not_space, group, tf.size(row) + 1)
+        at_start = not_space == tf.gather(before, group)  # only spaces since the start of the row or a special token
         pieces = tf.where(at_start, first, tf.gather(tf.constant(self._next), ids.values))
         texts = tf.strings.reduce_join(ids.with_values(pieces), axis=-1)
         return tf.strings.regex_replace(texts, rf"\A[{SPACES}\x1C-\x1F]+|[{SPACES}\x1C-\x1F]+\z", "")
 
-    def _find(self, pieces):
+    def _find(self, pieces: Tensor) -> Tensor:
         found = self._index.find(pieces)
         return tf.where(found >= 0, found, self._unknown_id)
 
 
-def tokenize(model: bytes, texts, ids, owner, find: Any = None):
-    """The op over segments.
+def tokenize(
+    model: bytes, texts: Tensor, ids: Tensor, owner: Tensor, find: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Runs the op over segments.
 
     Args:
-        model: of SentencePiece.
+        model: the bytes of a SentencePiece model.
         texts: string tensor (S,).
-        ids: int32 (S,), the id of a special token, or -1 for text.
+        ids: int32 (S,), the id of an added token, or -1 for text.
         owner: int64 (S,).
-        find: pieces -> ids; None if the model's are the right ones.
+        find: a function from pieces to ids; None if the ids of the model are the right ones.
 
     Returns:
-        Ids (N,) and their owners.
+        Ids (N,) and the numbers of their texts.
     """
     kind = tf.int32 if find is None else tf.string
-    # Named by its content, for ops of one name share one model, in a loaded SavedModel those of all functions.
+    # Ops with one name share one model, in a loaded SavedModel across all functions: so the content gives the name.
     name = hashlib.sha256(model).hexdigest()
     values, splits = sentencepiece_tokenize(model, name, tf.where(ids >= 0, "", texts), kind)
     lengths = tf.cast(splits[1:] - splits[:-1], "int64")
-    return interleave(ids, owner, values if find is None else find(values), lengths)
+    return insert_added_ids(ids, owner, values if find is None else find(values), lengths)
 
 
-def _pieces(vocabulary: list[str], decode: Any) -> tuple[list[bytes], list[bytes]]:
-    """What a token is at the beginning of a text, and what it adds after another."""
+def _first_and_next_pieces(vocabulary: list[str], decode: DecodeRows) -> tuple[list[bytes], list[bytes]]:
+    """What each token is at the beginning of a text, and what it adds after another."""
     size = range(len(vocabulary))
     anchor = next(i for i in size if vocabulary[i].removeprefix(SPACE).isalpha())
     start = decode([[anchor]])[0]
@@ -175,7 +191,7 @@ def _pieces(vocabulary: list[str], decode: Any) -> tuple[list[bytes], list[bytes
 
 
 def _white_space(normalizer: Any) -> str:
-    """A pattern for the white space that the normalizer leaves, where texts are split as at spaces; "" for none."""
+    """A pattern for the white space that the normalizer keeps, which splits texts as spaces do; "" for none."""
     white = [c for c in map(chr, range(0x3001)) if c.isspace() and c not in "\x1c\x1d\x1e\x1f"]
     kept = [c for c in white if normalizer.normalize_str(c) == c]
     return "[" + "".join(rf"\x{{{ord(c):X}}}" for c in kept) + "]" if kept else ""

@@ -1,7 +1,8 @@
 """SentencePiece models: bytes -> a checked ModelProto; the content of a tokenizer.json -> the bytes of a model.
 
-The C++ library trusts the table of a model's normalizer and reads beyond its memory where that is malformed, so it is
-checked here. Kudo and Richardson 2018, arXiv:1808.06226; double arrays: Aoe 1989, IEEE TSE 15(9).
+The C++ library does not check the table of a model's normalizer and reads outside its memory if the table is
+malformed. So the table is checked here. Kudo and Richardson 2018, arXiv:1808.06226; double arrays: Aoe 1989, IEEE TSE
+15(9).
 """
 
 import base64
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx.optional import Lazy
-from keras_tx.text.graph_ops import STAND_IN, unsupported
+from keras_tx.text.graph_ops import ZERO_STAND_IN, unsupported_added_tokens
 
 pb2 = Lazy("sentencepiece.sentencepiece_model_pb2", extra="text")
 
@@ -20,17 +21,24 @@ BYTE_PIECES = {f"<0x{byte:02X}>": byte for byte in range(256)}
 
 
 def read_model(model: bytes, place: Any) -> Any:
-    """The bytes of a SentencePiece model -> its ModelProto.
+    """Parses and checks the bytes of a SentencePiece model.
+
+    Args:
+        model: the bytes.
+        place: the name of the file or argument, for errors.
+
+    Returns:
+        The ModelProto.
 
     Raises:
-        ValueError: they are no such model, it has no pieces, a score that is not finite, a piece twice, or a malformed
-            normalizer; names the place.
+        ValueError: the bytes are not a SentencePiece model, or it has no pieces, a score that is not finite, an empty
+            or repeated piece, or a malformed normalizer.
     """
     try:
         proto = pb2.ModelProto.FromString(model)
     except ImportError:
         raise
-    except Exception as error:  # protobuf has several
+    except Exception as error:  # protobuf raises several types
         raise ValueError(f"`{place}` must be a SentencePiece model. Received: {place}: {error}") from error
     pieces = [piece.piece for piece in proto.pieces]
     if not pieces:
@@ -48,10 +56,14 @@ def read_model(model: bytes, place: Any) -> Any:
 
 
 def unsupported_parts(parts: dict[str, Any], normalizer: Any) -> str | None:
-    """Why a definition cannot run in a graph, or None; `normalizer` is its normalizer of the `tokenizers` library."""
+    """The reason why a definition cannot run in a graph, or None.
+
+    Args:
+        parts: the content of a tokenizer.json.
+        normalizer: its normalizer, as the `tokenizers` library built it.
+    """
     model = parts["model"]
-    steps = spacing(parts)
-    if steps is None:
+    if space_rule(parts) is None:
         return f"its normalizer and pre-tokenizer are {_short(parts['normalizer'])}, {parts['pre_tokenizer']}"
     if model["type"] == "Unigram" and (model.get("unk_id") is None or model.get("byte_fallback")):
         return "its Unigram model has no unknown token, or bytes for what it lacks"
@@ -61,31 +73,33 @@ def unsupported_parts(parts: dict[str, Any], normalizer: Any) -> str | None:
         return "its added tokens are normalized"
     if model["type"] == "BPE" and (reason := _bpe_reason(model)):
         return reason
-    return unsupported(parts["added_tokens"])
+    return unsupported_added_tokens(parts["added_tokens"])
 
 
-def spacing(parts: dict[str, Any]) -> tuple[str, bytes] | None:
-    """How spaces are marked, and the table of the normalizer; None for a form that the op does not have."""
-    normal, before = _listed(parts["normalizer"], "normalizers"), _listed(parts["pre_tokenizer"], "pretokenizers")
-    kinds = [step["type"] for step in normal] + [step["type"] for step in before]
+def space_rule(parts: dict[str, Any]) -> tuple[str, bytes] | None:
+    """How a definition marks spaces, and the table of its normalizer; None for a form that the op cannot do."""
+    normalizers = _as_list(parts["normalizer"], "normalizers")
+    before = _as_list(parts["pre_tokenizer"], "pretokenizers")
+    kinds = [step["type"] for step in normalizers] + [step["type"] for step in before]
     scheme = before[-1].get("prepend_scheme", "always") if before and before[-1]["type"] == "Metaspace" else "always"
     if parts["model"]["type"] == "BPE":
         if kinds == ["Metaspace"] and before[0].get("split") is False:
             return f"metaspace {scheme}", b""
-        replaced = bool(normal) and normal[-1] == {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-        if replaced and kinds in (["Replace"], ["Prepend", "Replace"]) and normal[0].get("prepend", SPACE) == SPACE:
+        replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+        known = kinds in (["Replace"], ["Prepend", "Replace"]) and normalizers[-1:] == [replace]
+        if known and normalizers[0].get("prepend", SPACE) == SPACE:
             return ("prepend always" if len(kinds) == 2 else "never"), b""
         return None
     tails = [["WhitespaceSplit", "Metaspace"], ["Replace", "WhitespaceSplit", "Metaspace"]]
     tails += [["Strip", "Replace", "Metaspace"]]
-    collapses = all(step.get("pattern") == {"Regex": " {2,}"} for step in normal if step["type"] == "Replace")
+    collapses = all(step.get("pattern") == {"Regex": " {2,}"} for step in normalizers if step["type"] == "Replace")
     good = kinds[:1] == ["Precompiled"] and kinds[1:] in tails and before[-1].get("split", True)
     if not (good and collapses and scheme == "always"):
         return None
-    return scheme, base64.b64decode(normal[0]["precompiled_charsmap"] or "")
+    return scheme, base64.b64decode(normalizers[0]["precompiled_charsmap"] or "")
 
 
-def _listed(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+def _as_list(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
     return [] if step is None else step.get(key, [step])
 
 
@@ -94,31 +108,34 @@ def _short(normalizer: Any) -> str:
     return text if len(text) < 200 else text[:200] + "..."
 
 
-def unigram_model(parts: dict[str, Any], charsmap: bytes) -> bytes:
-    """The bytes of a SentencePiece model with the pieces and scores of a Unigram definition."""
+def build_unigram_model(parts: dict[str, Any], charsmap: bytes) -> bytes:
+    """Builds the bytes of a SentencePiece model with the pieces and scores of a Unigram definition."""
     proto = pb2.ModelProto()
     unknown = parts["model"]["unk_id"]
     for i, (piece, score) in enumerate(parts["model"]["vocab"]):
         proto.pieces.add(piece=piece, score=score, type=UNKNOWN if i == unknown else NORMAL)
     proto.trainer_spec.model_type = 1
     proto.normalizer_spec.precompiled_charsmap = charsmap
-    return proto.SerializeToString()
+    return bytes(proto.SerializeToString())
 
 
-def bpe_model(parts: dict[str, Any]) -> bytes:
-    """The bytes of a SentencePiece model with the pieces of a BPE definition, scored in the order of their ids."""
+def build_bpe_model(parts: dict[str, Any]) -> bytes:
+    """Builds the bytes of a SentencePiece model with the pieces of a BPE definition; smaller ids score higher."""
     proto, vocabulary = pb2.ModelProto(), parts["model"]["vocab"]
     for piece, i in sorted(vocabulary.items(), key=lambda item: item[1]):
         proto.pieces.add(piece=piece, score=-i, type=BYTE if piece in BYTE_PIECES else NORMAL)
-    proto.pieces.add(piece=STAND_IN, score=-len(vocabulary), type=UNKNOWN)  # never met, for there are the bytes
+    proto.pieces.add(piece=ZERO_STAND_IN, score=-len(vocabulary), type=UNKNOWN)  # never used: every byte is a piece
     proto.trainer_spec.model_type, proto.trainer_spec.byte_fallback = 2, True
     spec = proto.normalizer_spec
     spec.add_dummy_prefix = spec.remove_extra_whitespaces = spec.escape_whitespaces = False
-    return proto.SerializeToString()
+    return bytes(proto.SerializeToString())
 
 
 def _bpe_reason(model: dict[str, Any]) -> str | None:
-    """The op merges two tokens wherever the vocabulary has the outcome, the one with the smallest id first."""
+    """The reason why the op cannot do a BPE model, or None.
+
+    The op merges two tokens wherever the vocabulary has the result, the result with the smallest id first.
+    """
     vocabulary = model["vocab"]
     if not model.get("byte_fallback") or not set(BYTE_PIECES) <= set(vocabulary) or model.get("dropout"):
         return "its BPE model has a dropout, or no bytes for what it lacks"
@@ -138,19 +155,23 @@ def _bpe_reason(model: dict[str, Any]) -> str | None:
 
 
 def check_normalizer(normalizer: dict[str, Any] | None, place: Any) -> None:
-    """Checks the tables of a definition's normalizer as `check_charsmap` does."""
-    for step in _listed(normalizer, "normalizers"):
+    """Checks the tables of a definition's normalizer by `check_charsmap`."""
+    for step in _as_list(normalizer, "normalizers"):
         if step["type"] == "Precompiled":
             check_charsmap(base64.b64decode(step["precompiled_charsmap"] or ""), place)
 
 
 def check_charsmap(table: bytes, place: Any) -> None:
-    """Raises a ValueError, naming the place, unless a normalizer's table keeps within itself.
+    """Checks that a normalizer's table never points outside itself.
 
-    Every step from every node of the double array, and every text that it points to, must lie within the table.
+    The table is the size of a double array, the array, and texts that each end with a zero byte. Every step from every
+    node of the array, and every text that a node points to, must lie within the table.
 
-    A unit of 32 bits: 0-7 the label, 8 whether a text ends here, 9 whether the offset is shifted, 10-30 the offset;
-    or, with bit 31, the place of a text among those that follow the array, each ended by a zero.
+    The bits of a node: 0-7 the label, 8 whether a text ends here, 9 whether the offset is shifted, 10-30 the offset;
+    or, if bit 31 is set, the position of a text.
+
+    Raises:
+        ValueError: the table is malformed; the error names `place`.
     """
     if not table:
         return

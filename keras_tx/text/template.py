@@ -1,26 +1,46 @@
-"""Rows of ids -> rows with special tokens: before A (between B) after, cut to a length; as lists and in the graph."""
+"""Rows of ids -> rows with special tokens around them, truncated; as lists and in a TensorFlow graph."""
 
 from dataclasses import dataclass
 
 from keras_tx.optional import Lazy
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
 
 @dataclass(frozen=True)
 class Template:
-    """The ids that stand before a row, between it and its pair, and after both."""
+    """The special tokens of a row: before a text, between it and its pair, and after both.
+
+    Attributes:
+        before, between, after: the ids of the special tokens.
+    """
 
     before: tuple[int, ...] = ()
     between: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
 
     def size(self, pair: bool) -> int:
-        """How many ids it adds."""
+        """The number of special tokens in a row, of one text or of a pair."""
         return len(self.before) + len(self.after) + (len(self.between) if pair else 0)
 
-    def fill(self, first: list, second: list | None, limit: int | None, side: str) -> list[list[int]]:
-        """Lists of B rows each -> B rows of at most `limit` ids, cut on `side`; the longer half is cut first."""
+    def fill(
+        self, first: list[list[int]], second: list[list[int]] | None, limit: int | None, side: str
+    ) -> list[list[int]]:
+        """Puts the special tokens around rows of ids.
+
+        A pair loses tokens from its longer text first. If both are too long they end up equally long, but for an odd
+        token, which stays with the longer text, and with the second if they are equally long.
+
+        Args:
+            first: B lists of ids.
+            second: B lists of ids, or None.
+            limit: the largest number of tokens in a row, or None.
+            side: "right" or "left", the side on which a text is cut.
+
+        Returns:
+            B lists of ids.
+        """
         rows = []
         for a, b in zip(first, [None] * len(first) if second is None else second, strict=True):
             if limit is not None:
@@ -32,8 +52,8 @@ class Template:
             rows.append([*self.before, *a, *(() if b is None else (*self.between, *b)), *self.after])
         return rows
 
-    def fill_ragged(self, first, second, limit: int | None, side: str):
-        """The same for ragged int32 (B, None) in the graph."""
+    def fill_ragged(self, first: Tensor, second: Tensor | None, limit: int | None, side: str) -> Tensor:
+        """Does the same for ragged int32 (B, None) in a graph."""
         n = first.row_lengths()
         if limit is not None:
             room = tf.constant(limit - self.size(second is not None), n.dtype)
@@ -43,24 +63,21 @@ class Template:
                 room = tf.maximum(room - m, (room + tf.cast(n > m, n.dtype)) // 2)
                 second = _cut_ragged(second, tf.minimum(m, second_room), side)
             first = _cut_ragged(first, tf.minimum(n, room), side)
-        parts = (
-            [self.before, first, self.after]
-            if second is None
-            else [self.before, first, self.between, second, self.after]
-        )
         count = first.nrows(out_type=tf.int32)
-        columns = [
-            tf.tile([part], [count, 1]) if type(part) is tuple else part
-            for part in parts
-            if type(part) is not tuple or part
-        ]
-        return tf.concat(columns, axis=1)
+
+        def columns(ids: tuple[int, ...]) -> list[Tensor]:
+            return [tf.tile([ids], [count, 1])] if ids else []
+
+        parts = [*columns(self.before), first]
+        if second is not None:
+            parts += [*columns(self.between), second]
+        return tf.concat(parts + columns(self.after), axis=1)
 
 
-def _cut(row: list, kept: int, side: str) -> list:
-    return row[:kept] if side == "right" else row[len(row) - kept :]
+def _cut(row: list[int], length: int, side: str) -> list[int]:
+    return row[:length] if side == "right" else row[len(row) - length :]
 
 
-def _cut_ragged(ragged, kept, side: str):
-    starts = ragged.row_starts() if side == "right" else ragged.row_limits() - kept
-    return tf.gather(ragged.values, tf.ragged.range(starts, starts + kept))
+def _cut_ragged(ragged: Tensor, lengths: Tensor, side: str) -> Tensor:
+    starts = ragged.row_starts() if side == "right" else ragged.row_limits() - lengths
+    return tf.gather(ragged.values, tf.ragged.range(starts, starts + lengths))

@@ -1,22 +1,22 @@
-"""What users pass -> tensors: texts -> strings () or (B,), ids -> (T,) or ragged (B, None); and checks of arguments."""
+"""Checked arguments as TensorFlow tensors: texts -> strings () or (B,), ids -> (T,) or ragged (B, None)."""
 
 import reprlib
 from typing import Any
 
 import numpy as np
 
-from keras_tx import checks
 from keras_tx.optional import Lazy
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
 
-def strings(name: str, texts: Any):
-    """A string, or a list, array or tensor of strings -> string tensor () or (B,).
+def as_string_tensor(name: str, texts: Any) -> Tensor:
+    """Converts a string, or a list, array or tensor of strings, to a string tensor () or (B,).
 
     Raises:
-        TypeError: they are not strings.
-        ValueError: their rank is not 0 or 1.
+        TypeError: `texts` are not strings.
+        ValueError: the rank of `texts` is not 0 or 1.
     """
     try:
         tensor = tf.convert_to_tensor(texts, dtype=tf.string)
@@ -28,17 +28,17 @@ def strings(name: str, texts: Any):
     return tensor
 
 
-def as_ids(ids: Any):
-    """Lists, arrays or tensors of integers -> int64 (T,), or ragged int64 (B, None).
+def as_id_tensor(ids: Any) -> Tensor:
+    """Converts lists, arrays or tensors of integers to int64 (T,), or to ragged int64 (B, None).
 
     Raises:
-        TypeError: they are not integers.
-        ValueError: their rank is not 1 or 2.
+        TypeError: `ids` are not integers.
+        ValueError: the rank of `ids` is not 1 or 2.
     """
     try:
         if isinstance(ids, (list, tuple)):
             ids = tf.ragged.constant([np.asarray(row).tolist() for row in ids])
-            ids = tf.cast(ids, "int64") if tf.size(ids) == 0 else ids  # nothing is float32 otherwise
+            ids = tf.cast(ids, "int64") if tf.size(ids) == 0 else ids  # TensorFlow takes an empty list for float32
         elif not tf.is_tensor(ids):
             ids = tf.constant(np.asarray(ids))
     except (TypeError, ValueError) as error:
@@ -51,37 +51,14 @@ def as_ids(ids: Any):
     return ids if ids.shape.rank == 1 or isinstance(ids, tf.RaggedTensor) else tf.RaggedTensor.from_tensor(ids)
 
 
-def within(ids, vocabulary_size: int, unknown_id: int):
-    """Ids outside 0 <= id < vocabulary_size are an error eagerly and the unknown token in a graph.
+def replace_unknown_ids(ids: Tensor, vocabulary_size: int, unknown_id: int) -> Tensor:
+    """Refuses ids outside [0, vocabulary_size) eagerly, and replaces them by `unknown_id` in a graph.
 
     Raises:
-        ValueError: such an id, eagerly.
+        ValueError: an id is outside the vocabulary, and its value is known.
     """
     known = (ids >= 0) & (ids < vocabulary_size)
     if tf.executing_eagerly() and not tf.reduce_all(known):
         first = int(ids[~known][0])
         raise ValueError(f"`ids` must be in [0, {vocabulary_size}), the vocabulary. Received: id {first}")
     return tf.where(known, ids, unknown_id)
-
-
-def boolean(name: str, value: Any, none: bool = False) -> Any:
-    """Returns `value` if it is a boolean (or None, where `none` allows it)."""
-    if not isinstance(value, bool) and not (none and value is None):
-        rule = "True, False or None" if none else "True or False"
-        raise TypeError(f"`{name}` must be {rule}. Received: {name}={value!r}")
-    return value
-
-
-def at_least(name: str, value: Any, least: int) -> int:
-    """Returns `value` if it is an integer that leaves room for `least` special tokens."""
-    if checks.positive_int(name, value) < least:
-        raise ValueError(f"`{name}` must be at least {least}, for the special tokens. Received: {name}={value}")
-    return value
-
-
-def seed_of(seed: Any):
-    """Returns `seed` as a tensor if it is two integers."""
-    tensor = tf.convert_to_tensor(seed)
-    if not tensor.dtype.is_integer or tensor.shape != (2,):
-        raise ValueError(f"`seed` must be two integers. Received: seed={seed!r}")
-    return tensor

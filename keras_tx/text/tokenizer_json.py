@@ -1,16 +1,17 @@
 """Files of byte-pair and SentencePiece tokenizers -> one `tokenizers.Tokenizer`, whose JSON is the definition.
 
-A tokenizer.json is taken at its word, where transformers 5 builds some classes anew (Llama 2's with a space before the
-first text only, whatever is written). From the older files it is built as transformers 5 builds it: vocab.json with
-merges.txt, or a SentencePiece model. Sennrich et al. 2016, arXiv:1508.07909; Kudo 2018, arXiv:1804.10959.
+A tokenizer.json is used as it is. (transformers 5 rebuilds some classes from it: Llama 2's puts a space before the
+first text only, whatever the file says.) From the older files, vocab.json with merges.txt or a SentencePiece model, the
+tokenizer is built as transformers 5 builds it. Sennrich et al. 2016, arXiv:1508.07909; Kudo 2018, arXiv:1804.10959.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from keras_tx.optional import Lazy
-from keras_tx.text.files import Settings, in_order, read_json, read_vocabulary_json
+from keras_tx.text.files import Settings, read_json, read_vocabulary_json, tokens_in_order
 from keras_tx.text.sentencepiece_model import SPACE, read_model
 
 tokenizers = Lazy("tokenizers", extra="text")
@@ -19,17 +20,30 @@ QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-# The model types of config.json, and the classes, whose older files are read -> one name for each way of reading.
+# Model types of config.json and classes of transformers -> the way in which their older files are read.
 BYTE_PAIR = {"gpt2": "GPT2", "GPT2": "GPT2", "qwen2": "Qwen2", "qwen3": "Qwen2", "Qwen2": "Qwen2"}
 BYTE_PAIR |= {"roberta": "Roberta", "bart": "Roberta", "Roberta": "Roberta", "Bart": "Roberta"}
-PIECES = {"t5": "T5", "mt5": "T5", "T5": "T5", "MT5": "T5", "llama": "Llama", "mistral": "Llama", "Llama": "Llama"}
-PIECES |= {"xlm-roberta": "XLMRoberta", "XLMRoberta": "XLMRoberta", "camembert": "Camembert", "Camembert": "Camembert"}
-MODEL_FILES = {"T5": "spiece.model", "Llama": "tokenizer.model"}  # the others: sentencepiece.bpe.model
+SENTENCEPIECE = {
+    "t5": "T5",
+    "mt5": "T5",
+    "T5": "T5",
+    "MT5": "T5",
+    "llama": "Llama",
+    "mistral": "Llama",
+    "Llama": "Llama",
+}
+SENTENCEPIECE |= {
+    "xlm-roberta": "XLMRoberta",
+    "XLMRoberta": "XLMRoberta",
+    "camembert": "Camembert",
+    "Camembert": "Camembert",
+}
+MODEL_FILES = {"T5": "spiece.model", "Llama": "tokenizer.model"}  # all others have sentencepiece.bpe.model
 
 _ROBERTA = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>"}
 _ROBERTA |= {"pad_token": "<pad>", "mask_token": "<mask>"}
 _END = "<|endoftext|>"
-DEFAULTS = {  # the tokens that a class has in transformers where its files name none
+DEFAULTS = {  # the tokens of a class in transformers if its files name none
     "GPT2": {"unk_token": _END, "bos_token": _END, "eos_token": _END},
     "Qwen2": {"unk_token": _END, "eos_token": _END, "pad_token": _END},
     "Roberta": _ROBERTA,
@@ -40,43 +54,47 @@ DEFAULTS = {  # the tokens that a class has in transformers where its files name
 }
 
 
-def parse(text: str, place: Any) -> Any:
-    """The content of a tokenizer.json -> `tokenizers.Tokenizer`; ValueError, naming the place, if it is malformed."""
-    return _made(lambda: tokenizers.Tokenizer.from_str(text), place)
+def parse_tokenizer_json(text: str, place: Any) -> Any:
+    """Builds a `tokenizers.Tokenizer` from the content of a tokenizer.json.
+
+    Raises:
+        ValueError: the content is malformed; the error names `place`.
+    """
+    return _build(lambda: tokenizers.Tokenizer.from_str(text), place)
 
 
-def from_json(folder: Path, settings: Settings) -> Any:
+def read_tokenizer_json(folder: Path, settings: Settings) -> Any:
     """Reads tokenizer.json and adds the tokens that only the settings name."""
     path = folder / "tokenizer.json"
     data, space = read_json(path), settings.config.get("add_prefix_space")
     added, before = data.get("added_tokens"), data.get("pre_tokenizer")
     content = path.read_text(encoding="utf-8")
     if isinstance(space, bool) and isinstance(before, dict) and before.get("type") == "ByteLevel":
-        before["add_prefix_space"] = space  # as in transformers, tokenizer_config.json decides
+        before["add_prefix_space"] = space  # tokenizer_config.json decides, as in transformers
         content = json.dumps(data, ensure_ascii=False)
-    tokenizer = parse(content, path)
+    tokenizer = parse_tokenizer_json(content, path)
     for token in added or []:
-        if (i := tokenizer.token_to_id(token["content"])) != token["id"]:  # `tokenizers` counts on, whatever is written
+        if (i := tokenizer.token_to_id(token["content"])) != token["id"]:  # `tokenizers` numbers them itself
             raise ValueError(
                 "`directory` must number its tokens without gaps. "
                 f"Received: {token['content']!r} with id {token['id']}, which would be {i}, in {path}"
             )
-    _name_defaults(tokenizer, settings, (BYTE_PAIR | PIECES).get(settings.kind))
-    _add(tokenizer, settings, folder)
+    _name_defaults(tokenizer, settings, (BYTE_PAIR | SENTENCEPIECE).get(settings.kind))
+    _add_tokens(tokenizer, settings, folder)
     return tokenizer
 
 
-def from_merges(folder: Path, settings: Settings) -> Any:
+def read_merges_files(folder: Path, settings: Settings) -> Any:
     """Reads vocab.json and merges.txt.
 
     Raises:
-        ValueError: a file is malformed, or the directory does not say whose they are.
+        ValueError: a file is malformed, or the directory does not name the model type.
     """
     kind = _kind(settings, BYTE_PAIR, folder, "vocab.json and merges.txt")
     vocabulary, config = read_vocabulary_json(folder / "vocab.json"), settings.config
     merges = _read_merges(folder / "merges.txt")
     affixes = {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
-    model = _made(lambda: tokenizers.models.BPE(vocabulary, merges, **affixes), folder / "merges.txt")
+    model = _build(lambda: tokenizers.models.BPE(vocabulary, merges, **affixes), folder / "merges.txt")
     tokenizer = tokenizers.Tokenizer(model)
     before, space = tokenizers.pre_tokenizers, bool(config.get("add_prefix_space"))
     tokenizer.pre_tokenizer = before.ByteLevel(add_prefix_space=space)
@@ -85,34 +103,35 @@ def from_merges(folder: Path, settings: Settings) -> Any:
         split = before.Split(tokenizers.Regex(QWEN), behavior="isolated")
         tokenizer.pre_tokenizer = before.Sequence([split, before.ByteLevel(add_prefix_space=space, use_regex=False)])
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    _finish(tokenizer, settings, kind, folder)
+    _add_special_tokens(tokenizer, settings, kind, folder)
     return tokenizer
 
 
-def from_pieces(folder: Path, settings: Settings) -> Any:
+def read_sentencepiece_model(folder: Path, settings: Settings) -> Any:
     """Reads a SentencePiece model: spiece.model, tokenizer.model or sentencepiece.bpe.model.
 
     Raises:
-        ValueError: the file is malformed, or the directory does not say whose it is.
+        ValueError: the file is malformed, or the directory does not name the model type.
     """
-    kind = _kind(settings, PIECES, folder, "a SentencePiece model")
+    kind = _kind(settings, SENTENCEPIECE, folder, "a SentencePiece model")
     path = folder / MODEL_FILES.get(kind, "sentencepiece.bpe.model")
     if not path.is_file():
         names = sorted(file.name for file in folder.iterdir())
         raise ValueError(f"`directory` must hold {path.name} for {kind}. Received: {folder}, which contains {names}")
     proto = read_model(path.read_bytes(), path)
     pieces = [(piece.piece, piece.score) for piece in proto.pieces]
-    marked = [(piece.piece, piece.type == 3) for piece in proto.pieces if piece.type in (3, 4)]  # control, user's
+    # Control tokens are of type 3, tokens that the user defined of type 4.
+    marked = [(piece.piece, piece.type == 3) for piece in proto.pieces if piece.type in (3, 4)]
     if kind == "Llama":
-        tokenizer = _llama(pieces, settings.config, path)
+        tokenizer = _build_llama(pieces, settings.config, path)
     else:
-        tokenizer = _unigram(kind, pieces, proto.normalizer_spec.precompiled_charsmap, settings, path)
+        tokenizer = _build_unigram(kind, pieces, proto.normalizer_spec.precompiled_charsmap, settings, path)
         if kind == "T5":
             marked += [(f"<extra_id_{i}>", True) for i in range(_extra_ids(settings, path))]
     known = {token["content"] for token in settings.added}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "id": None}
     settings.added += [{"content": name, "special": special} | flags for name, special in marked if name not in known]
-    _finish(tokenizer, settings, kind, folder)
+    _add_special_tokens(tokenizer, settings, kind, folder)
     return tokenizer
 
 
@@ -143,8 +162,8 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
     return merges
 
 
-def _unigram(kind: str, pieces: list, charsmap: bytes, settings: Settings, path: Path) -> Any:
-    """The tokenizer of a Unigram model. XLM-RoBERTa and CamemBERT put fairseq's tokens before its pieces."""
+def _build_unigram(kind: str, pieces: list[tuple[str, float]], charsmap: bytes, settings: Settings, path: Path) -> Any:
+    """Builds the tokenizer of a Unigram model. XLM-RoBERTa and CamemBERT put fairseq's tokens before its pieces."""
     if kind == "T5":
         pieces = pieces + [(f"<extra_id_{i}>", 0.0) for i in reversed(range(_extra_ids(settings, path)))]
         unknown, scheme = 2, "always"
@@ -160,9 +179,9 @@ def _unigram(kind: str, pieces: list, charsmap: bytes, settings: Settings, path:
                 ("<unk>NOTUSED", -100.0),
             ]
         pieces, unknown = first + pieces[1 if kind == "Camembert" else 3 :] + [("<mask>", 0.0)], 3
-    tokenizer = tokenizers.Tokenizer(_made(lambda: tokenizers.models.Unigram(pieces, unk_id=unknown), path))
+    tokenizer = tokenizers.Tokenizer(_build(lambda: tokenizers.models.Unigram(pieces, unk_id=unknown), path))
     if charsmap:
-        tokenizer.normalizer = _made(lambda: tokenizers.normalizers.Precompiled(charsmap), path)
+        tokenizer.normalizer = _build(lambda: tokenizers.normalizers.Precompiled(charsmap), path)
     before = tokenizers.pre_tokenizers
     metaspace = before.Metaspace(replacement=SPACE, prepend_scheme=scheme, split=True)
     tokenizer.pre_tokenizer = before.Sequence([before.WhitespaceSplit(), metaspace])
@@ -177,10 +196,10 @@ def _extra_ids(settings: Settings, path: Path) -> int:
     return count
 
 
-def _llama(pieces: list, config: dict[str, Any], path: Path) -> Any:
-    """The tokenizer of a SentencePiece BPE model with bytes for what it lacks; its merges follow from its pieces."""
+def _build_llama(pieces: list[tuple[str, float]], config: dict[str, Any], path: Path) -> Any:
+    """Builds the tokenizer of a SentencePiece BPE model with byte fallback. Its merges follow from its pieces."""
     vocabulary = {piece: i for i, (piece, _) in enumerate(pieces)}
-    in_order(vocabulary, path)
+    tokens_in_order(vocabulary, path)
     merges = [
         (i, cut, len(piece) - cut, piece[:cut], piece[cut:])
         for piece, i in vocabulary.items()
@@ -189,7 +208,7 @@ def _llama(pieces: list, config: dict[str, Any], path: Path) -> Any:
     ]
     pairs = [(left, right) for *_, left, right in sorted(merges)]
     options = {"fuse_unk": True, "byte_fallback": True}
-    tokenizer = tokenizers.Tokenizer(_made(lambda: tokenizers.models.BPE(vocabulary, pairs, **options), path))
+    tokenizer = tokenizers.Tokenizer(_build(lambda: tokenizers.models.BPE(vocabulary, pairs, **options), path))
     prefix = config.get("add_prefix_space") is not False
     scheme = ("always" if config.get("legacy") else "first") if prefix else "never"
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
@@ -199,10 +218,10 @@ def _llama(pieces: list, config: dict[str, Any], path: Path) -> Any:
     return tokenizer
 
 
-def _finish(tokenizer: Any, settings: Settings, kind: str, folder: Path) -> None:
-    """Adds the tokens that text never splits, and what stands before and after a text."""
+def _add_special_tokens(tokenizer: Any, settings: Settings, kind: str, folder: Path) -> None:
+    """Adds the added tokens, and the special tokens before and after a text."""
     _name_defaults(tokenizer, settings, kind)
-    _add(tokenizer, settings, folder)
+    _add_tokens(tokenizer, settings, folder)
     tokens, config = settings.tokens, settings.config
     if kind == "Roberta":
         ends = [(tokens[role], tokenizer.token_to_id(tokens[role])) for role in ("sep_token", "cls_token")]
@@ -222,7 +241,7 @@ def _finish(tokenizer: Any, settings: Settings, kind: str, folder: Path) -> None
 
 
 def _name_defaults(tokenizer: Any, settings: Settings, kind: str | None) -> None:
-    """Names the class's own tokens where no file did, if they are in the vocabulary."""
+    """Sets the special tokens that the class has in transformers if no file named them and the vocabulary has them."""
     known = {token["content"] for token in settings.added}
     for role, token in DEFAULTS.get(kind or "", {}).items():
         if (
@@ -238,7 +257,7 @@ def _name_defaults(tokenizer: Any, settings: Settings, kind: str | None) -> None
                 settings.added.append({"content": token, "lstrip": lstrip} | flags)
 
 
-def _add(tokenizer: Any, settings: Settings, folder: Path) -> None:
+def _add_tokens(tokenizer: Any, settings: Settings, folder: Path) -> None:
     have = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     for token in settings.added:
         if token["content"] in have and token["id"] is None:
@@ -253,8 +272,8 @@ def _add(tokenizer: Any, settings: Settings, folder: Path) -> None:
             )
 
 
-def _made(make: Any, place: Any) -> Any:
-    """What `make()` returns; ValueError, naming the place, for what the `tokenizers` library refuses or panics over."""
+def _build(make: Callable[[], Any], place: Any) -> Any:
+    """Returns `make()`. Raises ValueError, which names `place`, if the `tokenizers` library refuses or panics."""
     try:
         return make()
     except ImportError:

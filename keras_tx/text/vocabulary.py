@@ -1,4 +1,4 @@
-"""WordPiece vocabularies: file or texts -> list of tokens, where a token's place is its id.
+"""WordPiece vocabularies: file or texts -> list of tokens, in which the place of a token is its id.
 
 Sennrich et al. 2016, arXiv:1508.07909 (merging frequent pairs); Devlin et al. 2018, arXiv:1810.04805 (WordPiece).
 """
@@ -26,7 +26,7 @@ SPECIAL_TOKENS = {  # in the order of a trained vocabulary
 
 
 def read_vocabulary(path: str | Path) -> list[str]:
-    """Reads a vocab.txt: one token a line, the first line is id 0; empty lines at the end are left out.
+    """Reads a vocab.txt: one token a line, the first line is id 0. Empty lines at the end are ignored.
 
     Raises:
         ValueError: `path` is not a file.
@@ -37,15 +37,15 @@ def read_vocabulary(path: str | Path) -> list[str]:
 
 
 def check_vocabulary(vocabulary: Sequence[str], needed: dict[str, str]) -> list[str]:
-    """Returns the vocabulary as a list.
+    """Checks a vocabulary and returns it as a list.
 
     Args:
-        vocabulary: tokens in the order of their ids.
-        needed: argument name -> special token that must be among them.
+        vocabulary: the tokens in the order of their ids.
+        needed: maps an argument name to the special token that must be among them.
 
     Raises:
         TypeError: the vocabulary is not a list of strings.
-        ValueError: it is empty, lacks a special token, or has a token twice, an empty one or one with a line break.
+        ValueError: it is empty, lacks a special token, or has a repeated token, an empty one or one with a line break.
     """
     if isinstance(vocabulary, (str, bytes)) or not isinstance(vocabulary, Iterable):
         raise TypeError(f"`vocabulary` must be a list of strings. Received: vocabulary={vocabulary!r}")
@@ -72,15 +72,15 @@ def check_vocabulary(vocabulary: Sequence[str], needed: dict[str, str]) -> list[
     return tokens
 
 
-def train_vocabulary(texts: Any, vocabulary_size: int, special_tokens: list[str], **normalizer) -> list[str]:
+def train_vocabulary(texts: Any, vocabulary_size: int, special_tokens: list[str], **normalizer: Any) -> list[str]:
     """Learns a vocabulary with the `tokenizers` library: special tokens, characters, then merges by frequency.
 
-    The same texts give the same vocabulary in the same order: the trainer breaks ties by id, and gives ids to
-    characters in the order of a randomly seeded hash map, so here every character gets its id beforehand.
+    The same texts give the same vocabulary in the same order. For that, every character gets its id beforehand: the
+    library breaks ties by id, and would number the characters in the order of a randomly seeded hash map.
 
     Args:
         texts: iterable of str, or a `tf.data.Dataset` of strings, batched or not.
-        vocabulary_size: the most tokens that the vocabulary may have; rare characters are left out to keep to it.
+        vocabulary_size: the largest number of tokens; rare characters are left out if there are too many.
         special_tokens: the first tokens.
         normalizer: the options of `tokenizers.normalizers.BertNormalizer`.
 
@@ -88,7 +88,7 @@ def train_vocabulary(texts: Any, vocabulary_size: int, special_tokens: list[str]
         TypeError: a text is not a string.
         ValueError: there is no word in `texts`, or `vocabulary_size` leaves no room beside the special tokens.
     """
-    checks.positive_int("vocabulary_size", vocabulary_size)
+    vocabulary_size = checks.positive_int("vocabulary_size", vocabulary_size)
     if vocabulary_size <= len(special_tokens):
         raise ValueError(
             "`vocabulary_size` must be larger than the number of special tokens. "
@@ -112,26 +112,26 @@ def train_vocabulary(texts: Any, vocabulary_size: int, special_tokens: list[str]
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    tokenizer.normalizer = None  # the words are normal already
+    tokenizer.normalizer = None  # the words are normalized already
     tokenizer.train_from_iterator(_repeated(words), trainer, length=words.total())
     id_of = tokenizer.get_vocab(with_added_tokens=True)
     return sorted(id_of, key=id_of.__getitem__)
 
 
 def _alphabet(words: Counter[str], room: int) -> tuple[list[str], list[str]]:
-    """The most frequent characters, and those of them that continue a word, together at most `room`; both sorted."""
+    """The most frequent characters, and those of them that continue a word; sorted, together at most `room`."""
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for character in word:
             counts[character] += count
-    inner = {character for word in words for character in word[1:]}
+    continuing = {character for word in words for character in word[1:]}
     kept: list[str] = []
     for character, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        room -= 1 + (character in inner)
+        room -= 1 + (character in continuing)
         if room < 0:
             break
         kept.append(character)
-    return sorted(kept), sorted(inner.intersection(kept))
+    return sorted(kept), sorted(continuing.intersection(kept))
 
 
 def _strings(texts: Any) -> Iterator[str]:

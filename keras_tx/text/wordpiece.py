@@ -1,19 +1,22 @@
 """Words -> ids: ragged (B, words) strings -> ragged (B, None) ids, the longest piece first.
 
-Song et al. 2021, arXiv:2012.15524 (in linear time).
+Song et al. 2021, arXiv:2012.15524 (WordPiece in linear time).
 """
+
+from typing import Any
 
 from keras_tx.optional import Lazy
 from keras_tx.text.vocabulary import PREFIX
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 tf_text = Lazy("tensorflow_text", extra="text")
 
-MAX_CHARACTERS = 100  # of a word; longer ones are unknown
+MAX_CHARACTERS = 100  # longer words become the unknown token
 
 
-def build_wordpiece(vocabulary: list[str], unknown_token: str):
-    """The op's model: an eager constant, whichever graph asks first, that an export bakes into its graph."""
+def build_wordpiece(vocabulary: list[str], unknown_token: str) -> Any:
+    """Builds the op with its model as an eager constant, so that every graph can use it and an export contains it."""
     with tf.init_scope():
         return tf_text.FastWordpieceTokenizer(
             vocabulary,
@@ -25,7 +28,7 @@ def build_wordpiece(vocabulary: list[str], unknown_token: str):
         )
 
 
-def short_words(words, unknown_token: str):
-    """Ragged words (B, words) with `unknown_token` in the place of those that are too long."""
+def replace_long_words(words: Tensor, unknown_token: str) -> Tensor:
+    """Replaces words of more than `MAX_CHARACTERS` by `unknown_token`: ragged (B, words) -> ragged (B, words)."""
     too_long = tf.strings.length(words.values, unit="UTF8_CHAR") > MAX_CHARACTERS
     return words.with_values(tf.where(too_long, unknown_token, words.values))

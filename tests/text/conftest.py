@@ -1,9 +1,12 @@
-"""A vocabulary, tokenizers of this package and of transformers over it, all made here."""
+"""Tokenizers of this package and of transformers over vocabularies that are trained here, once for all tests."""
+
+from functools import cache
+from typing import Any, NamedTuple
 
 import pytest
 from transformers import BertTokenizer as HuggingFace
 
-from keras_tx.text import BertTokenizer
+from keras_tx.text import BertTokenizer, load_tokenizer
 from tests.text.made import make
 
 SENTENCES = [
@@ -45,3 +48,28 @@ def made(tmp_path_factory):
     """Directories of tokenizers, one for each kind."""
     other = ["Zwei junge weiße Männer laufen über die Straße.", "Ein Mädchen schläft in der Nähe vieler Büsche."]
     return make(tmp_path_factory.mktemp("made"), SENTENCES * 3, (SENTENCES + other) * 3)
+
+
+class GraphFunctions(NamedTuple):
+    """A tokenizer, and its methods as functions of a graph that never changes; each is traced at its first call."""
+
+    tokenizer: Any
+    encode: Any
+    decode: Any
+    decode_all: Any
+
+
+@pytest.fixture(scope="session")
+def graphs(made):
+    """From the kind of a tokenizer to its `GraphFunctions`."""
+    tf = pytest.importorskip("tensorflow")
+
+    @cache
+    def functions(kind):
+        ours = load_tokenizer(made / kind)
+        ids = [tf.RaggedTensorSpec([None, None], tf.int32)]
+        encode = tf.function(ours.tokenize, input_signature=[tf.TensorSpec([None], tf.string)])
+        decode_all = tf.function(lambda x: ours.decode(x, skip_special_tokens=False), input_signature=ids)
+        return GraphFunctions(ours, encode, tf.function(ours.decode, input_signature=ids), decode_all)
+
+    return functions

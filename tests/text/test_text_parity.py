@@ -1,12 +1,7 @@
 """Ids and texts are those of transformers.BertTokenizer."""
 
 import gzip
-import json
-import os
-import subprocess
-import sys
 import unicodedata
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +11,7 @@ from hypothesis import strategies as st
 from transformers import BertTokenizer as HuggingFace
 
 from keras_tx.text import BertTokenizer
-
-SHARED = Path(__file__).resolve().parents[3] / "shared"
+from tests.tools import SHARED
 
 TRICKY = [
     "", " ", "\t\n\r", "straße STRASSE ẞ", "ﬁne ﬂow oﬃce ﬅ", "½ ² ™ ① Ⅷ ㎏", "ＡＢＣ，！", "… ‥ ﷺ", "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𝟘𝟙",
@@ -131,7 +125,6 @@ alphabet = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.text(alphabet, max_size=40), min_size=20, max_size=60))
 def test_any_text(pair, texts):
     ours, theirs = pair
@@ -139,7 +132,7 @@ def test_any_text(pair, texts):
     assert ours.tokenize(texts).to_list() == ids_of(theirs, texts)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=15)  # of 200 texts
 @given(st.lists(st.binary(max_size=30), min_size=200, max_size=200))
 def test_any_bytes_read_as_python_replaces_them(pair, blobs):
     ours, theirs = pair
@@ -147,7 +140,10 @@ def test_any_bytes_read_as_python_replaces_them(pair, blobs):
     assert ours.tokenize(blobs).to_list() == expected
 
 
-@pytest.mark.skipif(not (SHARED / "data" / "multi30k").is_dir(), reason="shared/data/multi30k is not here")
+@pytest.mark.skipif(
+    not (SHARED / "data" / "multi30k").is_dir() or not (SHARED / "data" / "bert_vocab").is_dir(),
+    reason="needs Multi30k and BERT's vocabulary in ../shared/data: the repository has no right to hold the sentences",
+)
 @pytest.mark.parametrize("language", ["en", "de"])
 def test_every_sentence_of_multi30k(tmp_path, language):
     vocabulary = SHARED / "data" / "bert_vocab" / "vocab.txt"
@@ -160,23 +156,3 @@ def test_every_sentence_of_multi30k(tmp_path, language):
     assert len(texts) >= 31014
     graph = tf.function(ours.tokenize, input_signature=[tf.TensorSpec([None], tf.string)])
     assert graph(texts).to_list() == ids_of(theirs, texts)
-
-
-def test_another_process_with_a_turkish_locale_does_the_same(sentences):
-    code = """
-import json, sys
-from keras_tx.text import BertTokenizer
-tokenizer = BertTokenizer.train(json.loads(sys.argv[1]), 300, strip_accents=False)
-texts = ["TITLE I É ÉI IDEAL", "İ ΣΑΣ"]
-print(json.dumps([tokenizer.vocabulary, tokenizer.tokenize(texts).to_list()]))
-"""
-    texts = [*sentences, "title ideal é éi σας"] * 2
-    here = BertTokenizer.train(texts, 300, strip_accents=False)
-    environment = os.environ | {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(texts)], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    vocabulary, ids = json.loads(done.stdout.splitlines()[-1])
-    assert vocabulary == here.vocabulary
-    assert ids == here.tokenize(["title i é éi ideal", "i\u0307 σασ"]).to_list()

@@ -95,6 +95,8 @@ def test_it_generates(made):
     assert generate(translator, ["a dog", "Hi"], tokenizer=marian, **options) == marian.decode(rows)
 
 
+@pytest.mark.slow
+@pytest.mark.process
 def test_where_tensorflow_is_not_installed(made):
     code = (
         "import sys; sys.modules['tensorflow'] = None; from keras_tx import text; import json; "
@@ -157,13 +159,6 @@ def test_a_length_is_needed_to_pad_to_it(made):
 def test_bad_ids(roberta, ids, error, message):
     with pytest.raises(error, match=re.escape(message)):
         roberta.decode(ids)
-
-
-def test_bad_lookups(roberta):
-    with pytest.raises(ValueError, match=re.escape("`id` must be in [0, 401), the vocabulary. Received: id=401")):
-        roberta.id_to_token(401)
-    with pytest.raises(ValueError, match=re.escape("`token` must be in the vocabulary. Received: token='cat'")):
-        roberta.token_to_id("cat")
 
 
 def test_bad_arguments(made):

@@ -1,6 +1,6 @@
-"""Hugging Face tokenizer directories <-> BertTokenizer's arguments: vocab.txt or tokenizer.json, tokenizer_config.json.
+"""Hugging Face directories <-> BertTokenizer's arguments: vocab.txt or tokenizer.json, and tokenizer_config.json.
 
-Where the two files differ, tokenizer_config.json wins, as in transformers' BertTokenizer.
+If tokenizer.json and tokenizer_config.json differ, the latter counts, as in transformers' BertTokenizer.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 from keras_tx.text.files import check_ids, folder_of, read_json, read_settings
 from keras_tx.text.vocabulary import PREFIX, SPECIAL_TOKENS, read_vocabulary
 
-# Their name -> ours.
+# Hugging Face's name -> ours.
 OPTIONS = {"do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "split_chinese"}
 TOKENS = {
     "unk_token": "unknown_token",
@@ -21,28 +21,29 @@ TOKENS = {
 }
 NORMALIZER = {"lowercase": "lowercase", "strip_accents": "strip_accents", "handle_chinese_chars": "split_chinese"}
 
-# Tokenizer classes that do what BertTokenizer does, without "Tokenizer" and "Fast"; the last two are any class at all.
-SAME = {"Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "SqueezeBert", "LayoutLM", "Lxmert"}
-ANY = {"PreTrained", "TokenizersBackend"}
+# The classes in transformers, without "Tokenizer" and "Fast", that do what BertTokenizer does; and the two that say
+# nothing about the kind.
+BERT_CLASSES = {"Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "SqueezeBert", "LayoutLM", "Lxmert"}
+GENERIC_CLASSES = {"PreTrained", "TokenizersBackend"}
 
 
-def read_directory(directory: str | Path) -> dict[str, Any]:
+def read_arguments(directory: str | Path) -> dict[str, Any]:
     """Reads the arguments of BertTokenizer from a directory.
 
     Raises:
-        ValueError: it is not a directory, has neither vocab.txt nor tokenizer.json, or holds a tokenizer that is
-            not BERT's, or one with special tokens beyond the five.
+        ValueError: there is no such directory, it has neither vocab.txt nor tokenizer.json, or its tokenizer is not
+            BERT's or has special tokens beyond the five.
     """
     folder = folder_of(directory)
     settings = read_settings(folder)
     config = settings.config
     kind = str(config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast").removesuffix("Tokenizer")
-    if kind not in SAME | ANY:
+    if kind not in BERT_CLASSES | GENERIC_CLASSES:
         raise ValueError(
             "`directory` must hold a BERT tokenizer. "
             f"Received: tokenizer_class={config['tokenizer_class']!r} in {folder / 'tokenizer_config.json'}"
         )
-    if (folder / "tokenizer.json").is_file():  # as transformers has it
+    if (folder / "tokenizer.json").is_file():  # transformers prefers it too
         options, added = _read_tokenizer_json(folder / "tokenizer.json")
     elif (folder / "vocab.txt").is_file():
         options = {"vocabulary": read_vocabulary(folder / "vocab.txt")}
@@ -58,12 +59,12 @@ def read_directory(directory: str | Path) -> dict[str, Any]:
     added |= {token["content"]: token["id"] for token in settings.added if token["id"] is not None}
     if extra := sorted(set(added).difference((SPECIAL_TOKENS | options)[name] for name in SPECIAL_TOKENS)):
         raise ValueError(f"`directory` must add no tokens to BERT's five. Received: {extra} in {folder}")
-    options["vocabulary"] = _merged(options["vocabulary"], added, folder)
+    options["vocabulary"] = _with_added_tokens(options["vocabulary"], added, folder)
     return options
 
 
 def write_directory(directory: str | Path, options: dict[str, Any]) -> None:
-    """Writes vocab.txt and tokenizer_config.json, for transformers and for `read_directory`."""
+    """Writes vocab.txt and tokenizer_config.json, for transformers and for `read_arguments`."""
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("".join(token + "\n" for token in options["vocabulary"]), encoding="utf-8")
@@ -74,9 +75,9 @@ def write_directory(directory: str | Path, options: dict[str, Any]) -> None:
 
 
 def _read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """The arguments that a tokenizer.json of the `tokenizers` library holds, and its added tokens with their ids."""
+    """Reads the arguments that a tokenizer.json holds, and its added tokens with their ids."""
     data = read_json(path)
-    model, normalizer, before = (_part(data, name) for name in ("model", "normalizer", "pre_tokenizer"))
+    model, normalizer, before = (_dictionary(data, name) for name in ("model", "normalizer", "pre_tokenizer"))
     found = {
         "model.type": model.get("type"),
         "model.continuing_subword_prefix": model.get("continuing_subword_prefix"),
@@ -107,8 +108,8 @@ def _read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     return options, check_ids({token["content"]: token["id"] for token in added}, path)
 
 
-def _merged(vocabulary: list[str], added: dict[str, int], folder: Path) -> list[str]:
-    """The vocabulary with the special tokens that it lacks at its end, where every id must fit its place."""
+def _with_added_tokens(vocabulary: list[str], added: dict[str, int], folder: Path) -> list[str]:
+    """Appends the added tokens that the vocabulary lacks, and checks that the place of every token is its id."""
     known = set(vocabulary)
     whole = vocabulary + sorted((token for token in added if token not in known), key=added.__getitem__)
     _check_places(whole, added, folder)
@@ -125,6 +126,6 @@ def _check_places(vocabulary: list[str], id_of: dict[str, int], path: Path) -> N
             )
 
 
-def _part(data: dict[str, Any], name: str) -> dict[str, Any]:
+def _dictionary(data: dict[str, Any], name: str) -> dict[str, Any]:
     part = data.get(name)
     return part if isinstance(part, dict) else {}

@@ -1,0 +1,35 @@
+"""Checks of tokenizers' arguments. Each error names the argument, the rule and the received value."""
+
+from typing import Any
+
+from keras_tx import checks
+from keras_tx.optional import Lazy
+from keras_tx.types import Tensor
+
+tf = Lazy("tensorflow")
+
+
+def check_boolean(name: str, value: Any, none: bool = False) -> Any:
+    """Returns `value` if it is a boolean (or None, where `none` allows it)."""
+    if not isinstance(value, bool) and not (none and value is None):
+        rule = "True, False or None" if none else "True or False"
+        raise TypeError(f"`{name}` must be {rule}. Received: {name}={value!r}")
+    return value
+
+
+def check_max_length(max_length: Any, special_tokens: int) -> int:
+    """Returns `max_length` as an `int` if it leaves room for so many special tokens."""
+    length: int = checks.positive_int("max_length", max_length)
+    if length < special_tokens:
+        raise ValueError(
+            f"`max_length` must be at least {special_tokens}, for the special tokens. Received: max_length={max_length}"
+        )
+    return length
+
+
+def check_seed(seed: Any) -> Tensor:
+    """Returns `seed` as a tensor (2,) if it is two integers."""
+    tensor = tf.convert_to_tensor(seed)
+    if not tensor.dtype.is_integer or tensor.shape != (2,):
+        raise ValueError(f"`seed` must be two integers. Received: seed={seed!r}")
+    return tensor
