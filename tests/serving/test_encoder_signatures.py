@@ -10,7 +10,7 @@ import pytest
 from keras_tx.models import MaskedLM
 from keras_tx.serving import export
 from keras_tx.serving.card import FILE as CARD
-from keras_tx.serving.encoder_signatures import check_labels, classes
+from keras_tx.serving.encoder_signatures import check_labels, classifier_outputs
 from keras_tx.serving.parity import FILE as PARITY
 from keras_tx.serving.text_encoder import TextEncoder
 from keras_tx.serving.warmup import serialized
@@ -298,8 +298,8 @@ def test_logits_are_told_from_probabilities(activation, then, nested):
     if nested:
         outer = keras.Input((None,), dtype="int32")
         model = keras.Model(outer, model(outer))
-    reader = TextEncoder(model)
-    answer = classes(reader, check_labels(reader, None))(np.array([[3, 1]], "int32"))
+    encoder = TextEncoder(model)
+    answer = classifier_outputs(encoder, check_labels(encoder, None))(np.array([[3, 1]], "int32"))
     raw = to_numpy(model(np.array([[3, 1]]))).astype("float64")
     assert_close(answer["probabilities"], raw if is_probability else softmax(raw))
 
@@ -320,7 +320,7 @@ def single(last):
 @pytest.mark.parametrize("last", [lambda x: x, keras.layers.Activation("sigmoid")])
 def test_a_single_number_is_that_of_the_second_label(last):
     model, ids = single(last), np.array([[3, 1], [7, 2]], "int32")
-    answer = classes(TextEncoder(model), check_labels(TextEncoder(model), ["no", "yes"]))(ids)
+    answer = classifier_outputs(TextEncoder(model), check_labels(TextEncoder(model), ["no", "yes"]))(ids)
     raw = to_numpy(model(ids)).astype("float64")[:, 0]
     yes = raw if isinstance(last, keras.layers.Layer) else 1 / (1 + np.exp(-raw))
     assert_close(answer["probabilities"], np.stack([1 - yes, yes], axis=1))
@@ -341,7 +341,7 @@ def test_an_average_of_heads_is_told_by_its_numbers(activation):
     x = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(13, 3, mask_zero=True)(ids))
     heads = [keras.layers.Dense(3, activation=activation)(x) for _ in range(2)]
     model, rows = randomize(keras.Model(ids, keras.layers.Average()(heads)), scale=2.0), np.array([[3, 1]], "int32")
-    answer = classes(TextEncoder(model), check_labels(TextEncoder(model), None))(rows)
+    answer = classifier_outputs(TextEncoder(model), check_labels(TextEncoder(model), None))(rows)
     raw = to_numpy(model(rows)).astype("float64")
     assert_close(answer["probabilities"], raw if activation else softmax(raw))
 

@@ -287,7 +287,10 @@ def test_labels_must_be_a_string_for_each_class(exported, tmp_path, labels):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"vocabulary": [*"abc"]}, "more tokens than the model. Received: tokenizer.vocabulary_size=74, model.*=71"),
+        (
+            {"vocabulary": [*"abc"]},
+            "more tokens than the model. Received: tokenizer.vocabulary_size=74, vocabulary_size=71",
+        ),
         ({"pad_token": "[UNK]", "unknown_token": "[PAD]"}, "for padding. Received: tokenizer.pad_id=1, padding_id=0"),
         ({"max_length": 17}, "longer than the positions .* tokenizer.max_length=17, max_length=16"),
     ],

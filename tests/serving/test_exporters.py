@@ -72,7 +72,7 @@ def test_the_tables_of_a_tokenizer_leave_with_it(tmp_path):
     [
         ({"pad_id": None}, "`tokenizer` must have a padding token. Received: tokenizer.pad_id=None"),
         ({"max_length": None}, "`tokenizer` must have a `max_length`.* Received: tokenizer.max_length=None"),
-        ({"vocabulary_size": 72}, "more tokens than the model. Received: .*=72, model.vocabulary_size=71"),
+        ({"vocabulary_size": 72}, "more tokens than the model. Received: .*=72, vocabulary_size=71"),
         ({"pad_id": 3}, "the id that the model takes for padding. Received: tokenizer.pad_id=3, padding_id=0"),
     ],
 )
@@ -115,14 +115,14 @@ def test_a_masked_model_needs_a_mask_token_and_no_labels(masked, tmp_path):
 def test_options_of_writing_are_not_for_models_that_read(masked, make, tokenizer, tmp_path):
     options = {"max_new_tokens": 3}
     for model in (masked, make()):
-        message = f"`generation` is for models that write. Received: .*3}}, model of type {type(model).__name__}"
+        message = f"`generation` is for models that generate. Received: .*3}}, model of type {type(model).__name__}"
         with pytest.raises(ValueError, match=message):
             export(model, tmp_path, generation=options)
-        with pytest.raises(ValueError, match="`source_tokenizer` is for models that write"):
+        with pytest.raises(ValueError, match="`source_tokenizer` is for models that generate"):
             export(model, tmp_path, source_tokenizer=tokenizer)
     writer = CausalLM(SIZE, num_layers=1, hidden_dim=4, num_heads=2)
     with pytest.raises(
-        ValueError, match="`labels` are for models over classes.*labels=\\['a'\\] for a model that writes"
+        ValueError, match="`labels` are for models over classes.*labels=\\['a'\\] for a model that generates"
     ):
         export(writer, tmp_path, labels=["a"])
 
@@ -229,9 +229,9 @@ def test_numbers_that_are_far_off_are_an_error_and_rounding_is_not():
 
 def test_bytes_pass_through_json():
     given = {"a": [b"text", "é".encode(), b"\xff\x00"], "b": [[1, 2.5]]}
-    there = json.loads(json.dumps(parity.written(given["a"])))
+    there = json.loads(json.dumps(parity.to_json(given["a"])))
     assert there == ["text", "é", {"b64": "/wA="}]
-    assert parity.raw(there) == ["text", "é", b"\xff\x00"]
+    assert parity.from_json(there) == ["text", "é", b"\xff\x00"]
 
 
 # Models that write
@@ -345,11 +345,11 @@ def test_ids_of_a_checkpoint_without_a_tokenizer_are_tokens_up_to_their_lengths(
 def test_tokenizers_of_sources_need_sources(tokenizer):
     sizes = dict(num_layers=1, hidden_dim=6, num_heads=2, intermediate_dim=5)
     for model, given in ((CausalLM(SIZE, **sizes), tokenizer), (Seq2Seq(SIZE, **sizes), None)):
-        kind = exporter_for(model, {"tokenizer": given, "source_tokenizer": tokenizer}, None, None)
+        exporter = exporter_for(model, {"tokenizer": given, "source_tokenizer": tokenizer}, None, None)
         with pytest.raises(
             ValueError, match="`source_tokenizer` is for models with sources, .* Received: source_token"
         ):
-            kind.signatures()
+            exporter.signatures()
 
 
 def test_a_text_beyond_the_learned_positions_has_no_vector(tokenizer):

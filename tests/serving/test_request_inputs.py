@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_tx.serving.request_inputs import examples_in, ids_in
+from keras_tx.serving.request_inputs import checked_ids, texts_of_examples
 from keras_tx.serving.warmup import serialized
 from tests.tools import to_numpy
 
@@ -16,7 +16,7 @@ def read():
 
     @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.int32)])
     def read(token_ids, lengths):
-        return ids_in(token_ids, lengths, 13, padding_id=11, max_length=5, name="source_ids", lengths_name="sizes")
+        return checked_ids(token_ids, lengths, 13, padding_id=11, max_length=5, name="source_ids", lengths_name="sizes")
 
     return lambda ids, lengths: to_numpy(read(tf.constant(ids, tf.int32), tf.constant(lengths, tf.int32)))
 
@@ -61,22 +61,22 @@ def test_without_assertions_ids_are_still_within_the_vocabulary(monkeypatch):
 
     monkeypatch.setattr(tf.debugging, "Assert", lambda *args: tf.no_op())
     given = [[-(2**31), -1, 0, 12, 13, 2**31 - 1]]
-    assert to_numpy(ids_in(tf.constant(given), tf.constant([6]), 13, 0)).tolist() == [[0, 0, 0, 12, 12, 12]]
+    assert to_numpy(checked_ids(tf.constant(given), tf.constant([6]), 13, 0)).tolist() == [[0, 0, 0, 12, 12, 12]]
 
 
 def test_of_an_unknown_vocabulary_only_negative_ids_are_refused():
     import tensorflow as tf
 
-    assert to_numpy(ids_in(tf.constant([[10**9, 3]]), tf.constant([1]), None, 0)).tolist() == [[10**9, 0]]
+    assert to_numpy(checked_ids(tf.constant([[10**9, 3]]), tf.constant([1]), None, 0)).tolist() == [[10**9, 0]]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"token_ids must not be negative. Received:'\s-7"):
-        ids_in(tf.constant([[-7]]), tf.constant([1]), None, 0)
+        checked_ids(tf.constant([[-7]]), tf.constant([1]), None, 0)
 
 
 def test_examples_bring_their_texts():
     import tensorflow as tf
 
     texts = ["", "a text", "\x00 é 🎬", b"\xff", "x" * 100_000]
-    read = tf.function(examples_in)
+    read = tf.function(texts_of_examples)
     expected = [text if isinstance(text, bytes) else text.encode() for text in texts]
     assert read(tf.constant([serialized(text) for text in texts])).numpy().tolist() == expected
     assert read(tf.constant([], tf.string)).shape == (0,)
@@ -87,4 +87,4 @@ def test_what_is_no_example_with_a_text_is_refused(serialized):
     import tensorflow as tf
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="Could not parse example|Feature: text .* is required"):
-        examples_in(tf.constant([serialized]))
+        texts_of_examples(tf.constant([serialized]))
