@@ -1,4 +1,4 @@
-"""Models that read answer as they do live: masked language models, and users' own functional models."""
+"""Exported encoder models answer as they do live: masked language models, and users' own functional models."""
 
 import json
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ import pytest
 from keras_tx.models import MaskedLM
 from keras_tx.serving import export
 from keras_tx.serving.card import FILE as CARD
-from keras_tx.serving.encoder_signatures import check_labels, classifier_outputs
+from keras_tx.serving.encoder_signatures import check_labels, classifier_outputs, encoder_signatures
 from keras_tx.serving.parity import FILE as PARITY
 from keras_tx.serving.text_encoder import TextEncoder
 from keras_tx.serving.warmup import serialized
@@ -108,13 +108,13 @@ def test_a_masked_model_explains_itself(masked, tokenizer):
     assert answer["text"][1] == ask(masked, "serving_default", TEXTS[2])["text"][0]
 
 
-def test_a_masked_model_without_a_tokenizer_answers_ids(masked, tmp_path):
+def test_a_masked_model_without_a_tokenizer_answers_ids(masked):
     import tensorflow as tf
 
-    served = exported(tmp_path, masked.model)
-    assert set(served.signatures) == {"serving_default", "tokens"}
+    signatures = encoder_signatures(TextEncoder(masked.model), None, None, 0, fills_masks=True)
+    assert set(signatures) == {"serving_default", "tokens"}
     given = {"token_ids": tf.constant([[2, 4, 3]]), "lengths": tf.constant([3])}
-    answer = served.signatures["serving_default"](**given)
+    answer = signatures["serving_default"](**given)
     assert_close(answer["probabilities"], masked.signatures["tokens"](**given)["probabilities"])
 
 
@@ -258,11 +258,11 @@ def classifier(*shape, activation=None, then=()):
     return keras.Model(ids, x)
 
 
-def test_labels_of_tokens_come_with_the_tokens(tokenizer, tmp_path):
+def test_labels_of_tokens_come_with_the_tokens(tokenizer):
     ids = keras.Input((None,), dtype="int32")
     head = keras.layers.Dense(3)(keras.layers.Embedding(SIZE, 4, mask_zero=True)(ids))
     model = randomize(keras.Model(ids, keras.layers.Activation("softmax", dtype="float32")(head)))
-    served = exported(tmp_path, model, tokenizer=tokenizer, labels=["O", "B", "I"])
+    served = SimpleNamespace(signatures=encoder_signatures(TextEncoder(model), tokenizer, ["O", "B", "I"], 0))
     assert set(served.signatures) == {"serving_default", "tokens", "embed"}
     answer = ask(served, "serving_default", "the cat sat")
     live = to_numpy(model(to_numpy(tokenizer("the cat sat")["token_ids"])[None]))

@@ -10,60 +10,14 @@ from keras_tx.generation import Beam, Greedy, Sample, generate
 from keras_tx.layers import DecoderLayer, TokenEmbedding
 from keras_tx.models import CausalLM, Seq2Seq
 from keras_tx.serving.generator_signatures import generator_signatures
-from keras_tx.serving.text_generator import TextGenerator
 from keras_tx.text import BertTokenizer
-from tests.generation import built
 from tests.serving.conftest import VOCABULARY
+from tests.serving.generative import MODELS, NEW, RULES, SIZES, STOP, TEXTS, V
 from tests.tools import assert_close, randomize, to_numpy
 
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tensorflow
 
-V, NEW, STOP = len(VOCABULARY), 7, 3
-TEXTS = ["the cat sat", "", "not wonderful but dull , one two", "a\x00\ufffd 🎬 café [PAD] x [SEP]"]
-RULES = {
-    "max_new_tokens": NEW,
-    "min_new_tokens": 2,
-    "repetition_penalty": 1.3,
-    "no_repeat_ngram_size": 2,
-    "forbidden_tokens": [0, 10, (5, 6)],
-    "forced_tokens": {1: 8, -1: 9},
-}
-SIZES = {"hidden_dim": 12, "num_heads": 6, "intermediate_dim": 17}
-
-
-def language_model():
-    """Grouped rotary heads under a learned bias; the table is tied."""
-    attention = {"rotary": True, "num_key_value_heads": 3, "key_dim": 4}
-    return CausalLM(
-        V,
-        num_layers=2,
-        **SIZES,
-        embedding_options={"position_encoding": None},
-        decoder_options={"position_bias": "relative", "attention_options": attention},
-    )
-
-
-def translator():
-    """Its encoder skips padding in what leaves, not in `generate`, which it is compared with."""
-    options = {"position_encoding": "learned", "max_length": 19}
-    return Seq2Seq(V, num_layers=1, **SIZES, embedding_options=options, encoder_options={"skip_padding": True})
-
-
-def put_together():
-    """An encoder, attention and operators that a user put together, with a table of learned positions."""
-    built_of = {"V": V, "SOURCE_V": V}
-    before = {name: getattr(built, name) for name in built_of}
-    try:
-        for name, value in built_of.items():
-            setattr(built, name, value)
-        return built.encoder_and_decoder()
-    finally:
-        for name, value in before.items():
-            setattr(built, name, value)
-
-
-MODELS = {"language_model": language_model, "translator": translator, "put_together": put_together}
 STRATEGIES = {
     "language_model": Greedy(),
     "translator": Beam(3, length_penalty=0.7),
@@ -84,8 +38,8 @@ class Traced:
 
 
 @pytest.fixture(scope="module")
-def models():
-    return {name: randomize(make(), scale=0.6) for name, make in MODELS.items()}
+def models(generative_models):
+    return generative_models
 
 
 @pytest.fixture(scope="module")
@@ -282,95 +236,10 @@ def test_empty_batches_have_empty_answers(name, asked, signatures):
             assert value.shape[0] == 0, (signature, key)
 
 
-# What is refused is tried outside of graphs, where an error takes no seconds; the same code stands in the graph.
-def refused(rule, function, *arguments):
-    with pytest.raises(tf.errors.InvalidArgumentError, match=rule):
-        function(*arguments)
-
-
 def test_a_server_refuses_with_a_message_that_names_the_input(signatures):
     answer = signatures["translator"]["tokens"]
     with pytest.raises(tf.errors.InvalidArgumentError, match=rf"token_ids must be in \[0, {V}\)"):
         answer(token_ids=tf.constant([[V, 3]]), lengths=tf.constant([2]))
-
-
-def test_numbers_out_of_range_are_refused(models, tokenizer):
-    generator = TextGenerator(models["put_together"], tokenizer, None, RULES)
-    prompts, right = (
-        tf.ragged.constant([[2], [2]]),
-        {"max_new_tokens": 4, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0},
-    )
-
-    def numbers(**others):
-        rows = {key: [value, value] for key, value in right.items()}
-        rows.update({key: value if isinstance(value, list) else [right[key], value] for key, value in others.items()})
-        return [tf.constant(values, _dtype(key)) for key, values in rows.items()]
-
-    assert generator.check_row_options(prompts, "text", *numbers()).to_list() == [[2], [2]]
-    for key, value, rule in (
-        ("max_new_tokens", 8, r"max_new_tokens must be in \[3, 7\]"),
-        ("max_new_tokens", 2, r"max_new_tokens must be in \[3, 7\]"),
-        ("temperature", -0.1, "temperature must be 0, which is greedy, or above"),
-        ("temperature", float("nan"), "temperature must be 0, which is greedy, or above"),
-        ("temperature", float("inf"), "temperature must be 0, which is greedy, or above"),
-        ("top_k", -1, "top_k must be 0, which is all tokens, or above"),
-        ("top_p", 0.0, r"top_p must be in \(0, 1\]"),
-        ("top_p", 1.1, r"top_p must be in \(0, 1\]"),
-    ):
-        refused(rule, generator.check_row_options, prompts, "text", *numbers(**{key: value}))
-    for key, value in right.items():
-        rule = f"{key} must be one for each text"
-        refused(rule, generator.check_row_options, prompts, "text", *numbers(**{key: [value]}))
-
-
-def test_ids_and_lengths_out_of_range_are_refused(models, tokenizer):
-    generator = TextGenerator(models["language_model"], tokenizer)
-    names = ["token_ids", "lengths"]
-    for ids, lengths, rule in (
-        ([[V, 3]], [2], rf"token_ids must be in \[0, {V}\)"),
-        ([[5, 3]], [3], "lengths must be between 0 and the width"),
-        ([[5, 3]], [0], "token_ids must have a token in each row"),
-        ([[0, 0]], [2], "token_ids must have a token in each row"),
-        ([[5] * 17], [17], "token_ids must be at most 16 tokens long"),
-    ):
-        refused(rule, generator.rows_of_ids, [tf.constant(ids), tf.constant(lengths)], names)
-
-
-def test_what_does_not_fit_into_learned_positions_is_refused_as_by_generate(tokenizer):
-    long = " ".join(["cat"] * 9)
-    options = {"max_new_tokens": 4, "start_token": False}
-    model = CausalLM(V, num_layers=1, **SIZES, embedding_options={"position_encoding": "learned", "max_length": 11})
-    generator = TextGenerator(model, tokenizer, None, options)
-    with pytest.raises(ValueError, match="must fit into the learned positions"):
-        generate(model, [long], tokenizer=tokenizer, jit_compile=False, **options)
-    prompts, _ = generator.tokenize([tf.constant([long])], ["text"])
-    rule = "text and the new tokens must fit into the 11 learned positions"
-    refused(rule, generator.generate, prompts, [], "text")
-    numbers = [tf.constant([value]) for value in (3, 0.0, 0, 1.0)] + [tf.constant([0], "int64")]
-    rule = "text and max_new_tokens must fit into the 11 learned positions"
-    refused(rule, generator.check_row_options, prompts, "text", *numbers)
-    refused("text must have a token in each row", generator.tokenize, [tf.constant([""])], ["text"])
-    rule = "text and target must fit into the 11 learned positions"
-    refused(rule, generator.score, prompts, [], tf.constant(["one two three"]), "text")
-    generator.score(prompts, [], tf.constant(["one two"]), "text")  # the stop token itself needs no position
-
-    short = {"position_encoding": "learned", "max_length": 6}
-    generator = TextGenerator(
-        Seq2Seq(V, num_layers=1, **SIZES, embedding_options=short), tokenizer, None, {"max_new_tokens": 5}
-    )
-    rule = "text must fit into the 6 learned positions"
-    refused(rule, generator.tokenize, [tf.constant([long])], ["text"])
-    generator.tokenize([tf.constant(["cat cat cat cat"])], ["text"])
-
-
-def test_long_targets_and_prompts_are_refused(models, tokenizer):
-    generator = TextGenerator(models["language_model"], tokenizer)
-    prompts, _ = generator.tokenize([tf.constant(["cat"])], ["text"])
-    rule = "target must be at most 16 tokens long"
-    refused(rule, generator.score, prompts, [], tf.constant(["cat " * 16]), "text")
-    refused("target must be one for each text", generator.score, prompts, [], tf.constant(["cat", "cat"]), "text")
-    rule = "text must be at most 16 tokens long"
-    refused(rule, generator.tokenize, [tf.constant(["cat " * 16])], ["text"])
 
 
 def test_a_model_with_several_sources_has_inputs_by_their_names(tokenizer):
@@ -386,11 +255,8 @@ def test_a_model_with_several_sources_has_inputs_by_their_names(tokenizer):
     got = signatures["serving_default"](question=tf.constant(questions), context=tf.constant(contexts))
     inputs = {"question": questions, "context": contexts}
     assert strings(got["text"]) == generate(model, inputs, tokenizer=tokenizer, jit_compile=False, **options)
-    names = [spec.name for spec in signatures["tokens"].structured_input_signature[0]]
+    names = [spec.name for spec in signatures.functions["tokens"].input_signature]
     assert names == ["question", "question_lengths", "context", "context_lengths"]
-    generator = TextGenerator(model, tokenizer, None, options)
-    rule = "context must be one for each question"
-    refused(rule, generator.tokenize, [tf.constant(questions), tf.constant(TEXTS[:1])], ["question", "context"])
 
 
 def test_logits_that_are_no_numbers_are_refused():
@@ -431,11 +297,13 @@ def test_arguments_that_do_not_fit_are_refused(models, tokenizer):
         generator_signatures(model, tokenizer, None, {"max_new_tokens": 0})
 
 
-def test_half_precision_leaves_as_float32(tokenizer):
+def test_half_precision_becomes_float32(tokenizer):
     model = randomize(CausalLM(V, num_layers=1, **SIZES, dtype="mixed_bfloat16"), scale=0.6)
     signatures = Traced(model, tokenizer, None, {"max_new_tokens": 5})
     answer = signatures["serving_default"](tf.constant(TEXTS))["text"]
     assert strings(answer) == generate(model, TEXTS, tokenizer=tokenizer, max_new_tokens=5, jit_compile=False)
-    for name in ("embed", "score"):
-        outputs = signatures[name].structured_outputs
+    given = {"embed": {"text": tf.constant(TEXTS[:1])}}  # outside of a graph, where nothing is traced
+    given["score"] = {**given["embed"], "target": tf.constant(["cat"])}
+    for name, inputs in given.items():
+        outputs = signatures.functions[name].python_function(**inputs)
         assert all(output.dtype in (tf.float32, tf.string, tf.int32) for output in outputs.values())
