@@ -86,7 +86,13 @@ def export(
 
     Examples:
         >>> tokenizer = keras_tx.text.BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "fun", "dull"], max_length=8)
-        >>> model = keras_tx.models.TextClassifier(6, 2, num_layers=1, hidden_dim=4, num_heads=2, intermediate_dim=4)
+        >>> layers = [
+        ...     keras.Input((None,), dtype="int32"),
+        ...     keras.layers.Embedding(6, 4, mask_zero=True),
+        ...     keras.layers.GlobalAveragePooling1D(),
+        ...     keras.layers.Dense(2, activation="softmax"),
+        ... ]
+        >>> model = keras.Sequential(layers)
         >>> options = {"tokenizer": tokenizer, "labels": ["bad", "good"]}
         >>> version = keras_tx.serving.export(model, "saved_models/reviews", **options)
         >>> version.as_posix()

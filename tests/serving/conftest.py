@@ -1,4 +1,4 @@
-"""A small tokenizer, tiny models, and their exports, which all tests share that only read them."""
+"""A small tokenizer, tiny models, and their exports, shared by all tests that only read them."""
 
 from types import SimpleNamespace
 

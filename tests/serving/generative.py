@@ -30,7 +30,7 @@ def language_model():
 
 
 def translator():
-    """Its encoder skips padding in what leaves, not in `generate`, which it is compared with."""
+    """Its encoder skips padding in exports, but not in `generate`, which the tests compare with."""
     options = {"position_encoding": "learned", "max_length": 19}
     return Seq2Seq(V, num_layers=1, **SIZES, embedding_options=options, encoder_options={"skip_padding": True})
 

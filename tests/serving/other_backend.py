@@ -1,4 +1,4 @@
-"""Exports models on the backend of this process, and leaves what they answer here: other_backend.py FOLDER WHAT..."""
+"""Exports models on the backend of this process, and writes down what they answer: other_backend.py FOLDER PART..."""
 
 import json
 import sys
@@ -42,12 +42,12 @@ def language_model(folder):
     """A language model over ids, and what it generates here."""
     model = randomize(CausalLM(len(VOCABULARY), **SIZES), seed=1)
     options = {"strategy": Greedy(), "max_new_tokens": 3, "forced_tokens": {0: 12}, "stop_tokens": (3,)}
-    path = export(model, folder / "writer", generation=options)
+    path = export(model, folder / "language_model", generation=options)
     return {"path": str(path), "ids": model.generate(IDS[0][:3], **options)}
 
 
 def refused(folder):
-    """The errors for a model that sees padding, and for one of a class that another process cannot import."""
+    """The errors for a model that sees padding, and for a model of a class that another process cannot import."""
     ids, errors = keras.Input((None,), dtype="int32"), []
     for head in (keras.layers.GlobalAveragePooling1D(), Mine()):
         try:

@@ -223,6 +223,7 @@ def test_what_needs_xla_python_or_other_text_ops_is_named(reports):
     assert "  python: numbers float32[-1] -> y float32[...]" in str(report).splitlines()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "commands, problem",
     [
@@ -239,6 +240,7 @@ def test_a_server_that_dies_or_has_nothing_to_answer_is_a_problem(exported, tmp_
     assert check(exported.path).problems == [problem]
 
 
+@pytest.mark.process
 def test_a_server_that_takes_too_long_is_a_problem(exported, monkeypatch):
     monkeypatch.setattr(audit, "SECONDS", 0.01)
     assert check(exported.path).problems == ["it did not load and answer in 0.01 seconds"]

@@ -134,7 +134,7 @@ def encoder(tokenizer, tmp_path_factory):
     return exported(tmp_path_factory.mktemp("saved_models") / "encoder", model, tokenizer=tokenizer, warmup=["cat"])
 
 
-def test_outputs_leave_by_their_names_with_the_tokens_of_their_rows(encoder, tokenizer):
+def test_outputs_keep_their_names_and_come_with_the_tokens_of_their_rows(encoder, tokenizer):
     together = ask(encoder, "serving_default", *TEXTS)
     assert set(together) == {"last_hidden_state", "first", "tokens"} and together["first"].dtype == "float32"
     for row, text in enumerate(TEXTS):

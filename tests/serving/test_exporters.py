@@ -1,4 +1,4 @@
-"""What doesn't fit together is refused before anything is written; tokenizers and models of any make leave."""
+"""Arguments that do not fit each other are refused before anything is written; checkpoints are exported as they are."""
 
 import json
 
@@ -69,7 +69,7 @@ def test_a_masked_model_needs_a_mask_token_and_no_labels(masked, tmp_path):
         export(masked, tmp_path, labels=["a"])
 
 
-def test_options_of_writing_are_not_for_models_that_read(masked, make, tokenizer, tmp_path):
+def test_options_of_generation_are_not_for_encoder_models(masked, make, tokenizer, tmp_path):
     options = {"max_new_tokens": 3}
     for model in (masked, make()):
         message = f"`generation` is for models that generate. Received: .*3}}, model of type {type(model).__name__}"
@@ -77,11 +77,11 @@ def test_options_of_writing_are_not_for_models_that_read(masked, make, tokenizer
             export(model, tmp_path, generation=options)
         with pytest.raises(ValueError, match="`source_tokenizer` is for models that generate"):
             export(model, tmp_path, source_tokenizer=tokenizer)
-    writer = CausalLM(SIZE, num_layers=1, hidden_dim=4, num_heads=2)
+    generator = CausalLM(SIZE, num_layers=1, hidden_dim=4, num_heads=2)
     with pytest.raises(
         ValueError, match="`labels` are for models over classes.*labels=\\['a'\\] for a model that generates"
     ):
-        export(writer, tmp_path, labels=["a"])
+        export(generator, tmp_path, labels=["a"])
 
 
 @pytest.mark.parametrize("max_batch", [0, -1, 2.5, True])
@@ -155,7 +155,7 @@ def test_a_generative_model_is_exported_with_warmup_card_and_parity(generators, 
 # Checkpoints
 
 
-def test_a_checkpoint_that_classifies_leaves_with_the_labels_of_its_config(tokenizer, tmp_path):
+def test_a_checkpoint_that_classifies_is_exported_with_the_labels_of_its_config(tokenizer, tmp_path):
     import tensorflow as tf
 
     sizes = dict(hidden_size=6, num_hidden_layers=1, num_attention_heads=2, intermediate_size=5, vocab_size=SIZE)

@@ -1,4 +1,4 @@
-"""Models on JAX and PyTorch leave through TensorFlow, and answer as they do there."""
+"""Models on the JAX and PyTorch backends are exported by a TensorFlow process, and answer as on their own backend."""
 
 import json
 import os
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def answers(backend, folder, *what):
-    """What a process on another backend exported, was refused, and answers itself."""
+    """What a process on another backend exported, how it was refused, and what the live models answer there."""
     pytest.importorskip(backend)
     environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.serving.other_backend", str(folder), *what]
@@ -31,6 +31,7 @@ def answers(backend, folder, *what):
 
 
 @pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.tensorflow
 def test_torch_exports_what_it_answers(tmp_path):
     import tensorflow as tf
@@ -50,7 +51,7 @@ def test_torch_exports_what_it_answers(tmp_path):
     asked = list(requests(path))
     assert [inputs["token_ids"].tolist() for _, name, inputs in asked if name == "tokens"][-1] == IDS
     assert b"\xff" in [text for _, _, inputs in asked for text in inputs.get("text", [])]
-    # What TensorFlow refuses there is raised here.
+    # An error in the TensorFlow process is raised in the process that exports.
     (kind, message), (other, missing) = found["refused"]
     assert kind == "ValueError" and "`model` must not see padding, the id 0" in message
     assert other == "ValueError" and "can import. Received: ['Mine'] of __main__" in missing
@@ -58,18 +59,19 @@ def test_torch_exports_what_it_answers(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.tensorflow
-def test_jax_exports_what_it_writes(tmp_path):
+def test_jax_exports_what_it_generates(tmp_path):
     import tensorflow as tf
 
     found = answers("jax", tmp_path, "language_model")["language_model"]
     served = tf.saved_model.load(found["path"]).signatures["serving_default"]
     answer = served(token_ids=tf.constant([IDS[0][:3]]), lengths=tf.constant([3]))
-    written = answer["token_ids"][0, : answer["lengths"][0]].numpy().tolist()
-    assert IDS[0][:3] + written == found["ids"]
+    generated = answer["token_ids"][0, : answer["lengths"][0]].numpy().tolist()
+    assert IDS[0][:3] + generated == found["ids"]
 
 
-def test_options_are_taken_along_as_json():
+def test_options_survive_json():
     options = {
         "strategy": Beam(3, length_penalty=0.5, num_return_sequences=2),
         "max_new_tokens": np.int64(5),
@@ -90,14 +92,14 @@ class Another(Strategy):
     pass
 
 
-def test_only_strategies_of_the_package_are_taken_along():
+def test_only_strategies_of_the_package_can_be_exported():
     with pytest.raises(
         ValueError, match="`generation` must have a strategy of keras_tx.*Received: strategy of type Another"
     ):
         other_backends.options_to_json({"strategy": Another()})
 
 
-def test_a_tokenizer_without_a_config_cannot_be_taken_along():
+def test_a_tokenizer_without_a_config_cannot_be_exported():
     with pytest.raises(ValueError, match="`source_tokenizer` must have `get_config`.*source_tokenizer of type object"):
         other_backends.tokenizer_to_json("source_tokenizer", object())
 
@@ -112,6 +114,7 @@ def test_a_model_that_answers_otherwise_there_is_refused():
             other_backends.check_same_outputs("torch", one, other)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "commands, message", [("echo last >&2; exit 139", "exit code 139: last"), ("exit 1", "no message")]
 )
