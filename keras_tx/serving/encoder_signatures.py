@@ -4,15 +4,15 @@ B batch, T tokens, C classes, D hidden, L layers, N heads, M mask tokens, K best
 and output is the batch, so that a server may put requests together.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 import keras
 
 from keras_tx.functional_graph import source_of
-from keras_tx.keras_internals import SIGMOID, SOFTMAX
 from keras_tx.models import MaskedLM
 from keras_tx.optional import Lazy
+from keras_tx.serving.class_labels import Outputs, classifier_outputs, head_of
 from keras_tx.serving.request_inputs import checked_ids, graph_function, id_specs, text_spec, texts_of_examples
 from keras_tx.serving.text_encoder import TextEncoder, at_least_one_column, mean_of_real_tokens
 from keras_tx.types import Tensor
@@ -20,9 +20,6 @@ from keras_tx.types import Tensor
 tf = Lazy("tensorflow")
 
 TOP_K = 5  # words for each mask token
-
-# A function of ids, segment ids and the padding id, as `TextEncoder.__call__`, that returns tensors by name.
-Outputs: TypeAlias = Callable[..., dict[str, Tensor]]
 
 
 def encoder_signatures(
@@ -82,7 +79,7 @@ def encoder_signatures(
         return strings | run_on_texts(ids, segments)
 
     signatures = {"serving_default": serving_default, "tokens": tokens}
-    if labels and len(_head(encoder)[1].shape) == 2:
+    if labels and len(head_of(encoder)[1].shape) == 2:
 
         @graph_function(text_spec("inputs"))
         def classify(inputs: Tensor) -> dict[str, Tensor]:
@@ -127,62 +124,6 @@ def _traced_once(function: Outputs, padding_id: int, length: int | None) -> Outp
     return lambda *ids: traced(*ids) if tf.inside_function() else run(*ids)
 
 
-def check_labels(encoder: TextEncoder, labels: Sequence[str] | None) -> list[str]:
-    """Returns the labels as a list, one for each class of the model; "0", "1", ... if there are none.
-
-    Raises:
-        ValueError: the labels do not fit the model's output, or the output is not a distribution over classes.
-    """
-    name, output = _head(encoder)
-    activation = _activation(output)
-    count = output.shape[-1]
-    taken = sorted({"label", "probabilities"} & (set(encoder.outputs) - {name}))
-    if taken:
-        raise ValueError(f"`model` must not have outputs named as what `labels` add. Received: outputs {taken}")
-    if count == 1 and activation in (keras.activations.linear, keras.activations.sigmoid):
-        count = 2  # no or yes
-    elif count == 1 and activation is None:
-        raise ValueError(
-            "`model` must end in a layer that tells whether its single number is a logit or a probability, such as "
-            f"`keras.layers.Activation('sigmoid')`. Received: output '{name}'"
-        )
-    elif activation not in (None, keras.activations.linear, keras.activations.softmax):
-        raise ValueError(
-            "`model` must return logits or probabilities: its `activation` must be None or 'softmax'. Received: "
-            f"activation={getattr(activation, '__name__', activation)} of output '{name}'"
-        )
-    if labels is None:
-        return [str(index) for index in range(count)]
-    is_list = isinstance(labels, Sequence) and not isinstance(labels, str)
-    strings = is_list and all(isinstance(label, str) for label in labels)
-    if not strings or len(set(labels)) != count or len(labels) != count:
-        raise ValueError(
-            f"`labels` must be a list of {count} different strings, one for each class of the model. "
-            f"Received: labels={labels!r}"
-        )
-    return list(labels)
-
-
-def classifier_outputs(encoder: TextEncoder, labels: list[str]) -> Outputs:
-    """A function that returns `label` and `probabilities` for the head's output, and all other outputs by name."""
-    name, output = _head(encoder)
-    names, activation, is_single = tf.constant(labels), _activation(output), output.shape[-1] == 1
-    are_logits = activation is keras.activations.linear
-    if activation is None:
-        are_logits = not _are_probabilities(encoder, name)
-
-    def run(ids: Tensor, segments: Tensor = None, padding_id: int = 0) -> dict[str, Tensor]:
-        outputs = encoder(ids, segments, padding_id)
-        scores = tf.cast(outputs.pop(name), "float32")
-        if is_single:
-            scores = tf.sigmoid(scores) if are_logits else scores
-            scores = tf.concat([1 - scores, scores], axis=-1)
-        probabilities = tf.nn.softmax(scores) if are_logits and not is_single else scores
-        return {**outputs, "label": tf.gather(names, tf.argmax(scores, axis=-1)), "probabilities": probabilities}
-
-    return run
-
-
 def _embedding_function(encoder: TextEncoder, labels: list[str] | None) -> Callable[..., Tensor] | None:
     """The function behind `embed`: ids and segment ids -> vectors (B, D); None where the model has no such vectors.
 
@@ -195,7 +136,7 @@ def _embedding_function(encoder: TextEncoder, labels: list[str] | None) -> Calla
     elif "last_hidden_state" in encoder.outputs:
         tensor = encoder.outputs["last_hidden_state"]
     elif labels:
-        tensor = _before_head(_head(encoder)[1])
+        tensor = _before_head(head_of(encoder)[1])
     elif isinstance(encoder.model, MaskedLM):
         tensor = encoder.model.encoder.output
     else:
@@ -218,7 +159,7 @@ def _filled_masks(encoder: TextEncoder, tokenizer: Any) -> Outputs:
     It returns `words` and `probabilities` (B, M, K), M being the most mask tokens of a text, with "" and 0 behind those
     of a text with fewer, and `text` (B,), in which the best word replaces each mask token.
     """
-    name, _ = _head(encoder)
+    name, _ = head_of(encoder)
     vocabulary, count = tf.constant(tokenizer.vocabulary), min(TOP_K, tokenizer.vocabulary_size)
 
     def run(ids: Tensor, segments: Tensor = None, padding_id: int = 0) -> dict[str, Tensor]:
@@ -242,7 +183,7 @@ def _filled_masks(encoder: TextEncoder, tokenizer: Any) -> Outputs:
 
 def _top_tokens(encoder: TextEncoder) -> Outputs:
     """A function that returns the best ids at each token: `top_ids` and `probabilities` (B, T, K)."""
-    name, _ = _head(encoder)
+    name, _ = head_of(encoder)
 
     def run(ids: Tensor, segments: Tensor = None, padding_id: int = 0) -> dict[str, Tensor]:
         logits = tf.cast(encoder(ids, segments, padding_id)[name], "float32")
@@ -250,41 +191,6 @@ def _top_tokens(encoder: TextEncoder) -> Outputs:
         return {"top_ids": top_ids, "probabilities": probabilities}
 
     return run
-
-
-def _head(encoder: TextEncoder) -> tuple[str, Tensor]:
-    """The name of the output over the classes, and its symbolic tensor."""
-    names = list(encoder.outputs)
-    name = names[0] if len(names) == 1 else "logits"
-    if name not in names or len(encoder.outputs[name].shape) < 2:
-        raise ValueError(
-            "`labels` are for a model with one output (B, ..., C), or one that is named 'logits'. Received: outputs "
-            f"{ {key: x.shape for key, x in encoder.outputs.items()} }"
-        )
-    return name, encoder.outputs[name]
-
-
-def _activation(tensor: Tensor) -> Any:
-    """The activation function that made a tensor; None for an operation without one."""
-    call = source_of(tensor, inside_models=True)
-    if call is None:
-        return None
-    operation = call.operation
-    activation = getattr(operation, "activation", None)
-    changes_nothing = isinstance(operation, keras.layers.Activation) and activation is keras.activations.linear
-    if changes_nothing or isinstance(operation, keras.layers.Dropout):
-        return _activation(call.inputs[0])
-    if isinstance(operation, (keras.layers.Softmax, SOFTMAX)):
-        return keras.activations.softmax
-    return keras.activations.sigmoid if isinstance(operation, SIGMOID) else activation
-
-
-def _are_probabilities(encoder: TextEncoder, name: str) -> bool:
-    """Whether an output holds probabilities, judged by the numbers for a few rows of ids."""
-    size, width = min(encoder.vocabulary_size or 2, 11), encoder.fixed_length or min(5, encoder.max_length or 5)
-    ids = tf.constant([[(row + 3 * column) % size for column in range(width)] for row in range(7)], "int32")
-    numbers = tf.cast(encoder(ids, padding_id=-1)[name], "float64").numpy()
-    return bool(((numbers >= 0) & (numbers <= 1)).all() and (abs(numbers.sum(-1) - 1) < 0.02).all())
 
 
 def _before_head(tensor: Tensor) -> Tensor:

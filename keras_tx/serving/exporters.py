@@ -12,7 +12,8 @@ from keras_tx.models import CausalLM, MaskedLM, Seq2Seq, TextClassifier
 from keras_tx.optional import Lazy
 from keras_tx.pretrained import PretrainedModel
 from keras_tx.serving import parity
-from keras_tx.serving.encoder_signatures import check_labels, encoder_signatures
+from keras_tx.serving.class_labels import check_labels
+from keras_tx.serving.encoder_signatures import encoder_signatures
 from keras_tx.serving.generator_signatures import generator_signatures
 from keras_tx.serving.request_inputs import graph_function, text_spec
 from keras_tx.serving.text_encoder import TextEncoder, check_padding, half_dtype_of
