@@ -1,6 +1,6 @@
 """Numbers -> pictures: training curves and attention maps, as matplotlib figures and PNG files.
 
-N heads, T queries, S keys, L layers. No window is opened and matplotlib's global state is not touched.
+N heads, T queries, S keys, L layers. Neither function opens a window or changes matplotlib's global state.
 """
 
 import csv
@@ -25,21 +25,33 @@ ticker = Lazy("matplotlib.ticker", extra="plots")
 
 _LOWER_IS_BETTER = ("loss", "error", "perplexity", "entropy", "mse", "mae")
 _NOT_RATED = ("lr", "learning_rate")
-_FAMILIES = """Noto Sans CJK SC,Noto Sans CJK JP,Source Han Sans,WenQuanYi Micro Hei,PingFang SC,Hiragino Sans,\
+_WIDE_FONTS = """Noto Sans CJK SC,Noto Sans CJK JP,Source Han Sans,WenQuanYi Micro Hei,PingFang SC,Hiragino Sans,\
 Microsoft YaHei,Malgun Gothic,Noto Sans,Arial Unicode MS""".split(",")
 
 
-def training_curves(history: Any, path: str | os.PathLike | None = None) -> Any:
-    """Draws one panel for each metric: train and validation over the epochs, the best epoch marked.
+def training_curves(history: Any, path: str | os.PathLike[str] | None = None) -> Any:
+    """Draws one panel for each metric, with its training and validation values over the epochs.
 
-    Best is the lowest loss, error or perplexity and the highest of any other metric; of validation where there is one.
+    A circle marks the best epoch: that of the lowest value for a loss, an error or a perplexity, and of the highest
+    value for any other metric. Validation values decide where there are any. A learning rate has no best epoch.
 
     Args:
-        history: what `fit` returned, its `.history`, or the file of a `keras.callbacks.CSVLogger`.
-        path: the PNG file to write.
+        history: the `History` that `fit` returned, its dict `.history`, or the path of the CSV file of a
+            `keras.callbacks.CSVLogger`.
+        path: the PNG file to write, in a folder that is made if it does not exist. None: no file.
 
     Returns:
         The `matplotlib.figure.Figure`.
+
+    Raises:
+        TypeError: `history` is none of these.
+        ValueError: there is no epoch, a value is not a number, or it is not known which epochs the values belong to.
+        FileNotFoundError: there is no such CSV file.
+
+    Examples:
+        >>> figure = keras_tx.plots.training_curves({"loss": [0.9, 0.5, 0.4], "val_loss": [1.0, 0.6, 0.7]})
+        >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+        ['train', 'validation', 'best: 0.6 in epoch 2']
     """
     epochs, curves = _history(history)
     metrics = list(dict.fromkeys(name.removeprefix("val_") for name in curves))
@@ -48,10 +60,10 @@ def training_curves(history: Any, path: str | os.PathLike | None = None) -> Any:
     figure = figures.Figure(figsize=(4.8 * columns, 3.4 * rows), layout="constrained")
     for index, metric in enumerate(metrics):
         axes = figure.add_subplot(rows, columns, index + 1)
-        rated: tuple = ([], [])
+        rated: tuple[Any, Any] = ([], [])
         for name, label, color in ((metric, "train", "tab:blue"), (f"val_{metric}", "validation", "tab:orange")):
             if name in curves:
-                rated = (_places(epochs, name, curves[name]), curves[name])
+                rated = (_epochs_of(epochs, name, curves[name]), curves[name])
                 axes.plot(*rated, label=label, color=color, marker=".")
         if metric not in _NOT_RATED and np.isfinite(rated[1]).any():
             lower = any(word in metric.lower() for word in _LOWER_IS_BETTER)
@@ -70,35 +82,51 @@ def training_curves(history: Any, path: str | os.PathLike | None = None) -> Any:
 def attention_map(
     scores: Any,
     tokens: Sequence[str],
-    path: str | os.PathLike | None = None,
+    path: str | os.PathLike[str] | None = None,
     *,
     key_tokens: Sequence[str] | None = None,
     layer: int | None = None,
     head: int | str | None = None,
     title: str | None = None,
 ) -> Any:
-    """Draws what every token (a row) looks at (the columns), one panel for each head: darker is more.
+    """Draws how much each query token (a row) attends to each key token (a column), one panel for each head.
+
+    The darker a square is, the higher is its score. All panels share one scale, from zero to the highest score.
 
     Args:
-        scores: (N, T, S), the attention scores of one example in one layer, or (L, N, T, S), those of a stack: then
-            each row of panels is a layer.
-        tokens: T strings, and S as well where there are no `key_tokens`. Slice scores and tokens to leave out padding.
-        path: the PNG file to write.
-        key_tokens: S strings, of the other side of cross-attention.
-        layer: draw this layer of a stack alone.
-        head: draw this head alone, or "mean", the mean over the heads.
-        title: stands above the picture.
+        scores: (N, T, S), the attention scores of one example in one layer, or (L, N, T, S), those of a stack of
+            layers: then each row of panels is a layer. Slice scores and tokens to leave out padding.
+        tokens: T strings, the query tokens. They are the key tokens, too, where `key_tokens` is None.
+        path: the PNG file to write, in a folder that is made if it does not exist. None: no file.
+        key_tokens: S strings, the key tokens of cross-attention.
+        layer: the only layer of a stack to draw. None: all layers.
+        head: the only head to draw, or "mean" for the mean over the heads. None: all heads.
+        title: a title above the picture.
 
     Returns:
         The `matplotlib.figure.Figure`.
+
+    Raises:
+        TypeError: tokens are not a list of strings.
+        ValueError: scores have another rank, are negative or not finite, their shape is not that of the tokens, or
+            there is no such layer or head.
+
+    Examples:
+        >>> scores = np.array([[[1.0, 0.0], [0.25, 0.75]]])
+        >>> figure = keras_tx.plots.attention_map(scores, ["the", "cat"], "map.png", title="One head")
+        >>> panel = figure.axes[0]
+        >>> panel.get_title(), [label.get_text() for label in panel.get_xticklabels()]
+        ('head 0', ['the', 'cat'])
+        >>> panel.images[0].get_array().tolist()
+        [[1.0, 0.0], [0.25, 0.75]]
     """
-    scores, names = _chosen(_finite(scores), layer, head)
+    scores, names = _selected(_checked_scores(scores), layer, head)
     rows, columns, queries, keys = scores.shape
     query_labels = _tick_labels("tokens", tokens, queries, scores)
     key_labels = _tick_labels(
         "key_tokens" if key_tokens is not None else "tokens", tokens if key_tokens is None else key_tokens, keys, scores
     )
-    panels, names = scores.reshape(-1, queries, keys), [name for row in names for name in row]
+    panels, titles = scores.reshape(-1, queries, keys), [name for row in names for name in row]
     if rows == 1:
         columns = min(columns, 4)
         rows = math.ceil(len(panels) / columns)
@@ -106,14 +134,14 @@ def attention_map(
     size = min(9.0, 0.8 * 72 * side / max(queries, keys))  # points
     figure = figures.Figure(figsize=(side * columns + 2, side * rows * queries / max(queries, keys) + 1.4))
     figure.set_layout_engine("constrained")
-    text = {"parse_math": False, "fontsize": size, "fontfamily": _families()}
+    text = {"parse_math": False, "fontsize": size, "fontfamily": _font_families()}
     high = float(scores.max()) or 1.0
     drawn = []
-    for index, (panel, name) in enumerate(zip(panels, names, strict=True)):
+    for index, (panel, panel_title) in enumerate(zip(panels, titles, strict=True)):
         axes = figure.add_subplot(rows, columns, index + 1)
         drawn.append(axes)
         image = axes.imshow(panel, cmap="Blues", vmin=0, vmax=high, interpolation="nearest")
-        axes.set_title(name, fontsize=9)
+        axes.set_title(panel_title, fontsize=9)
         axes.set_xticks(range(keys) if index + columns >= len(panels) and size >= 4 else [])
         axes.set_yticks(range(queries) if index % columns == 0 and size >= 4 else [])
         if len(axes.get_xticks()):
@@ -121,16 +149,16 @@ def attention_map(
         if len(axes.get_yticks()):
             axes.set_yticklabels(query_labels, **text)
         axes.tick_params(length=2)
-    figure.colorbar(image, ax=drawn, label="attention", shrink=0.8, aspect=16 + 8 * rows)
-    figure.supxlabel("keys: looked at", fontsize=9)
-    figure.supylabel("queries: looking", fontsize=9)
+    figure.colorbar(image, ax=drawn, label="attention score", shrink=0.8, aspect=16 + 8 * rows)
+    figure.supxlabel("key tokens", fontsize=9)
+    figure.supylabel("query tokens", fontsize=9)
     if title is not None:
-        figure.suptitle(title, parse_math=False, fontfamily=_families())
+        figure.suptitle(title, parse_math=False, fontfamily=_font_families())
     return _saved(figure, path)
 
 
-def _history(history):
-    """(epochs counted from 1, {metric: values}); what a CSVLogger had no value for is NaN."""
+def _history(history: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The epochs, counted from 1, and {metric: values}, with NaN where a CSVLogger had no value."""
     if isinstance(history, (str, os.PathLike)):
         if not Path(history).is_file():
             raise FileNotFoundError(f"`history` must be a file that exists. Received: history={str(history)!r}")
@@ -153,23 +181,23 @@ def _history(history):
         raise ValueError(f"`history` must hold numbers. Received: {error}") from error
 
 
-def _number(value):
+def _number(value: Any) -> float:
     return math.nan if value in ("", "NA", None) else float(value)
 
 
-def _places(epochs, name, values):
-    """The epochs of `values`: all, or every second, third, ... where `validation_freq` left some out."""
+def _epochs_of(epochs: np.ndarray, name: str, values: np.ndarray) -> np.ndarray:
+    """The epochs of `values`: all, or every second, third, ... where `validation_freq` skipped some."""
     steps = [step for step in range(1, len(epochs) + 1) if len(epochs) // step == len(values)]
     if len(steps) != 1:
         raise ValueError(
             f"The values of each metric must be one for each epoch. Received: {len(values)} of {name} in {len(epochs)} "
-            "epochs. A keras.callbacks.CSVLogger writes down which epoch each belongs to: give its file."
+            "epochs. The file of a keras.callbacks.CSVLogger says which epoch each value belongs to: pass its path."
         )
     return epochs[steps[0] - 1 :: steps[0]]
 
 
-def _finite(scores):
-    scores = np.asarray(keras.ops.convert_to_numpy(scores), dtype="float32")
+def _checked_scores(given: Any) -> np.ndarray:
+    scores: np.ndarray = np.asarray(keras.ops.convert_to_numpy(given), dtype="float32")
     if scores.ndim not in (3, 4) or not scores.size:
         raise ValueError(
             "`scores` must be (heads, queries, keys) or (layers, heads, queries, keys), of one example. Received: "
@@ -180,8 +208,8 @@ def _finite(scores):
     return scores
 
 
-def _chosen(scores, layer, head):
-    """Scores (rows, columns, T, S) of the layers and heads asked for, and the names of the panels."""
+def _selected(scores: np.ndarray, layer: int | None, head: int | str | None) -> tuple[np.ndarray, list[list[str]]]:
+    """The scores (rows, columns, T, S) of the layers and heads to draw, and the titles of the panels."""
     stacked = scores.ndim == 4
     if layer is not None and not stacked:
         raise ValueError(f"`layer` must be None for the scores of one layer. Received: layer={layer}")
@@ -199,7 +227,7 @@ def _chosen(scores, layer, head):
     return scores[layers], names
 
 
-def _tick_labels(argument, tokens, count, scores):
+def _tick_labels(argument: str, tokens: Any, count: int, scores: np.ndarray) -> list[str]:
     if isinstance(tokens, (str, bytes)) or not all(isinstance(token, (str, bytes)) for token in tokens):
         raise TypeError(f"`{argument}` must be a list of strings. Received: {argument}={tokens!r}")
     if len(tokens) != count:
@@ -211,24 +239,24 @@ def _tick_labels(argument, tokens, count, scores):
     return ["".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text) for text in texts]
 
 
-def _families():
-    """DejaVu Sans, matplotlib's own, and for the signs that it lacks what is installed of the wide fonts."""
+def _font_families() -> list[str]:
+    """DejaVu Sans, which matplotlib brings, and the installed fonts with the characters that it lacks."""
     installed = set(fonts.get_font_names())
-    return ["DejaVu Sans", *(family for family in _FAMILIES if family in installed)]
+    return ["DejaVu Sans", *(family for family in _WIDE_FONTS if family in installed)]
 
 
-def _saved(figure, path):
-    """Writes beside `path` and renames, so that nobody reads half a picture."""
+def _saved(figure: Any, path: str | os.PathLike[str] | None) -> Any:
+    """Writes under another name and renames, so that nobody reads half a picture. Returns the figure."""
     if path is None:
         return figure
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    incomplete = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing")  # a box is drawn instead
-            figure.savefig(beside, format="png", dpi=120)
-        beside.replace(path)
+            warnings.filterwarnings("ignore", message="Glyph .* missing")  # matplotlib draws a box instead
+            figure.savefig(incomplete, format="png", dpi=120)
+        incomplete.replace(target)
     finally:
-        beside.unlink(missing_ok=True)
+        incomplete.unlink(missing_ok=True)
     return figure

@@ -96,7 +96,7 @@ def test_a_map_has_a_panel_for_each_head_with_its_scores():
         assert [label.get_text() for label in axes.get_xticklabels()] == TOKENS
         assert axes.images[0].get_clim() == (0, np.float32(given.max()))
     assert [label.get_text() for label in panels[0].get_yticklabels()] == TOKENS
-    assert bar.get_ylabel() == "attention"
+    assert bar.get_ylabel() == "attention score"
 
 
 def test_a_stack_has_a_row_for_each_layer_or_what_is_chosen_of_it():

@@ -1,4 +1,4 @@
-"""The example that serves, run as a newcomer runs it: what it prints for every signature."""
+"""The example examples/serve.py, run as a newcomer runs it: what it prints for every signature."""
 
 import re
 
@@ -27,6 +27,8 @@ OUTPUTS = {
 }
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_serve_asks_every_signature_as_clients_would(tmp_path):
     pytest.importorskip("tensorflow_text")  # brings the ops of the graph
     printed = run(tmp_path, "serve.py", "--epochs", "1")

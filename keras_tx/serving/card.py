@@ -1,10 +1,12 @@
-"""A version -> its MODEL_CARD.json and batching_params.pbtxt: what it answers, what it is made with, how it batches."""
+"""A version -> its MODEL_CARD.json, which describes it, and its batching_params.pbtxt, by which a server batches."""
 
 import datetime
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,19 +18,31 @@ FILE = "MODEL_CARD.json"
 BATCHING = "batching_params.pbtxt"
 
 
-def write_card(folder: Path, name, model, signatures, *, tokenizers, labels, generation, parity, warmup, backend):
-    """Writes the card of the version in `folder`.
+def write_card(
+    folder: Path,
+    name: str,
+    model: keras.Model,
+    signatures: Mapping[str, Any],
+    *,
+    tokenizers: Mapping[str, Any],
+    labels: Sequence[str] | None,
+    generation: Mapping[str, Any] | None,
+    parity: Mapping[str, Any],
+    warmup: int,
+    backend: str,
+) -> None:
+    """Writes the model card into the folder of a version.
 
     Args:
-        folder: of the version.
-        name: of the model, that of its folder.
+        folder: the version's folder.
+        name: the model's name, which is that of the folder above.
         model: the live model.
         signatures: {name: function} of the loaded version.
         tokenizers: {argument: tokenizer}; None where there is none.
         labels, generation: arguments of `export`, or None.
         parity: figures by signature.
         warmup: the number of warm-up requests.
-        backend: that the model ran on.
+        backend: the backend that the model ran on.
     """
     card = {
         "name": name,
@@ -38,23 +52,27 @@ def write_card(folder: Path, name, model, signatures, *, tokenizers, labels, gen
             "dtypes": sorted({layer.dtype_policy.name for layer in layers_within(model) if layer.weights}),
             "backend": backend,
         },
-        "signatures": {key: _sides(function) for key, function in signatures.items()},
-        **{argument: _tokenizer(tokenizer) for argument, tokenizer in tokenizers.items() if tokenizer is not None},
+        "signatures": {key: _input_and_output_specs(function) for key, function in signatures.items()},
+        **{
+            argument: _described_tokenizer(tokenizer)
+            for argument, tokenizer in tokenizers.items()
+            if tokenizer is not None
+        },
         **({} if labels is None else {"labels": labels}),
-        **({} if generation is None else {"generation": {key: _plain(value) for key, value in generation.items()}}),
+        **({} if generation is None else {"generation": {key: _to_json(value) for key, value in generation.items()}}),
         "parity": parity,
         "warmup_requests": warmup,
         "versions": _versions(),
         "exported": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    (folder / FILE).write_text(_lines(card, levels=2) + "\n", encoding="utf-8")
+    (folder / FILE).write_text(_formatted(card, levels=2) + "\n", encoding="utf-8")
 
 
-def write_batching(folder: Path, max_batch: int):
-    """Writes how a server batches; it reads it with --enable_batching --enable_per_model_batching_parameters.
+def write_batching(folder: Path, max_batch: int) -> None:
+    """Writes how a server with --enable_batching --enable_per_model_batching_parameters puts requests together.
 
-    A request waits for no other: what is there when a thread gets free goes together. Ids of different widths are
-    filled up by the server, with whatever value, for which `lengths` are an input.
+    No request waits for another: a free thread takes all requests that are there as one batch. The server pads ids of
+    different widths with any value, which is why `lengths` are an input.
     """
     lines = [
         f"max_batch_size {{ value: {max_batch} }}",
@@ -65,16 +83,16 @@ def write_batching(folder: Path, max_batch: int):
     (folder / BATCHING).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _lines(value, levels, indent=""):
-    """JSON with a line for each entry of the first `levels` dicts."""
+def _formatted(value: Any, levels: int, indent: str = "") -> str:
+    """JSON with one line for each entry of the outer `levels` of dicts."""
     if not isinstance(value, dict) or not value or not levels:
         return json.dumps(value, ensure_ascii=False)
     inner = indent + "  "
-    entries = [f"{inner}{json.dumps(key)}: {_lines(one, levels - 1, inner)}" for key, one in value.items()]
+    entries = [f"{inner}{json.dumps(key)}: {_formatted(one, levels - 1, inner)}" for key, one in value.items()]
     return "{\n" + ",\n".join(entries) + f"\n{indent}}}"
 
 
-def _sides(function):
+def _input_and_output_specs(function: Any) -> dict[str, Any]:
     sides = {"inputs": function.structured_input_signature[1], "outputs": function.structured_outputs}
     return {
         side: {
@@ -85,36 +103,36 @@ def _sides(function):
     }
 
 
-def _tokenizer(tokenizer):
+def _described_tokenizer(tokenizer: Any) -> dict[str, Any]:
     config = tokenizer.get_config() if hasattr(tokenizer, "get_config") else {}
-    options = {key: _plain(value) for key, value in config.items() if _is_small(value)}
+    options = {key: _to_json(value) for key, value in config.items() if _is_small(value)}
     return {"kind": type(tokenizer).__name__, "vocabulary_size": tokenizer.vocabulary_size, "options": options}
 
 
-def _is_small(value):
-    """Not a vocabulary or a definition."""
+def _is_small(value: Any) -> bool:
+    """Whether a value is an option rather than a vocabulary or the content of a file."""
     return not isinstance(value, (list, tuple, dict, bytes, str)) or len(value) <= 64
 
 
-def _plain(value):
-    """What JSON can hold; of a strategy its arguments."""
+def _to_json(value: Any) -> Any:
+    """A value that JSON can hold; a strategy becomes its name and arguments."""
     if is_dataclass(value):
-        options = {field.name: _plain(getattr(value, field.name)) for field in fields(value) if field.init}
+        options = {field.name: _to_json(getattr(value, field.name)) for field in fields(value) if field.init}
         return {"kind": type(value).__name__, **options}
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _to_json(one) for key, one in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):
-        return [_plain(one) for one in value]
+        return [_to_json(one) for one in value]
     if isinstance(value, np.generic):
         return value.item()
     return value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)
 
 
-def _versions():
-    installed = {"keras_tx": __version__, "keras": keras.version()}
+def _versions() -> dict[str, str | None]:
+    installed: dict[str, str | None] = {"keras_tx": __version__, "keras": keras.version()}
     for package in ("tensorflow", "tensorflow-text"):
         try:
             installed[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:  # or under another name, such as tensorflow-cpu
+        except metadata.PackageNotFoundError:  # it may have another name, such as tensorflow-cpu
             installed[package] = None
     return installed

@@ -1,6 +1,6 @@
-"""A trained model -> saved_models/NAME/VERSION, a SavedModel that TensorFlow Serving answers."""
+"""A trained model -> saved_models/NAME/VERSION, a SavedModel that runs on an unmodified TensorFlow Serving."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ from keras_tx.optional import Lazy
 from keras_tx.serving import parity
 from keras_tx.serving.card import write_batching, write_card
 from keras_tx.serving.exporters import exporter_for
-from keras_tx.serving.other_backends import export_elsewhere
-from keras_tx.serving.servable_graph import check_servable, resources_of
+from keras_tx.serving.other_backends import export_in_subprocess
+from keras_tx.serving.servable_graph import check_servable, tokenizer_resources
 from keras_tx.serving.versions import write_version
 from keras_tx.serving.warmup import check_warmup, write_warmup
 
@@ -25,57 +25,83 @@ def export(
     *,
     tokenizer: Any = None,
     source_tokenizer: Any = None,
-    generation: dict | None = None,
+    generation: dict[str, Any] | None = None,
     labels: Sequence[str] | None = None,
-    warmup: Sequence[str | dict] = (),
+    warmup: Sequence[str | dict[str, Any]] = (),
     max_batch: int = 32,
 ) -> Path:
-    """Writes the next version of a model for TensorFlow Serving.
+    """Exports the next version of a model for TensorFlow Serving.
 
-    The version is written beside and renamed into place, so a server that watches the folder never sees half of it.
-    Before that it is loaded, compared with the live model, and answers its warm-up requests. MODEL_CARD.json in it says
-    what it is. On JAX and PyTorch a TensorFlow process of its own does all this.
+    The version is written under another name and renamed when it is complete, so that a server that watches the folder
+    never sees half of it. Before that, the version is loaded, its answers are compared with those of the live model,
+    and it answers its warm-up requests. Its MODEL_CARD.json describes it. On the JAX and PyTorch backends, a process in
+    which Keras runs on TensorFlow does all this.
 
-    Signatures, all with the batch B as first axis, and half precision as float32:
+    These are the signatures. The first axis of every input and output is the batch B; half precision becomes float32.
 
-    - `serving_default`: `text` (B,) -> what the model says. Of a `TextClassifier`, or with `labels`: `label` (B,),
-      `probabilities` (B, C). Of a `MaskedLM`: `text` (B,) with the mask tokens replaced, and for each of them `words`
-      and `probabilities` (B, M, 5). Of any other model that reads: its outputs by their names, and `tokens` (B, T)
-      where they have more than two axes.
-    - `tokens`: `token_ids` (B, T), `lengths` (B,) -> the same, and in its place without a tokenizer; of a `MaskedLM`
-      `top_ids` and `probabilities` (B, T, 5).
+    - `serving_default`: `text` (B,) -> the outputs. Of a `TextClassifier`, or with `labels`: `label` (B,) and
+      `probabilities` (B, C). Of a `MaskedLM`: `text` (B,) with its mask tokens replaced, and for each of them the best
+      `words` and their `probabilities` (B, M, 5). Of any other encoder model: its outputs by name, and the strings
+      `tokens` (B, T) where an output has more than two axes.
+    - `tokens`: `token_ids` (B, T), `lengths` (B,) -> the same outputs; of a `MaskedLM` `top_ids` and `probabilities`
+      (B, T, 5). Without a tokenizer this is `serving_default`, too.
     - `classify`: `inputs` (B,), serialized tf.Examples with a feature "text" -> `classes`, `scores` (B, C).
-    - `explain`, of models with `attention_scores`: `text` (B,) -> as `serving_default`, `tokens` (B, T) and attention
-      `scores` (B, L, N, T, T).
+    - `explain`, of models with `attention_scores`: `text` (B,) -> the outputs of `serving_default`, `tokens` (B, T) and
+      attention `scores` (B, L, N, T, T).
     - `embed`: `text` (B,) -> `embedding` (B, D): the output `pooler_output`, or the mean of `last_hidden_state`; of a
-      classifier what its last layer gets, the pooled vectors; of a `MaskedLM`, or a model with a single output
+      classifier the pooled vectors, which its last layer gets; of a `MaskedLM`, or of a model with a single output
       (B, T, D), the mean over the real tokens.
-    - Of models that write: see `keras_tx.serving.generator_signatures`.
+    - Generative models also have `generate`, `beam` and `score`: see `keras_tx.serving.generator_signatures`.
 
     Args:
         model: a `TextClassifier`, `MaskedLM`, `CausalLM`, `Seq2Seq` or `PretrainedModel`; or any functional
-            `keras.Model` over ids: one integer input (B, T), or two with segment ids, and possibly a padding mask,
-            known by names such as "input_ids", "token_type_ids", "attention_mask", else by position.
-        path: the model's folder, such as "saved_models/reviews"; versions are numbers below it.
-        tokenizer: a `BertTokenizer`, or another that runs in the graph, of the model's vocabulary. Texts that are
-            longer than its `max_length` are cut.
-        source_tokenizer: of the sources, for a `Seq2Seq` with two vocabularies; beside a `tokenizer`.
-        generation: of a model that writes, the options of `keras_tx.generation.generate`: `strategy`,
-            `max_new_tokens`, `stop_tokens`, ...
-        labels: the names of the classes, the last axis of the output; "0", "1", ... if None for a `TextClassifier`. Two
-            for a single number, a logit or a sigmoid: of the second one's.
+            `keras.Model` over ids (B, T), with or without inputs for segment ids and for a padding mask. These are
+            found by names such as "input_ids", "token_type_ids", "attention_mask", otherwise by position.
+        path: the model's folder, such as "saved_models/reviews". Versions are numbers below it.
+        tokenizer: a `BertTokenizer`, or another tokenizer of the model's vocabulary that runs in the graph. Texts that
+            are longer than its `max_length` are cut. None: requests have ids, not texts.
+        source_tokenizer: the tokenizer of the sources, for a `Seq2Seq` with two vocabularies, beside the `tokenizer` of
+            the targets. None: the same as `tokenizer`.
+        generation: the options of `keras_tx.generation.generate` for a generative model: `strategy`, `max_new_tokens`,
+            `stop_tokens`, ... None: the defaults, with at most 64 new tokens.
+        labels: the names of the classes, in the order of the output's last axis. For a single number, a logit or a
+            probability, two names: it is the second one's. None: "0", "1", ... for a `TextClassifier`, the labels of
+            the config for a checkpoint that classifies; other models return their outputs as they are.
         warmup: texts that a server answers before it lets clients in, or requests
-            `{"signature_name": ..., "inputs": {...}}`. The first texts are also among those that `check` compares.
-        max_batch: the most rows that a server puts together, and the most of a request, where it batches.
+            `{"signature_name": ..., "inputs": {...}}`. `check` compares the answers to the first texts, too.
+        max_batch: the most rows that a server puts into one batch, where batching is turned on. A request cannot have
+            more rows either. 32 keeps the memory of a batch small.
 
     Returns:
         The version's folder.
 
     Raises:
-        TypeError: the model or a tokenizer is of another kind.
-        ValueError: arguments that don't fit the model or each other, a model whose answers depend on padding, an
-            operation that a stock server cannot run, or a warm-up request that fails; the message has the value.
+        TypeError: the model is not functional, or a tokenizer does not run in a graph.
+        ValueError: arguments do not fit the model or each other, answers of the model depend on padding, an operation
+            cannot run on a stock server, or a warm-up request fails; the message has the value.
         OSError: the folder cannot be written.
+
+    Reference:
+        https://www.tensorflow.org/tfx/serving/serving_config
+
+    Examples:
+        >>> tokenizer = keras_tx.text.BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "fun", "dull"], max_length=8)
+        >>> layers = [
+        ...     keras.Input((None,), dtype="int32"),
+        ...     keras.layers.Embedding(6, 4, mask_zero=True),
+        ...     keras.layers.GlobalAveragePooling1D(),
+        ...     keras.layers.Dense(2, activation="softmax"),
+        ... ]
+        >>> model = keras.Sequential(layers)
+        >>> options = {"tokenizer": tokenizer, "labels": ["bad", "good"]}
+        >>> version = keras_tx.serving.export(model, "saved_models/reviews", **options)
+        >>> version.as_posix()
+        'saved_models/reviews/1'
+        >>> sorted(path.name for path in version.iterdir())
+        ['MODEL_CARD.json', 'assets', 'assets.extra', 'batching_params.pbtxt', 'fingerprint.pb', 'saved_model.pb',
+         'variables']
+
+        A server then answers `curl -d '{"instances": ["Dull, no fun."]}' http://localhost:8501/v1/models/reviews:predict`.
     """
     arguments: dict[str, Any] = {
         "tokenizers": {"tokenizer": tokenizer, "source_tokenizer": source_tokenizer},
@@ -85,37 +111,45 @@ def export(
         "max_batch": checks.positive_int("max_batch", max_batch),
     }
     _check_path(Path(path))
-    exporter_for(
-        model, arguments["tokenizers"], generation, labels
-    )  # what cannot be is said here, whatever the backend
+    exporter_for(model, arguments["tokenizers"], generation, labels)  # checks the arguments, whatever the backend
     if keras.backend.backend() != "tensorflow":
-        return export_elsewhere(model, path, **arguments)
-    return export_here(model, path, **arguments, backend="tensorflow")
+        return export_in_subprocess(model, path, **arguments)
+    return export_on_tensorflow(model, path, **arguments, backend="tensorflow")
 
 
-def export_here(model, path, *, tokenizers, generation, labels, warmup, max_batch, backend):
+def export_on_tensorflow(
+    model: keras.Model,
+    path: str | Path,
+    *,
+    tokenizers: Mapping[str, Any],
+    generation: Mapping[str, Any] | None,
+    labels: Sequence[str] | None,
+    warmup: Sequence[Any],
+    max_batch: int,
+    backend: str,
+) -> Path:
     """What `export` does on TensorFlow; `backend` is the one that the model comes from."""
-    tokenizers = {"tokenizer": None, "source_tokenizer": None} | tokenizers
-    kind = exporter_for(model, tokenizers, generation, labels)
-    signatures = kind.signatures()
+    tokenizers = {"tokenizer": None, "source_tokenizer": None, **tokenizers}
+    exporter = exporter_for(model, tokenizers, generation, labels)
+    signatures = exporter.signatures()
     check_servable(signatures)
 
-    def write(folder):
-        archive = keras.export.ExportArchive()  # its endpoints bring the weights; `track` would write each twice
+    def write(folder: Path) -> None:
+        archive = keras.export.ExportArchive()  # finds the weights in the endpoints; `track` would save each twice
         for name, function in signatures.items():
             archive.add_endpoint(name, function)
         for tokenizer in tokenizers.values():
-            for resource in resources_of(tokenizer):
+            for resource in tokenizer_resources(tokenizer):
                 archive.track(resource)
         archive.write_out(str(folder), verbose=False)
         loaded = tf.saved_model.load(str(folder)).signatures
         loaded = {name: loaded[name] for name in signatures}
-        content = kind.parity(signatures, [entry for entry in warmup if isinstance(entry, str)])
+        content = exporter.parity(signatures, [entry for entry in warmup if isinstance(entry, str)])
         figures = parity.differences(loaded, content.get("signatures", {}))
         if content:
             parity.write_parity(folder, content)
         name = Path(path).name
-        count = write_warmup(folder, name, loaded, warmup, kind, max_batch)
+        count = write_warmup(folder, name, loaded, warmup, exporter, max_batch)
         write_batching(folder, max_batch)
         write_card(
             folder,
@@ -123,8 +157,8 @@ def export_here(model, path, *, tokenizers, generation, labels, warmup, max_batc
             model,
             loaded,
             tokenizers=tokenizers,
-            labels=kind.labels,
-            generation=kind.generation,
+            labels=exporter.labels,
+            generation=exporter.generation,
             parity=figures,
             warmup=count,
             backend=backend,
@@ -133,7 +167,7 @@ def export_here(model, path, *, tokenizers, generation, labels, warmup, max_batc
     return write_version(Path(path), write)
 
 
-def _check_path(path):
+def _check_path(path: Path) -> None:
     if (path / "saved_model.pb").exists():
         raise ValueError(
             "`path` must be the model's folder, below which versions are numbers, and not a version. Received: "

@@ -1,95 +1,108 @@
-"""A model that writes -> the functions that its SavedModel answers: text in, text out, the whole decoding in the graph.
+"""A generative model -> the signatures of its SavedModel: text in, text out, with all decoding in the graph.
 
-B batch, S source tokens, T tokens, M new tokens, n results, D hidden, L layers, N heads. Every input and output has the
-batch as its first axis, so that a server may put requests together; what is written for a row does not depend on the
-others. Texts are those of `keras_tx.generation.generate` with the same options.
+B batch, S source tokens, T tokens, M new tokens, n results, D hidden, L layers, N heads. The first axis of every input
+and output is the batch, so that a server may put requests together; the results of a row do not depend on the other
+rows. Texts equal those of `keras_tx.generation.generate` with the same options.
 
-- `serving_default`: `text` -> `text` (B,), by the strategy of `generation`. A model without sources goes on from the
-  text, and the answer begins with it; a text of "" is the start token alone.
-- `generate`: `text`, and for each row `max_new_tokens` (at most those of `generation`), `temperature` (0: greedy),
-  `top_k` (0: all), `top_p` and `seed` -> `text` (B,), `num_tokens` (B,), the stop token among them, and `score` (B,),
-  the sum of their log-probabilities. A seed gives what `Sample(..., seed=seed)` gives for the text alone.
-- `beam`: `text` -> `text` (B, n), `scores` (B, n), the best first: of the strategy, if it is a `Beam`, else of four
-  beams. A result that rules leave no tokens for is "" with a score of minus infinity.
-- `score`: `text`, `target` (B,) -> `log_probability` (B,) of the target behind the text, a stop token at its end,
+- `serving_default`: `text` -> `text` (B,), with the strategy of `generation`. A model without sources continues the
+  text, and the answer begins with the text; for "" it begins with the start token alone.
+- `generate`: `text`, and for each row `max_new_tokens` (at most that of `generation`), `temperature` (0: greedy),
+  `top_k` (0: all), `top_p` and `seed` -> `text` (B,), `num_tokens` (B,), which counts the stop token, and `score` (B,),
+  the sum of their log-probabilities. A seed gives what `Sample(..., seed=seed)` gives for that text alone.
+- `beam`: `text` -> `text` (B, n), `scores` (B, n), the best first: with the strategy, if it is a `Beam`, else with four
+  beams. A result for which the options allow no tokens is "" with a score of minus infinity.
+- `score`: `text`, `target` (B,) -> `log_probability` (B,) of the target behind the text, with a stop token at its end,
   `tokens` (B, T), `token_log_probabilities` (B, T), `num_tokens` (B,).
-- `tokens`: `token_ids` (B, T), `lengths` (B,) -> the new `token_ids` (B, M), `lengths` (B,). In the place of
-  `serving_default` where there is no tokenizer.
+- `tokens`: `token_ids` (B, T), `lengths` (B,) -> the new `token_ids` (B, M), `lengths` (B,). Without a tokenizer this
+  is `serving_default`, too.
 - `explain`, of `CausalLM` and `Seq2Seq`: `text` -> the greedy `text`, `tokens` (B, T) and their attention `scores`
   (B, L, N, T, T); of a `Seq2Seq` `source_tokens` (B, S), `tokens` (B, T), `encoder_scores`, `decoder_scores` and
   `cross_scores`.
-- `embed`, of `CausalLM` and `Seq2Seq`: `text` -> `embedding` (B, D), the mean over the tokens of what the decoder, or
-  the encoder, makes of them.
+- `embed`, of `CausalLM` and `Seq2Seq`: `text` -> `embedding` (B, D), the mean over the tokens of the hidden states of
+  the decoder, or of the encoder.
 
-A model with several sources has inputs by their names in place of `text`, and `NAME`, `NAME_lengths` in place of
-`token_ids`, `lengths`. What is out of range, or does not fit into learned positions, ends the request with a message
-that names the input. A text of a source is cut at the tokenizer's `max_length`; a prompt longer than that is refused.
+A model with several sources has inputs named after them in place of `text`, and `NAME`, `NAME_lengths` in place of
+`token_ids`, `lengths`. A request that is out of range, or that does not fit into learned positions, fails with a
+message that names the input. A source text is cut at the tokenizer's `max_length`; a prompt longer than that fails.
 """
 
 import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import keras
 
 from keras_tx.generation import Greedy, in_graph
 from keras_tx.optional import Lazy
-from keras_tx.serving.request_inputs import id_specs, text_spec
+from keras_tx.serving.request_inputs import graph_function, id_specs, text_spec
 from keras_tx.serving.text_generator import TextGenerator
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
+Tokenize: TypeAlias = Callable[..., tuple[Tensor, list[Tensor]]]  # texts -> prompts and sources
+Answer: TypeAlias = dict[str, Tensor]
 
-def generator_signatures(model, tokenizer=None, source_tokenizer=None, generation=None):
-    """Returns {name: tf.function with an input signature}; arguments and errors as for `TextGenerator`."""
-    writer = TextGenerator(model, tokenizer, source_tokenizer, generation)
-    tokens = _tokens(writer)
+
+def generator_signatures(
+    model: keras.Model,
+    tokenizer: Any = None,
+    source_tokenizer: Any = None,
+    generation: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Returns {name: tf.function with an input signature}. For arguments and errors, see `TextGenerator`."""
+    generator = TextGenerator(model, tokenizer, source_tokenizer, generation)
+    tokens = _tokens(generator)
     if tokenizer is None:
         return {"serving_default": tokens, "tokens": tokens}
-    names = writer.names("text")
-    read = _signature(lambda *texts: writer.rows_of_texts(texts, names), [text_spec(name) for name in names])
+    names = generator.input_names("text")
+    tokenize = _signature(lambda *texts: generator.tokenize(texts, names), [text_spec(name) for name in names])
     signatures = {
-        "serving_default": _text(writer, read),
-        "generate": _generate(writer, read),
-        "beam": _beam(writer, read),
-        "score": _score(writer, read),
+        "serving_default": _serving_default(generator, tokenize),
+        "generate": _generate(generator, tokenize),
+        "beam": _beam(generator, tokenize),
+        "score": _score(generator, tokenize),
         "tokens": tokens,
     }
-    if writer.is_language_model:
-        signatures |= {"explain": _explain(writer, read), "embed": _embed(writer, read)}
+    if generator.is_language_model:
+        signatures |= {"explain": _explain(generator, tokenize), "embed": _embed(generator, tokenize)}
     return signatures
 
 
-def _signature(function, specs):
-    """A `tf.function` of inputs with the names of `specs`, which may be given by name; `function` gets them in turn."""
+def _signature(function: Callable[..., Any], specs: list[Any]) -> Any:
+    """A `tf.function` whose inputs are named as `specs`; `function` gets them in that order."""
     parameters = [inspect.Parameter(spec.name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for spec in specs]
     signature = inspect.Signature(parameters)
 
-    def named(*args, **kwargs):
+    def named(*args: Tensor, **kwargs: Tensor) -> Any:
         return function(*signature.bind(*args, **kwargs).args)
 
     named.__signature__ = signature  # type: ignore[attr-defined]  # what `inspect` reads
-    return tf.function(named, input_signature=specs, autograph=False)
+    return graph_function(*specs)(named)
 
 
-def _text(writer, read):
-    names = writer.names("text")
+def _serving_default(generator: TextGenerator, tokenize: Tokenize) -> Any:
+    names = generator.input_names("text")
 
-    def text(*texts):
-        prompts, sources = read(*texts)
-        ids, lengths, _ = writer.write(prompts, sources, names[0])
-        return {"text": writer.texts(prompts, ids[:, :1], lengths[:, :1])[:, 0]}
+    def serving_default(*texts: Tensor) -> Answer:
+        prompts, sources = tokenize(*texts)
+        ids, lengths, _ = generator.generate(prompts, sources, names[0])
+        return {"text": generator.detokenize(prompts, ids[:, :1], lengths[:, :1])[:, 0]}
 
-    return _signature(text, [text_spec(name) for name in names])
+    return _signature(serving_default, [text_spec(name) for name in names])
 
 
-def _generate(writer, read):
-    names = writer.names("text")
-    of_rows = {"max_new_tokens": "int32", "temperature": "float32", "top_k": "int32", "top_p": "float32"}
-    specs = [tf.TensorSpec([None], dtype, name) for name, dtype in {**of_rows, "seed": "int64"}.items()]
+def _generate(generator: TextGenerator, tokenize: Tokenize) -> Any:
+    names = generator.input_names("text")
+    options = {"max_new_tokens": "int32", "temperature": "float32", "top_k": "int32", "top_p": "float32"}
+    specs = [tf.TensorSpec([None], dtype, name) for name, dtype in {**options, "seed": "int64"}.items()]
 
-    def generate(*inputs):
-        texts, numbers = inputs[: len(names)], inputs[len(names) :]
-        prompts, sources = read(*texts)
-        ids, lengths, scores = writer.write_by_row(prompts, sources, names[0], *numbers)
+    def generate(*inputs: Tensor) -> Answer:
+        texts, values = inputs[: len(names)], inputs[len(names) :]
+        prompts, sources = tokenize(*texts)
+        ids, lengths, scores = generator.generate_per_row(prompts, sources, names[0], *values)
         return {
-            "text": writer.texts(prompts, ids, lengths)[:, 0],
+            "text": generator.detokenize(prompts, ids, lengths)[:, 0],
             "num_tokens": lengths[:, 0],
             "score": scores[:, 0],
         }
@@ -97,82 +110,74 @@ def _generate(writer, read):
     return _signature(generate, [*[text_spec(name) for name in names], *specs])
 
 
-def _beam(writer, read):
-    names = writer.names("text")
+def _beam(generator: TextGenerator, tokenize: Tokenize) -> Any:
+    names = generator.input_names("text")
 
-    def beam(*texts):
-        prompts, sources = read(*texts)
-        ids, lengths, scores = writer.write(prompts, sources, names[0], writer.beam())
-        return {"text": writer.texts(prompts, ids, lengths), "scores": scores}
+    def beam(*texts: Tensor) -> Answer:
+        prompts, sources = tokenize(*texts)
+        ids, lengths, scores = generator.generate(prompts, sources, names[0], generator.beam_strategy())
+        return {"text": generator.detokenize(prompts, ids, lengths), "scores": scores}
 
     return _signature(beam, [text_spec(name) for name in names])
 
 
-def _tokens(writer):
-    names = [
-        name
-        for one in zip(writer.names("token_ids"), writer.names("lengths", "{}_lengths"), strict=True)
-        for name in one
-    ]
+def _tokens(generator: TextGenerator) -> Any:
+    id_names, length_names = generator.input_names("token_ids"), generator.input_names("lengths", "{}_lengths")
+    pairs = list(zip(id_names, length_names, strict=True))
+    names = [name for pair in pairs for name in pair]
 
-    def tokens(*inputs):
-        prompts, sources = writer.rows_of_ids(inputs, names)
-        ids, lengths, _ = writer.write(prompts, sources, names[0])
+    def tokens(*inputs: Tensor) -> Answer:
+        prompts, sources = generator.rows_of_ids(inputs, names)
+        ids, lengths, _ = generator.generate(prompts, sources, names[0])
         ids, lengths = ids[:, 0], lengths[:, 0]
-        padding = writer.task.padding_id
-        return {
-            "token_ids": writer.new_rows(ids, lengths).to_tensor(padding, shape=[None, ids.shape[1]]),
-            "lengths": lengths,
-        }
+        rows = generator.ragged(ids, lengths).to_tensor(generator.config.padding_id, shape=[None, ids.shape[1]])
+        return {"token_ids": rows, "lengths": lengths}
 
-    return _signature(tokens, [spec for pair in zip(names[::2], names[1::2], strict=True) for spec in id_specs(*pair)])
+    return _signature(tokens, [spec for pair in pairs for spec in id_specs(*pair)])
 
 
-def _score(writer, read):
-    names = writer.names("text")
+def _score(generator: TextGenerator, tokenize: Tokenize) -> Any:
+    names = generator.input_names("text")
 
-    def score(*texts):
-        prompts, sources = read(*texts[:-1])
-        return writer.score(prompts, sources, texts[-1], names[0])
+    def score(*texts: Tensor) -> Answer:
+        prompts, sources = tokenize(*texts[:-1])
+        return generator.score(prompts, sources, texts[-1], names[0])
 
     return _signature(score, [text_spec(name) for name in [*names, "target"]])
 
 
-def _explain(writer, read):
-    def explain(text):
-        prompts, sources = read(text)
-        ids, lengths, _ = writer.write(prompts, sources, "text", Greedy())
+def _explain(generator: TextGenerator, tokenize: Tokenize) -> Any:
+    def explain(text: Tensor) -> Answer:
+        prompts, sources = tokenize(text)
+        ids, lengths, _ = generator.generate(prompts, sources, "text", Greedy())
         ids, lengths = ids[:, :1], lengths[:, :1]
-        answer = {"text": writer.texts(prompts, ids, lengths)[:, 0]}
-        rows = tf.concat([prompts, writer.new_rows(ids[:, 0], lengths[:, 0])], axis=1)
-        rows = in_graph.right_padded(rows, writer.task.padding_id)
-        answer["tokens"] = writer.tokens(rows)
-        scores = writer.model.attention_scores([*sources, rows])
+        answer = {"text": generator.detokenize(prompts, ids, lengths)[:, 0]}
+        rows = tf.concat([prompts, generator.ragged(ids[:, 0], lengths[:, 0])], axis=1)
+        rows = in_graph.right_padded(rows, generator.config.padding_id)
+        answer["tokens"] = generator.token_strings(rows)
+        scores = generator.model.attention_scores([*sources, rows])
         if not sources:
             return {**answer, "scores": scores}
-        answer["source_tokens"] = writer.tokens(sources[0], writer.source_tokenizer)
+        answer["source_tokens"] = generator.token_strings(sources[0], generator.source_tokenizer)
         return {**answer, **{f"{name}_scores": one for name, one in scores.items()}}
 
     return _signature(explain, [text_spec()])
 
 
-def _embed(writer, read):
-    model = writer.model
+def _embed(generator: TextGenerator, tokenize: Tokenize) -> Any:
+    model = generator.model
 
-    def embed(text):
-        prompts, sources = read(text)
+    def embed(text: Tensor) -> Answer:
+        prompts, sources = tokenize(text)
         if sources:
-            padding_id = writer.steps.padding_ids[writer.given[0]]
-            real, hidden = (
-                sources[0] != padding_id,
-                model.encoder(model.embedding(sources[0], training=False), training=False),
-            )
+            is_real = sources[0] != generator.incremental_model.padding_ids[generator.client_inputs[0]]
+            hidden = model.encoder(model.embedding(sources[0], training=False), training=False)
         else:
-            prompts = writer.fitting(prompts, 0, "text")
-            ids = in_graph.right_padded(prompts, writer.task.padding_id)
-            real = tf.sequence_mask(prompts.row_lengths(), tf.shape(ids, tf.int64)[1])
+            prompts = generator.check_positions(prompts, 0, "text")
+            ids = in_graph.right_padded(prompts, generator.config.padding_id)
+            is_real = tf.sequence_mask(prompts.row_lengths(), tf.shape(ids, tf.int64)[1])
             hidden = model.decoder(model.embedding(ids, training=False), training=False)
-        real, hidden = tf.cast(real, "float32"), tf.cast(hidden, "float32")
-        return {"embedding": tf.einsum("BT,BTD->BD", real, hidden) / tf.reduce_sum(real, axis=1, keepdims=True)}
+        is_real, hidden = tf.cast(is_real, "float32"), tf.cast(hidden, "float32")
+        return {"embedding": tf.einsum("BT,BTD->BD", is_real, hidden) / tf.reduce_sum(is_real, axis=1, keepdims=True)}
 
     return _signature(embed, [text_spec()])

@@ -1,7 +1,8 @@
-"""A model that lives on JAX or PyTorch -> the same export, by TensorFlow in a process of its own.
+"""A model on the JAX or PyTorch backend -> the same export, made by a process in which Keras runs on TensorFlow.
 
-JAX models leave as one operation that needs XLA, which a stock server has not; PyTorch ones not at all. So the model is
-saved, opened by Keras on TensorFlow, compared with what it answers here, and exported there.
+From JAX, Keras exports a single operation that needs XLA, which a stock server does not have; from PyTorch it exports
+nothing. So the model is saved here, and the process loads it, compares its outputs with those of this backend, and
+exports it.
 """
 
 import importlib
@@ -10,9 +11,10 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -21,26 +23,37 @@ from keras_tx import generation as strategies
 from keras_tx.functional_graph import is_optional_input
 from keras_tx.generation.strategy import Strategy
 from keras_tx.keras_internals import layers_within
-from keras_tx.serving.parity import raw, written
+from keras_tx.serving.parity import from_json, to_json
 
 STRATEGIES = ("Greedy", "Sample", "Beam")
-ERRORS = {error.__name__: error for error in (ValueError, TypeError, OSError, ImportError, RuntimeError)}
+ERRORS: dict[str, type[Exception]] = {
+    error.__name__: error for error in (ValueError, TypeError, OSError, ImportError, RuntimeError)
+}
 CODE = (
-    "import sys; from keras_tx.serving.other_backends import main; from keras_tx.serving.export import export_here; "
-    "main(sys.argv[1], export_here)"
+    "import sys; from keras_tx.serving.other_backends import main; "
+    "from keras_tx.serving.export import export_on_tensorflow; main(sys.argv[1], export_on_tensorflow)"
 )
 
 
-def export_elsewhere(model, path, *, tokenizers, generation, labels, warmup, max_batch):
-    """Exports by TensorFlow in a subprocess: the arguments and what comes back are those of `export`.
+def export_in_subprocess(
+    model: keras.Model,
+    path: str | Path,
+    *,
+    tokenizers: Mapping[str, Any],
+    generation: Mapping[str, Any] | None,
+    labels: Sequence[str] | None,
+    warmup: Sequence[Any],
+    max_batch: int,
+) -> Path:
+    """Exports in a process in which Keras runs on TensorFlow. Arguments and return value are those of `export`.
 
-    Classes of a model's layers are found again if they are registered with Keras and in a module that can be imported.
+    The process finds the classes of a model's layers if they are registered with Keras, in modules that it can import.
 
     Raises:
-        ValueError: classes that only this process has, a strategy or tokenizer that cannot be saved, or a model that
-            answers otherwise on TensorFlow.
-        RuntimeError: the process ended without a word.
-        As `export`: what that raised there.
+        ValueError: a class that only this process has, a strategy or tokenizer that cannot be saved, or a model whose
+            outputs on TensorFlow differ.
+        RuntimeError: the process ended without a result.
+        Other errors: those that `export` raised in the process.
     """
     parts = [*layers_within(model), *[one for one in tokenizers.values() if one is not None]]
     modules = {type(one).__module__ for one in parts}
@@ -53,14 +66,14 @@ def export_elsewhere(model, path, *, tokenizers, generation, labels, warmup, max
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder)
         model.save(job / "model.keras")
-        np.savez(job / "probe.npz", *_answers(model))
+        np.savez(job / "probe.npz", *_outputs_of_probe(model))
         given = {
             "path": str(Path(path).absolute()),
             "modules": sorted(modules),
-            "tokenizers": {name: saved("tokenizer", one) for name, one in tokenizers.items() if one is not None},
-            "generation": None if generation is None else saved_options(generation),
+            "tokenizers": {name: tokenizer_to_json(name, one) for name, one in tokenizers.items() if one is not None},
+            "generation": None if generation is None else options_to_json(generation),
             "labels": labels,
-            "warmup": [_saved_request(entry) for entry in warmup],
+            "warmup": [_request_to_json(entry) for entry in warmup],
             "max_batch": max_batch,
             "backend": keras.backend.backend(),
         }
@@ -85,18 +98,18 @@ def export_elsewhere(model, path, *, tokenizers, generation, labels, warmup, max
     return Path(found["path"])
 
 
-def main(folder, export):
-    """What the subprocess does: opens the job in `folder`, calls `export`, and leaves result.json."""
+def main(folder: str | Path, export: Callable[..., Path]) -> None:
+    """What the process does: it loads the job in `folder`, calls `export`, and writes result.json."""
     job = Path(folder)
     try:
-        found = {"path": str(_export(job, export))}
-    except Exception as error:  # is raised in the process that asked
-        found = described(error)
+        found = {"path": str(_export_job(job, export))}
+    except Exception as error:  # it is raised again in the process that called `export`
+        found = error_to_json(error)
     (job / "result.json").write_text(json.dumps(found), encoding="utf-8")
 
 
-def described(error):
-    """An error as JSON: the nearest of its kinds that every process has, and its message."""
+def error_to_json(error: BaseException) -> dict[str, str]:
+    """An error as JSON: its nearest base class in `ERRORS`, and its message."""
     kind = next((base.__name__ for base in type(error).__mro__ if base.__name__ in ERRORS), "RuntimeError")
     return {
         "error": kind,
@@ -104,32 +117,32 @@ def described(error):
     }
 
 
-def raise_again(found):
-    """Raises what `described` described."""
+def raise_again(found: Mapping[str, str]) -> NoReturn:
+    """Raises the error that `error_to_json` returned."""
     raise ERRORS[found["error"]](found["message"])
 
 
-def _export(job, export):
+def _export_job(job: Path, export: Callable[..., Path]) -> Path:
     given = json.loads((job / "job.json").read_text(encoding="utf-8"))
-    for module in given["modules"]:  # their classes register themselves
+    for module in given["modules"]:  # importing registers their classes with Keras
         importlib.import_module(module)
     model = keras.saving.load_model(job / "model.keras", compile=False)
     with np.load(job / "probe.npz") as file:
-        compare(given["backend"], [file[name] for name in file.files], _answers(model))
+        check_same_outputs(given["backend"], [file[name] for name in file.files], _outputs_of_probe(model))
     return export(
         model,
         given["path"],
         tokenizers={name: keras.saving.deserialize_keras_object(one) for name, one in given["tokenizers"].items()},
-        generation=None if given["generation"] is None else opened_options(given["generation"]),
+        generation=None if given["generation"] is None else options_from_json(given["generation"]),
         labels=given["labels"],
-        warmup=[_opened_request(entry) for entry in given["warmup"]],
+        warmup=[_request_from_json(entry) for entry in given["warmup"]],
         max_batch=given["max_batch"],
         backend=given["backend"],
     )
 
 
-def _answers(model):
-    """What a model answers to rows of zeros and ones, which every vocabulary has."""
+def _outputs_of_probe(model: keras.Model) -> list[np.ndarray]:
+    """The outputs for rows of zeros and ones, ids that every vocabulary has."""
     rows = []
     for tensor in model.inputs:
         width = tensor.shape[1] or 5
@@ -139,36 +152,40 @@ def _answers(model):
     return [keras.ops.convert_to_numpy(keras.ops.cast(x, "float32")) for x in keras.tree.flatten(outputs)]
 
 
-def compare(backend, expected, got):
-    """Raises unless the numbers are those of the model that was saved."""
+def check_same_outputs(backend: str, expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> None:
+    """Checks that the outputs on TensorFlow are those that the model had on `backend`.
+
+    Raises:
+        ValueError: they differ by more than rounding in half precision.
+    """
     for one, other in zip(expected, got, strict=True):
         scale = max(1.0, float(np.max(np.abs(one), initial=0)))
         error = float(np.max(np.abs(one - other), initial=0)) / scale if one.shape == other.shape else np.inf
-        if not error <= 0.05:  # half precision rounds otherwise on each backend
+        if not error <= 0.05:  # each backend rounds half precision differently
             raise ValueError(
                 f"`model` must answer on TensorFlow as it does on {backend}. Received: outputs that differ by "
                 f"{error:.1e}"
             )
 
 
-def saved(name, thing):
-    """A tokenizer as JSON."""
-    if not hasattr(thing, "get_config"):
+def tokenizer_to_json(name: str, tokenizer: Any) -> Any:
+    """The tokenizer in the argument `name` as JSON."""
+    if not hasattr(tokenizer, "get_config"):
         raise ValueError(
             f"`{name}` must have `get_config` and `from_config`, to be taken to TensorFlow. Received: {name} of type "
-            f"{type(thing).__name__}"
+            f"{type(tokenizer).__name__}"
         )
-    return keras.saving.serialize_keras_object(thing)
+    return keras.saving.serialize_keras_object(tokenizer)
 
 
-def saved_options(options):
-    """The options of `generate` as JSON; no pickle is ever written or read."""
+def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `generate` as JSON, since no pickle is ever written or read."""
     saved: dict[str, Any] = {}
     for name, value in options.items():
         if isinstance(value, Strategy):
             kind = type(value).__name__
-            of_ours = kind in STRATEGIES and type(value) is getattr(strategies, kind)
-            if not (of_ours and is_dataclass(value)):
+            is_ours = kind in STRATEGIES and type(value) is getattr(strategies, kind)
+            if not (is_ours and is_dataclass(value)):
                 raise ValueError(
                     "`generation` must have a strategy of keras_tx, to be taken to TensorFlow. Received: strategy of "
                     f"type {kind}"
@@ -178,18 +195,19 @@ def saved_options(options):
         elif isinstance(value, dict):  # forced_tokens; the keys of JSON are strings
             saved[name] = {"pairs": [[int(key), int(token)] for key, token in value.items()]}
         else:
-            saved[name] = _listed(value)
+            saved[name] = _to_lists(value)
     return saved
 
 
-def _listed(value):
-    """Numbers, and rows of them of any lengths, as JSON can hold them."""
+def _to_lists(value: Any) -> Any:
+    """Numbers, and rows of numbers of any lengths, as JSON can hold them."""
     if isinstance(value, (list, tuple)):
-        return [_listed(one) for one in value]
+        return [_to_lists(one) for one in value]
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def opened_options(saved):
+def options_from_json(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that `options_to_json` returned."""
     opened = {}
     for name, value in saved.items():
         if isinstance(value, dict) and "kind" in value:
@@ -199,17 +217,17 @@ def opened_options(saved):
     return opened
 
 
-def _saved_request(entry):
+def _request_to_json(entry: Any) -> Any:
     """An entry of `warmup` as JSON."""
     if not isinstance(entry, dict):
-        return written(entry)
+        return to_json(entry)
     inputs = {
-        key: written(value.tolist() if hasattr(value, "tolist") else value) for key, value in entry["inputs"].items()
+        key: to_json(value.tolist() if hasattr(value, "tolist") else value) for key, value in entry["inputs"].items()
     }
     return {**entry, "inputs": inputs}
 
 
-def _opened_request(saved):
+def _request_from_json(saved: Any) -> Any:
     if not (isinstance(saved, dict) and "inputs" in saved):
-        return raw(saved)
-    return {**saved, "inputs": {key: raw(value) for key, value in saved["inputs"].items()}}
+        return from_json(saved)
+    return {**saved, "inputs": {key: from_json(value) for key, value in saved["inputs"].items()}}

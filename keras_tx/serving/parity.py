@@ -1,20 +1,24 @@
-"""What the live model answers -> a file beside the graph for `check` to compare with, and figures for the card.
+"""Answers of the live model -> a file beside the graph that `check` compares with, and figures for the model card.
 
-The file is {"signatures": {name: [{"inputs": ..., "outputs": ..., "tolerance": ...}]}}, strings and numbers as lists,
-bytes that are no UTF-8 as {"b64": ...}; the first of a name is also what `check` times. Of a classifier also "text",
-"label", "probabilities" and "tolerance" of `serving_default` by Keras alone.
+The file is {"signatures": {name: [{"inputs": ..., "outputs": ..., "tolerance": ...}]}} with strings and numbers in
+lists, and bytes that are not UTF-8 as {"b64": ...}. `check` also times the first request of each signature. For a
+classifier the file also has "text", "label", "probabilities" and "tolerance" of `serving_default`, computed by Keras
+alone.
 """
 
 import base64
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 
 from keras_tx.optional import Lazy
-from keras_tx.serving.text_encoder import one_line
+from keras_tx.serving.text_encoder import TextEncoder, one_line
 from keras_tx.serving.warmup import serialized
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
@@ -29,73 +33,83 @@ MASKED = "A {mask} one, {mask}."  # for models that fill masks
 FILE = "assets.extra/keras_tx_parity.json"
 # How far an exported probability may be from the live one: eight roundings of 1 in the precision of the layers.
 TOLERANCES = {"float16": 8 * 2**-10, "bfloat16": 8 * 2**-7, None: 1e-6}
-BROKEN = 100  # tolerances away is no rounding
-GIVEN = 16  # texts of the user's that are compared at most
-LARGEST = 20_000  # numbers of an example; scores and vectors of long texts have millions
+TOO_FAR = 100  # times the tolerance: no longer a matter of rounding
+MOST_WARMUP_TEXTS = 16  # of the user's texts, at most so many are compared
+LARGEST_EXAMPLE = 20_000  # numbers; attention scores and vectors of long texts have millions
+
+Example = dict[str, Any]  # {"inputs": ..., "outputs": ..., "tolerance": ...}
 
 
-def encoder_examples(signatures, reader, tokenizer, texts=()):
-    """{name: examples} of the signatures of `classifying`, answered by Keras layer by layer, each text alone.
+def encoder_examples(
+    signatures: Mapping[str, Any], encoder: TextEncoder, tokenizer: Any, texts: Sequence[str] = ()
+) -> dict[str, list[Example]]:
+    """{name: examples} of an encoder model's signatures, computed by Keras layer by layer, each text alone.
 
     The texts are those above and the first of `texts`.
 
     Raises:
         ValueError: the model fails on a text that the tokenizer lets through, or answers with NaN.
     """
-    texts = [*TEXTS, *texts[:GIVEN]]
+    texts = [*TEXTS, *texts[:MOST_WARMUP_TEXTS]]
     if getattr(tokenizer, "mask_id", None) is not None:
         texts.append(MASKED.format(mask=tokenizer.vocabulary[tokenizer.mask_id]))
-    return {name: _examples(name, function, texts, reader, tokenizer) for name, function in signatures.items()}
+    return {name: _examples(name, function, texts, encoder, tokenizer) for name, function in signatures.items()}
 
 
-def _examples(name, function, texts, reader, tokenizer):
+def _examples(name: str, function: Any, texts: Sequence[str], encoder: TextEncoder, tokenizer: Any) -> list[Example]:
     examples = []
     for text in texts:
         if name == "tokens":
-            ids, _ = reader.tokenized(tokenizer, [text])
-            inputs = {"token_ids": ids, "lengths": tf.math.count_nonzero(ids != tokenizer.pad_id, 1, dtype="int32")}
+            ids, _ = encoder.tokenize(tokenizer, [text])
+            lengths = tf.math.count_nonzero(ids != tokenizer.pad_id, 1, dtype="int32")
+            inputs = {"token_ids": ids, "lengths": lengths}
+        elif name == "classify":
+            inputs = {"inputs": tf.constant([serialized(text)])}
         else:
-            inputs = (
-                {"inputs": tf.constant([serialized(text)])} if name == "classify" else {"text": tf.constant([text])}
-            )
+            inputs = {"text": tf.constant([text])}
         try:
-            with keras.device("cpu:0"):  # where `check` computes: a GPU rounds otherwise
+            with keras.device("cpu:0"):  # as `check` does: a GPU rounds differently
                 answer = function.python_function(**inputs)
-        except Exception as error:  # whatever a layer raises
+        except Exception as error:  # a layer may raise anything
             raise ValueError(
                 "`model` must answer every text that `tokenizer` lets through. Received: "
                 f"{text!r}, on which {name!r} fails: {one_line(error)}"
             ) from error
-        examples.append(example(name, inputs, answer, reader.half))
+        examples.append(example(name, inputs, answer, encoder.half_dtype))
     return [one for one in examples if one is not None]
 
 
-def ids_example(function, reader, row):
-    """The same for a model without a tokenizer: what `tokens` answers to a row of ids, as a list of one example."""
+def token_ids_example(function: Any, encoder: TextEncoder, row: Sequence[int]) -> list[Example]:
+    """At most one example for a model without a tokenizer: what `tokens` answers to a row of ids."""
     inputs = {"token_ids": tf.constant([row], "int32"), "lengths": tf.constant([len(row)])}
     with keras.device("cpu:0"):
         answer = function.python_function(**inputs)
-    found = example("tokens", inputs, answer, reader.half)
+    found = example("tokens", inputs, answer, encoder.half_dtype)
     return [] if found is None else [found]
 
 
-def generator_example(name, function, inputs, drawn, half):
-    """What a signature of a model that writes answers in the live graph, as a list of one example.
+def generator_example(
+    name: str, function: Any, inputs: Mapping[str, Tensor], is_random: bool, half_dtype: str | None
+) -> list[Example]:
+    """One example: what a signature of a generative model answers.
 
-    The request alone where the answer is drawn, is too large, or may differ by a token in half precision.
+    It is the request without the answer where the answer is random or too large, or where rounding in half precision
+    may change a token.
     """
-    alone = {"inputs": _listed(inputs), "outputs": {}, "tolerance": 0}
-    if drawn or half:
-        return [alone]
+    request: Example = {"inputs": _to_lists(inputs), "outputs": {}, "tolerance": 0}
+    if is_random or half_dtype:
+        return [request]
     with tf.device("cpu:0"):
         answer = function(**inputs)
-    return [example(name, inputs, answer, half) or alone]
+    return [example(name, inputs, answer, half_dtype) or request]
 
 
-def example(name, inputs, answer, half):
+def example(
+    name: str, inputs: Mapping[str, Tensor], answer: Mapping[str, Tensor], half_dtype: str | None
+) -> Example | None:
     """An entry of the file for the signature `name`; None if it would be too large.
 
-    Probabilities must be equal to the tolerance of `half`, other numbers to ten times that, relative to the largest.
+    The tolerance of probabilities is that of the dtype; of other numbers it is ten times that, relative to the largest.
 
     Raises:
         ValueError: a number is NaN.
@@ -106,37 +120,37 @@ def example(name, inputs, answer, half):
         if np.isnan(value).any():
             given = [str(np.asarray(x).ravel()[:1]) for x in inputs.values()]
             raise ValueError(f"`model` must answer with numbers. Received: NaN in the output '{key}' for {given}")
-    if sum(value.size for value in outputs.values()) > LARGEST:
+    if sum(value.size for value in outputs.values()) > LARGEST_EXAMPLE:
         return None
-    tolerance = TOLERANCES[half]
+    tolerance = TOLERANCES[half_dtype]
     if name != "classify" and not set(floats) <= {"probabilities"}:
         finite = [value[np.isfinite(value)] for value in floats.values()]
         tolerance *= 10 * max([1.0, *[float(np.max(np.abs(value), initial=0)) for value in finite]])
-    return {"inputs": _listed(inputs), "outputs": _listed(outputs), "tolerance": tolerance}
+    return {"inputs": _to_lists(inputs), "outputs": _to_lists(outputs), "tolerance": tolerance}
 
 
-def differences(signatures, examples):
-    """{name: figures} of what a loaded version answers to the examples.
+def differences(signatures: Mapping[str, Any], examples: Mapping[str, list[Example]]) -> dict[str, dict[str, Any]]:
+    """{name: figures} of how far the answers of a loaded version are from those of the live model.
 
     Raises:
-        ValueError: it answers otherwise than the live model, by far more than rounding.
+        ValueError: an answer is further away than rounding explains.
     """
     figures = {}
     for name, rows in examples.items():
         largest, equal = 0.0, True
         specs = signatures[name].structured_input_signature[1]
-        for row in [*rows[:1], *rows]:  # the first one twice: a model may draw lots
-            inputs = {key: tf.constant(raw(value), specs[key].dtype) for key, value in row["inputs"].items()}
+        for row in [*rows[:1], *rows]:  # the first one twice, since the answers of a model may be random
+            inputs = {key: tf.constant(from_json(value), specs[key].dtype) for key, value in row["inputs"].items()}
             with tf.device("cpu:0"):
                 answer = signatures[name](**inputs)
             found = [0.0]
             for key, expected in row["outputs"].items():
                 if answer[key].dtype.is_floating:
-                    found.append(_largest(answer[key].numpy(), expected))
+                    found.append(_largest_difference(answer[key].numpy(), expected))
                 else:
-                    equal = equal and _listed({key: answer[key]})[key] == expected
-            difference = float(np.max(found))  # NaN, if one is
-            if not difference <= BROKEN * row["tolerance"]:
+                    equal = equal and _to_lists({key: answer[key]})[key] == expected
+            difference = float(np.max(found))  # NaN, if one of them is
+            if not difference <= TOO_FAR * row["tolerance"]:
                 raise ValueError(
                     "`model` must answer the same as a graph as it does live, every time. Received: answers of "
                     f"{name!r} that differ by {difference:.1e} for {row['inputs']}"
@@ -151,35 +165,36 @@ def differences(signatures, examples):
     return figures
 
 
-def write_parity(folder: Path, content):
-    """Writes the file of the version in `folder`."""
+def write_parity(folder: Path, content: Mapping[str, Any]) -> None:
+    """Writes the file into the folder of a version."""
     (folder / FILE).parent.mkdir(exist_ok=True)
     (folder / FILE).write_text(json.dumps(content), encoding="utf-8")
 
 
-def classifier_answers(reader, tokenizer, labels):
-    """What a live `TextClassifier` answers to `TEXTS`, one text at a time, by Keras alone."""
-    model = reader.model
+def classifier_answers(encoder: TextEncoder, tokenizer: Any, labels: Sequence[str]) -> dict[str, Any]:
+    """The answers of a live `TextClassifier` to `TEXTS`, one text at a time, computed by Keras alone."""
+    model = encoder.model
     is_probability = model.activation is keras.activations.softmax
     rows = []
     for text in TEXTS:
         with keras.device("cpu:0"):
-            ids, segments = reader.tokenized(tokenizer, [text])
-            outputs = model(reader.inputs(ids, segments), training=False)
+            ids, segments = encoder.tokenize(tokenizer, [text])
+            outputs = model(encoder.model_inputs(ids, segments), training=False)
             probabilities = outputs if is_probability else keras.ops.softmax(outputs)
         rows.append(keras.ops.convert_to_numpy(probabilities)[0].tolist())
     best = [labels[max(range(len(row)), key=row.__getitem__)] for row in rows]
-    return {"text": list(TEXTS), "label": best, "probabilities": rows, "tolerance": TOLERANCES[reader.half]}
+    tolerance = TOLERANCES[encoder.half_dtype]
+    return {"text": list(TEXTS), "label": best, "probabilities": rows, "tolerance": tolerance}
 
 
-def _listed(tensors):
-    return {key: written(np.asarray(value).tolist()) for key, value in tensors.items()}
+def _to_lists(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {key: to_json(np.asarray(value).tolist()) for key, value in tensors.items()}
 
 
-def written(value):
-    """Bytes as str, and those that are not UTF-8 as {"b64": ...}, as a server's REST interface has them."""
+def to_json(value: Any) -> Any:
+    """Turns bytes into str, and bytes that are not UTF-8 into {"b64": ...}, as a server's REST interface does."""
     if isinstance(value, list):
-        return [written(one) for one in value]
+        return [to_json(one) for one in value]
     if not isinstance(value, bytes):
         return value
     try:
@@ -188,18 +203,18 @@ def written(value):
         return {"b64": base64.b64encode(value).decode()}
 
 
-def raw(value):
-    """What `written` wrote."""
+def from_json(value: Any) -> Any:
+    """Turns what `to_json` returned into values for `tf.constant`."""
     if isinstance(value, list):
-        return [raw(one) for one in value]
+        return [from_json(one) for one in value]
     return base64.b64decode(value["b64"]) if isinstance(value, dict) else value
 
 
-def _largest(got, expected):
+def _largest_difference(got: np.ndarray, expected: Any) -> float:
     expected = np.asarray(expected, "float64")
     if not got.size and not expected.size:
         return 0.0
     if got.shape != expected.shape:
-        return np.inf
-    with np.errstate(invalid="ignore"):  # of infinities that are equal
+        return float(np.inf)
+    with np.errstate(invalid="ignore"):  # inf - inf, where both are equal
         return float(np.max(np.abs(np.where(got == expected, 0, got - expected)), initial=0))

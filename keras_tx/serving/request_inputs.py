@@ -1,48 +1,57 @@
-"""What clients send -> ids of a model, checked in the graph: ids (B, T) with lengths (B,), or tf.Examples (B,).
+"""What clients send -> checked ids or texts, in the graph: ids (B, T) with lengths (B,), or tf.Examples (B,).
 
-B batch, T tokens. Every input has the batch as its first axis, so that a server may put requests together. No padding
-mask comes from outside: a server fills short rows up with the first value of the tensor, for a mask that is 1. What is
-refused ends the request, and those that the server put into one batch with it, with a message that names the input.
+B batch, T tokens. The first axis of every input is the batch, so that a server may put requests together. Clients send
+lengths and no padding mask: a server pads short rows with the first value of the tensor, which for a mask is 1. A wrong
+request fails, together with the requests that the server put into one batch with it; the message names the input.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from keras_tx.optional import Lazy
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
-FEATURE = "text"  # of a tf.Example
+FEATURE = "text"  # the feature of a tf.Example
 
 
-def text_spec(name="text"):
+def graph_function(*specs: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator that makes a function a `tf.function` with this input signature."""
+    return lambda function: tf.function(function, input_signature=list(specs), autograph=False)
+
+
+def text_spec(name: str = "text") -> Any:
     """Strings (B,)."""
     return tf.TensorSpec([None], tf.string, name)
 
 
-def id_specs(name="token_ids", lengths_name="lengths"):
+def id_specs(name: str = "token_ids", lengths_name: str = "lengths") -> list[Any]:
     """Ids (B, T) and lengths (B,)."""
     return [tf.TensorSpec([None, None], tf.int32, name), tf.TensorSpec([None], tf.int32, lengths_name)]
 
 
-def ids_in(
-    token_ids,
-    lengths,
-    vocabulary_size,
-    padding_id,
-    max_length=None,
+def checked_ids(
+    token_ids: Tensor,
+    lengths: Tensor,
+    vocabulary_size: int | None,
+    padding_id: int,
+    max_length: int | None = None,
     *,
-    name="token_ids",
-    lengths_name="lengths",
-):
-    """Ids with padding behind their lengths; whatever a client or a server put there is gone.
+    name: str = "token_ids",
+    lengths_name: str = "lengths",
+) -> Tensor:
+    """Returns the ids with padding behind their lengths, whatever a client or a server put there.
 
-    An id outside the vocabulary never gets further, also where a server strips assertions from its graphs.
+    An id outside the vocabulary never reaches the model, even on a server that strips assertions from its graphs.
 
     Args:
         token_ids: int32 (B, T).
-        lengths: int32 (B,), the number of real tokens, which stand on the left.
-        vocabulary_size: V; None if it isn't known, then only negative ids are refused.
-        padding_id: what is written behind the lengths.
-        max_length: the positions of the model; None if they have no end.
-        name, lengths_name: of the two inputs, for the messages.
+        lengths: int32 (B,), the number of real tokens, which are on the left.
+        vocabulary_size: V; None where it is unknown: then only negative ids are refused.
+        padding_id: what is put behind the lengths.
+        max_length: the number of positions of the model; None if there is no limit.
+        name, lengths_name: names of the two inputs, for the messages.
 
     Returns:
         int32 (B, T), ids in [0, V).
@@ -54,31 +63,32 @@ def ids_in(
     rows, width = tf.unstack(tf.shape(token_ids))
     largest = (vocabulary_size or token_ids.dtype.max) - 1
     ids_rule = f"{name} must be in [0, {vocabulary_size})" if vocabulary_size else f"{name} must not be negative"
-    one_each = tf.equal(tf.shape(lengths)[0], rows)
+    same_number = tf.equal(tf.shape(lengths)[0], rows)
     checks = [
-        tf.debugging.Assert(one_each, [f"{lengths_name} must be one for each row of {name}. Received:", lengths]),
-        _none_of(token_ids, (token_ids < 0) | (token_ids > largest), ids_rule),
-        _none_of(
+        tf.debugging.Assert(same_number, [f"{lengths_name} must be one for each row of {name}. Received:", lengths]),
+        _assert_none(token_ids, (token_ids < 0) | (token_ids > largest), ids_rule),
+        _assert_none(
             lengths, (lengths < 0) | (lengths > width), f"{lengths_name} must be between 0 and the width of {name}"
         ),
     ]
     if max_length is not None:
         rule = f"{lengths_name} must be at most {max_length}, the positions of the model"
-        checks.append(_none_of(lengths, lengths > max_length, rule))
+        checks.append(_assert_none(lengths, lengths > max_length, rule))
     with tf.control_dependencies(checks):
         token_ids = tf.clip_by_value(token_ids, 0, largest)
         return tf.where(tf.sequence_mask(lengths, width), token_ids, padding_id)
 
 
-def _none_of(values, wrong, rule):
-    """An assertion that shows the first values that are wrong."""
-    return tf.debugging.Assert(~tf.reduce_any(wrong), [f"{rule}. Received:", tf.boolean_mask(values, wrong)])
+def _assert_none(values: Tensor, is_wrong: Tensor, rule: str) -> Any:
+    """An assertion whose message has the first wrong values."""
+    return tf.debugging.Assert(~tf.reduce_any(is_wrong), [f"{rule}. Received:", tf.boolean_mask(values, is_wrong)])
 
 
-def examples_in(serialized):
+def texts_of_examples(examples: Tensor) -> Tensor:
     """Serialized tf.Examples (B,) -> the strings (B,) of their feature "text".
 
     Raises:
-        InvalidArgumentError: when the graph runs, for bytes that are no tf.Example, or one without a single "text".
+        InvalidArgumentError: when the graph runs, for bytes that are no tf.Example, or an example without exactly one
+            "text".
     """
-    return tf.io.parse_example(serialized, {FEATURE: tf.io.FixedLenFeature([], tf.string)})[FEATURE]
+    return tf.io.parse_example(examples, {FEATURE: tf.io.FixedLenFeature([], tf.string)})[FEATURE]

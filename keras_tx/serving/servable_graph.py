@@ -1,4 +1,7 @@
-"""What is looked at in the graphs of signatures before they are saved: operations, and resources of a tokenizer."""
+"""Checks on the graphs of signatures before they are saved, and the resources that must be saved with them."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from keras_tx.keras_internals import is_compiled_by_xla
 from keras_tx.optional import Lazy
@@ -7,41 +10,41 @@ from keras_tx.serving.check.audit import UNSERVABLE
 tf = Lazy("tensorflow")
 
 
-def check_servable(signatures):
-    """Raises where a graph has what a stock server cannot run: there, XLA is off and there is no Python.
+def check_servable(signatures: Mapping[str, Any]) -> None:
+    """Checks that no graph needs XLA or Python: a stock server has XLA turned off and runs no Python.
 
     Raises:
-        ValueError: there is such an operation, or a function that must be compiled; the message names it.
+        ValueError: a graph has such an operation, or a function that must be compiled; the message names it.
     """
     for name, function in signatures.items():
         graph = function.get_concrete_function().graph.as_graph_def()
         ops = {node.op for node in graph.node}
         ops |= {node.op for inner in graph.library.function for node in inner.node_def}
-        wrong = sorted(op for op in ops if op.startswith(UNSERVABLE))
+        unservable = sorted(op for op in ops if op.startswith(UNSERVABLE))
         if any(map(is_compiled_by_xla, graph.library.function)):
-            wrong.append("a function with jit_compile=True")
-        if wrong:
+            unservable.append("a function with jit_compile=True")
+        if unservable:
             raise ValueError(
                 "`model` must have operations that a server runs without XLA and Python; `keras.ops.slice_update` "
                 "becomes XlaDynamicUpdateSlice, `keras.ops.scatter_update` does not. Received: "
-                f"{', '.join(wrong)} in the signature {name!r}"
+                f"{', '.join(unservable)} in the signature {name!r}"
             )
 
 
-def resources_of(tokenizer):
-    """The lookup tables and models in the attributes of a tokenizer, which must be saved beside the graph."""
-    found, seen, places = [], set(), [tokenizer]
-    while places:
-        one = places.pop()
-        if id(one) in seen:
+def tokenizer_resources(tokenizer: Any) -> list[Any]:
+    """The lookup tables and models in the attributes of a tokenizer, which an export must track to save them."""
+    found, seen, waiting = [], set(), [tokenizer]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(one, tf.saved_model.experimental.TrackableResource):
-            found.append(one)
-        elif one is tokenizer or isinstance(one, tf.Module):
-            places.extend(getattr(one, "__dict__", {}).values())
-        elif isinstance(one, dict):
-            places.extend(one.values())
-        elif isinstance(one, (list, tuple)):
-            places.extend(one)
+        seen.add(id(value))
+        if isinstance(value, tf.saved_model.experimental.TrackableResource):
+            found.append(value)
+        elif value is tokenizer or isinstance(value, tf.Module):
+            waiting.extend(getattr(value, "__dict__", {}).values())
+        elif isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            waiting.extend(value)
     return found

@@ -1,12 +1,14 @@
-"""A functional model that reads -> what an export must know of it, and one way to call it: ids (B, T) -> outputs.
+"""A functional encoder model -> what an export must know of it, and one way to call it: ids (B, T) -> named outputs.
 
-B batch, T tokens. `TextClassifier` and `MaskedLM` are such models, those of `keras_tx.pretrained` that do not write,
-and users' own: integer inputs (B, T), by name or by position the token ids and, where there are any, segment ids and
-a padding mask, which is computed here.
+B batch, T tokens. `TextClassifier` and `MaskedLM` are such models, and so are the checkpoints of `keras_tx.pretrained`
+that do not generate, and users' own models. Their inputs are integers (B, T): token ids and, where the model has them,
+segment ids and a padding mask, found by name or by position. The padding mask is computed here from the ids.
 """
 
 import itertools
 import re
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,6 +17,7 @@ from keras_tx.functional_graph import consumers_of, is_optional_input
 from keras_tx.keras_internals import functional_model, keras_hub_positions, layers_within
 from keras_tx.layers import LearnedPositionalEncoding
 from keras_tx.optional import Lazy
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
@@ -24,80 +27,89 @@ NAMES = {
     "mask": ("attention_mask", "padding_mask", "input_mask"),
 }
 BY_POSITION = ("ids", "segments")
-HALF = ("float16", "bfloat16")
+HALF_DTYPES = ("float16", "bfloat16")
 
 
 class TextEncoder:
-    """What goes in and out of a functional model over ids.
+    """The inputs and outputs of a functional model over ids.
+
+    Args:
+        model: a functional `keras.Model`, or a built `keras.Sequential`.
 
     Attributes:
-        roles: the name of each input -> "ids", "segments", "mask", or None for an optional one that is left out.
-        width: the T that the model was built for; None for any.
-        vocabulary_size, padding_id: of the layer that looks the ids up; None where nothing tells.
-        max_length: the fewest positions of a layer; None if nothing tells.
+        roles: the name of each input -> "ids", "segments", "mask", or None for an optional input that gets nothing.
+        fixed_length: the T that the model was built for; None: any.
+        vocabulary_size, padding_id: of the embedding that looks the ids up; None where the model does not tell.
+        max_length: the smallest number of positions of any layer; None where the model does not tell.
         outputs: the name of each output -> its symbolic tensor.
+        has_mask: whether one of the inputs is a padding mask.
 
     Raises:
-        TypeError: a model that is not functional.
-        ValueError: inputs that are not ids and what belongs to them, or an output without the batch as first axis.
+        TypeError: the model is not functional.
+        ValueError: an input is neither ids, segment ids nor a padding mask, or the first axis of an output is not the
+            batch.
     """
 
-    def __init__(self, model):
+    def __init__(self, model: keras.Model):
         self.model = _as_functional(model)
-        self.roles = _roles(self.model.inputs)
+        self.roles: dict[str, str | None] = _roles(self.model.inputs)
         ids = next(x for x in self.model.inputs if self.roles[x.name] == "ids")
         layer = _embedding_of(self.model, ids)
         self._check_inputs(layer)
-        self.width = ids.shape[1]
-        self.vocabulary_size = getattr(layer, "vocabulary_size", getattr(layer, "input_dim", None))
-        self.padding_id = getattr(layer, "padding_id", 0 if getattr(layer, "mask_zero", False) else None)
+        self.fixed_length: int | None = ids.shape[1]
+        self.vocabulary_size: int | None = getattr(layer, "vocabulary_size", getattr(layer, "input_dim", None))
+        self.padding_id: int | None = getattr(layer, "padding_id", 0 if getattr(layer, "mask_zero", False) else None)
         lengths = [_positions_of(one) for one in layers_within(self.model)]
-        self.max_length = min([n for n in [*lengths, self.width] if n is not None], default=None)
-        self.outputs = _named_outputs(self.model)
+        self.max_length: int | None = min([n for n in [*lengths, self.fixed_length] if n is not None], default=None)
+        self.outputs: dict[str, Tensor] = _named_outputs(self.model)
         self.has_mask = "mask" in self.roles.values()
 
-    def __call__(self, ids, segments=None, padding_id=0):
-        """The outputs by name, those of half precision as float32: JSON has no numbers for them."""
-        outputs = self.model(self.inputs(ids, segments, padding_id), training=False)
-        return dict(zip(self.outputs, map(in_full, keras.tree.flatten(outputs)), strict=True))
+    def __call__(self, ids: Tensor, segments: Tensor = None, padding_id: int = 0) -> dict[str, Tensor]:
+        """Returns the outputs by name. Half precision becomes float32, since JSON has no half-precision numbers."""
+        outputs = self.model(self.model_inputs(ids, segments, padding_id), training=False)
+        return dict(zip(self.outputs, map(half_to_float32, keras.tree.flatten(outputs)), strict=True))
 
-    def part(self, tensor):
-        """The model up to a symbolic `tensor`: a function of the same arguments that returns its value."""
-        part = keras.Model(self.model.inputs, tensor)
-        return lambda ids, segments=None, padding_id=0: in_full(
-            part(keras.tree.flatten(self.inputs(ids, segments, padding_id)), training=False)
-        )
+    def up_to(self, tensor: Tensor) -> Callable[..., Tensor]:
+        """Returns a function, called like this object, that computes the symbolic `tensor` of the model."""
+        submodel = keras.Model(self.model.inputs, tensor)
 
-    def tokenized(self, tokenizer, texts):
-        """Texts -> ids and segment ids (B, T), as wide as the model was built for, and no longer than it can take."""
-        options = {"max_length": self.max_length} if tokenizer.max_length is None else {}
-        if self.width is not None:
-            options = {"max_length": self.width, "padding": "max_length"}
+        def run(ids: Tensor, segments: Tensor = None, padding_id: int = 0) -> Tensor:
+            inputs = keras.tree.flatten(self.model_inputs(ids, segments, padding_id))
+            return half_to_float32(submodel(inputs, training=False))
+
+        return run
+
+    def tokenize(self, tokenizer: Any, texts: Any) -> tuple[Tensor, Tensor]:
+        """Texts -> ids and segment ids, both (B, T), of the fixed length or of at most `max_length` tokens."""
+        options: dict[str, Any] = {"max_length": self.max_length} if tokenizer.max_length is None else {}
+        if self.fixed_length is not None:
+            options = {"max_length": self.fixed_length, "padding": "max_length"}
         features = tokenizer(texts, **options)
         ids = tf.convert_to_tensor(features["token_ids"])
         segments = features.get("segment_ids", tf.zeros_like(ids))
-        if self.width is not None:
+        if self.fixed_length is not None:
             return ids, segments
-        return with_a_column(ids, tokenizer.pad_id), with_a_column(segments, 0)
+        return at_least_one_column(ids, tokenizer.pad_id), at_least_one_column(segments, 0)
 
     @property
-    def half(self):
-        """The coarsest dtype that a layer computes in, if it is coarser than float32."""
-        return half_of(self.model)
+    def half_dtype(self) -> str | None:
+        """The least precise dtype that a layer computes in, if it is less precise than float32."""
+        return half_dtype_of(self.model)
 
-    def inputs(self, ids, segments=None, padding_id=0):
+    def model_inputs(self, ids: Tensor, segments: Tensor = None, padding_id: int = 0) -> Any:
+        """Ids and segment ids (B, T) -> the inputs in the structure that the model takes."""
         given = []
         for tensor in self.model.inputs:
             role, dtype = self.roles[tensor.name], tensor.dtype
             if role == "ids":
-                given.append(tf.cast(tf.maximum(ids, 0), dtype))  # padding may be -1, where all other ids are tokens
+                given.append(tf.cast(tf.maximum(ids, 0), dtype))  # a padding id of -1 is in no embedding
             elif role == "segments":
                 given.append(tf.zeros_like(ids, dtype) if segments is None else tf.cast(segments, dtype))
             else:
                 given.append(None if role is None else tf.cast(tf.not_equal(ids, padding_id), dtype))
         return keras.tree.pack_sequence_as(self.model.input, given)
 
-    def _check_inputs(self, layer):
+    def _check_inputs(self, layer: Any) -> None:
         for tensor in self.model.inputs:
             role, dtype = self.roles[tensor.name], tensor.dtype
             looked_up = role == "ids" and layer is not None  # Keras casts there
@@ -113,86 +125,87 @@ class TextEncoder:
                 )
 
 
-def half_of(model):
-    """The coarsest dtype that a layer of `model` computes in, if it is coarser than float32."""
+def half_dtype_of(model: keras.Model) -> str | None:
+    """The least precise dtype that a layer of `model` computes in, if it is less precise than float32."""
     dtypes = {getattr(layer, "compute_dtype", None) for layer in layers_within(model)}
-    return next((dtype for dtype in reversed(HALF) if dtype in dtypes), None)
+    return next((dtype for dtype in reversed(HALF_DTYPES) if dtype in dtypes), None)
 
 
-def in_full(tensor):
-    """`tensor`, as float32 if it is of half precision."""
-    return tf.cast(tensor, "float32") if tensor.dtype.name in HALF else tensor
+def half_to_float32(tensor: Tensor) -> Tensor:
+    """Casts half precision to float32 and leaves all other dtypes as they are."""
+    return tf.cast(tensor, "float32") if tensor.dtype.name in HALF_DTYPES else tensor
 
 
-def with_a_column(ids, padding_id):
-    """Ids (B, T), as (B, 1) where T is 0: of no rows at all, or of rows without tokens. Models may look for a first."""
+def at_least_one_column(ids: Tensor, padding_id: int) -> Tensor:
+    """Ids (B, T) with one column of padding where T is 0, because models may look at the first token of each row."""
     missing = tf.maximum(1 - tf.shape(ids)[1], 0)
     return tf.pad(ids, [[0, 0], [0, missing]], constant_values=padding_id)
 
 
-def mean_of_real(hidden, ids, padding_id):
-    """Vectors (B, T, D) -> their mean over the tokens that are not padding (B, D); of none of them zeros."""
+def mean_of_real_tokens(hidden: Tensor, ids: Tensor, padding_id: int) -> Tensor:
+    """Vectors (B, T, D) -> their mean over the real tokens (B, D); zeros for a row without real tokens."""
     real = tf.cast(tf.not_equal(ids, padding_id), hidden.dtype)
     total = tf.einsum("BT,BTD->BD", real, hidden)
     return total / tf.maximum(tf.reduce_sum(real, axis=1, keepdims=True), 1)
 
 
-def check_padding(reader, padding_id, ids, width):
-    """Raises unless a row of `ids` has the same answer each time, alone and filled up with padding to `width`.
+def check_padding(encoder: TextEncoder, padding_id: int, ids: Any, length: int) -> None:
+    """Checks that a row of `ids` has the same outputs every time, alone and padded to `length` tokens.
 
-    Only then may rows of different lengths share a batch. This also sees whether the model takes so many tokens.
+    Only then may rows of different lengths share a batch. The check also finds out whether the model takes rows of that
+    length at all.
 
     Raises:
-        ValueError: the answers differ, or the model does not run on `width` tokens.
+        ValueError: the outputs differ, or the model does not run on `length` tokens.
     """
-    tolerance = 0.05 if reader.half else 1e-4
+    tolerance = 0.05 if encoder.half_dtype else 1e-4
     alone = np.array([ids], "int32")
-    filled = np.full((1, max(width, len(ids))), padding_id, "int32")
-    filled[:, : len(ids)] = alone
+    padded = np.full((1, max(length, len(ids))), padding_id, "int32")
+    padded[:, : len(ids)] = alone
     with keras.device("cpu:0"):
-        first, again, second = (_tried(reader, row, padding_id) for row in (alone, alone, filled))
+        first, again, second = (_outputs_of_row(encoder, row, padding_id) for row in (alone, alone, padded))
     for name, expected in first.items():
-        error = _difference(again[name], expected)
+        error = _relative_difference(again[name], expected)
         if not error <= tolerance:
             raise ValueError(
                 "`model` must give the same answer every time. Received: output "
                 f"'{name}' that differs by {error:.1e} between two calls"
             )
-        error = _difference(second[name][tuple(slice(size) for size in expected.shape)], expected)
+        error = _relative_difference(second[name][tuple(slice(size) for size in expected.shape)], expected)
         if not error <= tolerance:
             raise ValueError(
                 f"`model` must not see padding, the id {padding_id}, or rows of different lengths could not share a "
                 "batch: mask it (`TokenEmbedding(padding_id=...)`, `keras.layers.Embedding(mask_zero=True)`, an input "
                 f"'padding_mask'), or give the `keras.Input` of the ids its fixed length. Received: output '{name}' "
-                f"that differs by {error:.1e} between {len(ids)} tokens alone and filled up to {width}"
+                f"that differs by {error:.1e} between {len(ids)} tokens alone and padded to {length}"
             )
 
 
-def _difference(got, expected):
-    """The largest difference of two outputs, relative to the largest number if that is over 1."""
+def _relative_difference(got: Tensor, expected: Tensor) -> float:
+    """The largest difference of two outputs, relative to the largest expected number if that is over 1."""
     got, expected = (np.asarray(x).astype("float64") for x in (got, expected))
     same = (got == expected) | (np.isnan(got) & np.isnan(expected))
     scale = max(1.0, float(np.max(np.abs(expected[np.isfinite(expected)]), initial=0)))
-    with np.errstate(invalid="ignore"):  # of infinities that are equal
+    with np.errstate(invalid="ignore"):  # inf - inf, where both are equal
         return float(np.max(np.abs(np.where(same, 0, got - expected)), initial=0)) / scale
 
 
-def _tried(reader, row, padding_id):
+def _outputs_of_row(encoder: TextEncoder, row: np.ndarray, padding_id: int) -> dict[str, Tensor]:
     try:
-        return reader(tf.constant(row), padding_id=padding_id)
-    except Exception as error:  # whatever a layer raises
+        return encoder(tf.constant(row), padding_id=padding_id)
+    except Exception as error:  # a layer may raise anything
         raise ValueError(
             "`model` must take rows as long as `tokenizer` makes them; give that a `max_length`. Received: "
             f"{row.shape[1]} tokens, on which the model fails: {one_line(error)}"
         ) from error
 
 
-def one_line(error):
-    """The message of an error in one line, cut, without colours."""
+def one_line(error: BaseException) -> str:
+    """The message of an error as one line of at most 500 characters, without the codes of terminal colours."""
     return re.sub(r"\x1b\[[0-9;]*m", "", " ".join(str(error).split()))[:500]
 
 
-def _as_functional(model):
+def _as_functional(model: keras.Model) -> Any:
     function = functional_model(model)
     if function is None:
         raise TypeError(
@@ -202,7 +215,7 @@ def _as_functional(model):
     return function
 
 
-def _roles(inputs):
+def _roles(inputs: Sequence[Tensor]) -> dict[str, str | None]:
     """The name of each input -> its role."""
     roles = {x.name: role for x in inputs for role, names in NAMES.items() if x.name in names}
     rest = [x.name for x in inputs if x.name not in roles and not is_optional_input(x)]
@@ -216,20 +229,20 @@ def _roles(inputs):
     return {x.name: None for x in inputs} | roles | dict(zip(rest, free, strict=False))
 
 
-def _embedding_of(model, tensor):
-    """The layer of `model` that looks the ids of an input up, also within nested models; None if there is none."""
+def _embedding_of(model: Any, tensor: Tensor) -> Any:
+    """The layer that looks up the ids of an input, also within nested models; None if there is none."""
     layers = [call.operation for call in consumers_of(tensor, model)]
     return next((x for x in layers if hasattr(x, "vocabulary_size") or hasattr(x, "input_dim")), None)
 
 
-def _positions_of(layer):
-    """The number of positions of a layer of learned ones, of this package or of KerasHub; None of any other."""
+def _positions_of(layer: Any) -> int | None:
+    """The number of positions of a layer that learns them, of this package or of KerasHub; None for other layers."""
     return layer.max_length if isinstance(layer, LearnedPositionalEncoding) else keras_hub_positions(layer)
 
 
-def _named_outputs(model):
-    """{name: symbolic output}: the keys of a dict, else the names of the layers, with a number where two are equal."""
-    named = {}
+def _named_outputs(model: Any) -> dict[str, Tensor]:
+    """{name: symbolic output}: the keys of a dict, or the names of the layers, with a number where two are equal."""
+    named: dict[str, Tensor] = {}
     for (path, tensor), layer_name in zip(keras.tree.flatten_with_path(model.output), model.output_names, strict=True):
         by_key = any(isinstance(part, str) for part in path)
         name = base = "_".join(map(str, path)) if by_key else layer_name

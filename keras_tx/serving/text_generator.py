@@ -1,11 +1,16 @@
-"""A model that writes -> what its signatures share: texts or ids in, checked rows of ids, the searches, and texts out.
+"""A generative model -> what its signatures share: requests to checked rows of ids, decoding, and ids back to texts.
 
-B prompts, S source tokens, M new tokens, n results. A model with sources (`Seq2Seq`) is given sources, and its targets
-begin with the start token; any other is given prompts. Everything here is traced into graphs.
+B prompts, S source tokens, T target tokens, M new tokens, n results of each prompt. A model with sources, such as
+`Seq2Seq`, gets sources, and its targets begin with the start token; any other model gets prompts. Everything here
+becomes part of TensorFlow graphs.
 """
 
 import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
+
+import keras
 
 from keras_tx.generation import Beam, Sample, Strategy, generate, in_graph, philox
 from keras_tx.generation.config import GenerationConfig
@@ -13,307 +18,355 @@ from keras_tx.generation.incremental_model import IncrementalModel
 from keras_tx.generation.per_row import PerRowStrategy
 from keras_tx.models.language_model import LanguageModel
 from keras_tx.optional import Lazy
-from keras_tx.serving.request_inputs import ids_in
+from keras_tx.serving.request_inputs import checked_ids, graph_function
+from keras_tx.serving.tokenizer_checks import check_length_limit
+from keras_tx.text.compatibility import check_fits
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
-NEW_TOKENS = 64  # where `generation` does not say, or half of the learned positions if these are fewer
-BEAMS = 4  # of the signature `beam`, where the strategy is another
-_OF_A_CALL = ("model", "inputs", "tokenizer", "source_tokenizer", "return_scores", "jit_compile")
+MAX_NEW_TOKENS = 64  # the default; half of the learned positions where these are fewer
+NUM_BEAMS = 4  # of the signature `beam`, where the strategy is not a `Beam`
+_NO_OPTIONS = ("model", "inputs", "tokenizer", "source_tokenizer", "return_scores", "jit_compile")
+
+Decoded = tuple[Tensor, Tensor, Tensor]  # new tokens (B, n, M), their lengths (B, n) and scores (B, n)
 
 
 class TextGenerator:
-    """What can be asked of a model that writes.
+    """A generative model with its tokenizers and the options of generation, to be called from graphs.
 
     Args:
-        model: one that `keras_tx.generation.generate` takes.
-        tokenizer, source_tokenizer: run in a graph; None: ids only.
-        generation: dict of options of `generate`.
+        model: a model that `keras_tx.generation.generate` takes.
+        tokenizer, source_tokenizer: tokenizers that run in a graph; None: requests have ids.
+        generation: options of `generate`, by name.
+
+    Attributes:
+        model: the model as it was given.
+        is_language_model: whether it is a `CausalLM` or a `Seq2Seq`, which have attention scores and hidden states.
+        incremental_model: the model as decoding runs it.
+        config: the checked options.
+        max_new_tokens: M.
+        max_prompt_tokens: the most tokens of a prompt, where the model has no limit of its own; otherwise None.
+        client_inputs: the inputs of the model that clients give: its sources, or the only input.
 
     Raises:
-        TypeError: another strategy, or a model that is not functional.
+        TypeError: an unknown strategy, or a model that is not functional.
         ValueError: an unknown option, options that contradict each other or the model, a tokenizer that does not fit
-            the model, or sources without a padding id.
+            the model, or a source without a padding id.
     """
 
-    def __init__(self, model, tokenizer=None, source_tokenizer=None, generation=None):
+    def __init__(
+        self,
+        model: keras.Model,
+        tokenizer: Any = None,
+        source_tokenizer: Any = None,
+        generation: Mapping[str, Any] | None = None,
+    ):
         options = dict(generation or {})
-        known = [name for name in inspect.signature(generate).parameters if name not in _OF_A_CALL]
+        known = [name for name in inspect.signature(generate).parameters if name not in _NO_OPTIONS]
         unknown = sorted(set(options) - set(known))
         if unknown:
             raise ValueError(f"`generation` must have keys among {known}. Received: {unknown}")
-        self.is_language_model = isinstance(model, LanguageModel)
         self.model = model
-        writing = model._generation_model() if self.is_language_model else model
-        self.steps = IncrementalModel(writing, options.pop("target", None))
-        if source_tokenizer is not None and (tokenizer is None or not self.steps.sources):
+        self.is_language_model = isinstance(model, LanguageModel)
+        functional = model._generation_model() if self.is_language_model else model
+        self.incremental_model = IncrementalModel(functional, options.pop("target", None))
+        sources = self.incremental_model.sources
+        if source_tokenizer is not None and (tokenizer is None or not sources):
             raise ValueError(
                 "`source_tokenizer` is for models with sources, beside the `tokenizer` of their targets. Received: "
-                f"source_tokenizer of type {type(source_tokenizer).__name__}, sources {self.steps.sources}, "
+                f"source_tokenizer of type {type(source_tokenizer).__name__}, sources {sources}, "
                 f"tokenizer={tokenizer!r}"
             )
         self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
-        options.setdefault("max_new_tokens", min(NEW_TOKENS, (self.steps.max_length or 2 * NEW_TOKENS) // 2))
-        self.task = GenerationConfig(self.steps, tokenizer=tokenizer, **options)
-        _check_noise(self.task.strategy)
-        self.max_new_tokens, self.most_tokens = self.task.max_new_tokens, None
-        self.given = self.steps.sources or [self.steps.target]  # the inputs that clients fill
+        positions = self.incremental_model.max_length or 2 * MAX_NEW_TOKENS
+        options.setdefault("max_new_tokens", min(MAX_NEW_TOKENS, positions // 2))
+        self.config = GenerationConfig(self.incremental_model, tokenizer=tokenizer, **options)
+        _check_noise(self.config.strategy)
+        self.max_new_tokens: int = self.config.max_new_tokens
+        self.max_prompt_tokens: int | None = None
+        self.client_inputs: list[str] = sources or [self.incremental_model.target]
         self._check_model()
         if tokenizer is not None:
             self._check_tokenizers()
-        self._programs = {}
+        self._decoders: dict[Strategy, Any] = {}
 
-    def names(self, one, several="{}"):
-        """The names of the inputs of a signature: `one` if the model is given one, else `several` with each name."""
-        return [one] if len(self.given) == 1 else [several.format(name) for name in self.given]
+    def input_names(self, single: str, several: str = "{}") -> list[str]:
+        """Names of a signature's inputs: `single` if clients give one, else `several` formatted with each name."""
+        if len(self.client_inputs) == 1:
+            return [single]
+        return [several.format(name) for name in self.client_inputs]
 
-    # What comes in
+    # Requests
 
-    def rows_of_texts(self, texts, names):
-        """Texts (B,) for each of `given` -> prompts, ragged (B, None), and sources, tensors (B, S)."""
-        if self.steps.sources:
+    def tokenize(self, texts: Sequence[Tensor], names: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
+        """Texts -> prompts and sources.
+
+        Args:
+            texts: strings (B,), one tensor for each of `client_inputs`.
+            names: of these inputs, for the messages.
+
+        Returns:
+            Prompts, ragged (B, None), and sources, a list of tensors (B, S).
+        """
+        if self.incremental_model.sources:
             ids = [self.source_tokenizer(one)["token_ids"] for one in texts]
-            rows = [
-                in_graph.ragged_rows(one, self.steps.padding_ids[name])
-                for one, name in zip(ids, self.given, strict=True)
-            ]
-            return self._with_sources(rows, names)
-        return self._prompts(self.rows_of_tokens(texts[0], self.task.start_token), names[0]), []
+            padding_ids = [self.incremental_model.padding_ids[name] for name in self.client_inputs]
+            rows = [in_graph.ragged_rows(one, padding_id) for one, padding_id in zip(ids, padding_ids, strict=True)]
+            return self._start_and_sources(rows, names)
+        return self._checked_prompts(self._token_rows(texts[0], self.config.start_token), names[0]), []
 
-    def rows_of_tokens(self, texts, start=None):
-        """Texts (B,) -> the ids of their tokens, ragged (B, None), behind `start`."""
-        rows = self.tokenizer.tokenize(texts).with_row_splits_dtype("int64")
-        if start is not None:
-            rows = tf.concat([tf.fill([rows.nrows(), 1], start), rows], axis=1)
-        return in_graph.ragged_rows(rows, self.steps.padding_ids[self.steps.target])
-
-    def rows_of_ids(self, inputs, names):
-        """`token_ids` (B, T) and `lengths` (B,) for each of `given` -> as `rows_of_texts`."""
+    def rows_of_ids(self, inputs: Sequence[Tensor], names: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
+        """`token_ids` (B, T) and `lengths` (B,) for each of `client_inputs` -> prompts and sources, as `tokenize`."""
         rows = []
-        for index, name in enumerate(self.given):
+        for index, name in enumerate(self.client_inputs):
             ids, lengths = inputs[2 * index : 2 * index + 2]
-            padding_id = self.steps.padding_ids[name]
-            ids = ids_in(
+            padding_id = self.incremental_model.padding_ids[name]
+            ids = checked_ids(
                 ids,
                 lengths,
-                self.steps.vocabulary_sizes[name] or self.steps.vocabulary_size,
+                self.incremental_model.vocabulary_sizes[name] or self.incremental_model.vocabulary_size,
                 padding_id or 0,
                 name=names[2 * index],
                 lengths_name=names[2 * index + 1],
             )
             rows.append(in_graph.ragged_rows(tf.RaggedTensor.from_tensor(ids, lengths=lengths), padding_id))
-        if self.steps.sources:
-            return self._with_sources(rows, names[::2])
-        return self._prompts(rows[0], names[0]), []
+        if self.incremental_model.sources:
+            return self._start_and_sources(rows, names[::2])
+        return self._checked_prompts(rows[0], names[0]), []
 
-    def _with_sources(self, rows, names):
-        most = self.steps.max_source_length
-        sources, rows = [], [_with_tokens(one, name) for one, name in zip(rows, names, strict=True)]
-        for one, name, given in zip(rows, names, self.given, strict=True):
-            one_each = tf.equal(one.nrows(), rows[0].nrows())
-            one = _checked(one, one_each, f"{name} must be one for each {names[0]}. Received:", one.nrows())
-            if most is not None:
-                rule = f"{name} must fit into the {most} learned positions. Received: tokens"
-                one = _checked(one, one.row_lengths() <= most, rule, one.row_lengths())
-            sources.append(in_graph.right_padded(one, self.steps.padding_ids[given]))
-        start = tf.RaggedTensor.from_tensor(tf.fill([rows[0].nrows(), 1], self.task.target_start()))
+    def _token_rows(self, texts: Tensor, start_token: int | None = None) -> Tensor:
+        """Texts (B,) -> the ids of their tokens, ragged (B, None), behind a start token if there is one."""
+        rows = self.tokenizer.tokenize(texts).with_row_splits_dtype("int64")
+        if start_token is not None:
+            rows = tf.concat([tf.fill([rows.nrows(), 1], start_token), rows], axis=1)
+        return in_graph.ragged_rows(rows, self.incremental_model.padding_ids[self.incremental_model.target])
+
+    def _start_and_sources(self, rows: Sequence[Tensor], names: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
+        limit = self.incremental_model.max_source_length
+        sources, rows = [], [_check_not_empty(one, name) for one, name in zip(rows, names, strict=True)]
+        for one, name, model_input in zip(rows, names, self.client_inputs, strict=True):
+            same_number = tf.equal(one.nrows(), rows[0].nrows())
+            one = _check(one, same_number, f"{name} must be one for each {names[0]}. Received:", one.nrows())
+            if limit is not None:
+                rule = f"{name} must fit into the {limit} learned positions. Received: tokens"
+                one = _check(one, one.row_lengths() <= limit, rule, one.row_lengths())
+            sources.append(in_graph.right_padded(one, self.incremental_model.padding_ids[model_input]))
+        start = tf.RaggedTensor.from_tensor(tf.fill([rows[0].nrows(), 1], self.config.target_start()))
         return start, sources
 
-    def _prompts(self, rows, name):
-        rows = _with_tokens(rows, name)
-        if self.most_tokens is not None:
-            rule = f"{name} must be at most {self.most_tokens} tokens long. Received:"
-            rows = _checked(rows, rows.row_lengths() <= self.most_tokens, rule, rows.row_lengths())
+    def _checked_prompts(self, rows: Tensor, name: str) -> Tensor:
+        rows = _check_not_empty(rows, name)
+        if self.max_prompt_tokens is not None:
+            rule = f"{name} must be at most {self.max_prompt_tokens} tokens long. Received:"
+            rows = _check(rows, rows.row_lengths() <= self.max_prompt_tokens, rule, rows.row_lengths())
         return rows
 
-    def fitting(self, rows, limit, names):
-        """`rows`, to which `limit` tokens are added, if the model has so many positions."""
-        most = self.steps.max_length
-        if most is None:
+    def check_positions(self, rows: Tensor, num_new: Tensor, names: str) -> Tensor:
+        """Returns `rows`, checked to leave learned positions for `num_new` more tokens."""
+        limit = self.incremental_model.max_length
+        if limit is None:
             return rows
         lengths = tf.cast(rows.row_lengths(), "int32")
-        rule = f"{names} must fit into the {most} learned positions. Received: tokens"
-        return _checked(rows, lengths + limit <= most, rule, lengths + tf.maximum(limit, 0))
+        rule = f"{names} must fit into the {limit} learned positions. Received: tokens"
+        return _check(rows, lengths + num_new <= limit, rule, lengths + tf.maximum(num_new, 0))
 
-    # What is done
+    # Decoding
 
-    def write(self, prompts, sources, name, strategy=None):
-        """The new tokens (B, n, M), their lengths (B, n) and scores (B, n), by the strategy of `generation`."""
-        strategy = self.task.strategy if strategy is None else strategy
-        strategy = self.beam() if isinstance(strategy, Beam) else strategy
-        if strategy not in self._programs:
-            self._programs[strategy] = self._program(strategy)
-        prompts = self.fitting(prompts, self.max_new_tokens, f"{name} and the new tokens")
-        return self._programs[strategy](prompts, sources)
+    def generate(self, prompts: Tensor, sources: list[Tensor], name: str, strategy: Strategy | None = None) -> Decoded:
+        """Generates with a strategy, by default that of `generation`; one trace serves all signatures that call it."""
+        strategy = self.config.strategy if strategy is None else strategy
+        strategy = self.beam_strategy() if isinstance(strategy, Beam) else strategy
+        if strategy not in self._decoders:
+            self._decoders[strategy] = self._decoder(strategy)
+        prompts = self.check_positions(prompts, self.max_new_tokens, f"{name} and the new tokens")
+        decoded: Decoded = self._decoders[strategy](prompts, sources)
+        return decoded
 
-    def _program(self, strategy):
-        """A function of prompts and sources, traced once for all signatures that call it."""
+    def _decoder(self, strategy: Strategy) -> Any:
         rows = tf.RaggedTensorSpec([None, None], tf.int32, 1, tf.int64)
-        sources = [tf.TensorSpec([None, None], tf.int32) for _ in self.steps.sources]
+        sources = [tf.TensorSpec([None, None], tf.int32) for _ in self.incremental_model.sources]
 
-        @tf.function(input_signature=[rows, sources], autograph=False)
-        def program(prompts, sources):
+        @graph_function(rows, sources)
+        def decode(prompts: Tensor, sources: list[Tensor]) -> Decoded:
             noise = None
             if isinstance(strategy, Sample):
-                noise = philox.uniform(_seeds(strategy.seed, prompts.nrows()), self.max_new_tokens)
-            return self._searched(strategy, prompts, sources, tf.constant(self.max_new_tokens), noise)
+                noise = philox.uniform(_row_seeds(strategy.seed, prompts.nrows()), self.max_new_tokens)
+            return self._decode(strategy, prompts, sources, tf.constant(self.max_new_tokens), noise)
 
-        return program
+        return decode
 
-    def write_by_row(self, prompts, sources, name, limit, temperature, top_k, top_p, seed):
-        """As `write`, by numbers (B,) for each row."""
-        prompts = self.with_numbers(prompts, name, limit, temperature, top_k, top_p, seed)
+    def generate_per_row(
+        self,
+        prompts: Tensor,
+        sources: list[Tensor],
+        name: str,
+        max_new_tokens: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        seed: Tensor,
+    ) -> Decoded:
+        """Generates with options (B,) that each row has of its own."""
+        prompts = self.check_row_options(prompts, name, max_new_tokens, temperature, top_k, top_p, seed)
         noise = philox.uniform(seed, self.max_new_tokens)
-        return self._searched(PerRowStrategy(temperature, top_k, top_p), prompts, sources, limit, noise)
+        return self._decode(PerRowStrategy(temperature, top_k, top_p), prompts, sources, max_new_tokens, noise)
 
-    def with_numbers(self, prompts, name, limit, temperature, top_k, top_p, seed):
-        """`prompts`, once it is sure that the numbers are right, and that they and `limit` tokens have positions."""
-        numbers = {"max_new_tokens": limit, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-        for key, value in numbers.items():
-            one_each = tf.equal(tf.size(value, tf.int64), prompts.nrows())
-            prompts = _checked(prompts, one_each, f"{key} must be one for each {name}. Received:", value)
-        least = self.task.constraints.least_new_tokens
+    def check_row_options(
+        self,
+        prompts: Tensor,
+        name: str,
+        max_new_tokens: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        seed: Tensor,
+    ) -> Tensor:
+        """Returns `prompts`, checked together with the options of each row."""
+        options = {
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "seed": seed,
+        }
+        for key, values in options.items():
+            same_number = tf.equal(tf.size(values, tf.int64), prompts.nrows())
+            prompts = _check(prompts, same_number, f"{key} must be one for each {name}. Received:", values)
+        least, most = self.config.constraints.least_new_tokens, self.max_new_tokens
         rules = {
-            "max_new_tokens": (
-                (limit >= least) & (limit <= self.max_new_tokens),
-                f"in [{least}, {self.max_new_tokens}]",
-            ),
+            "max_new_tokens": ((max_new_tokens >= least) & (max_new_tokens <= most), f"in [{least}, {most}]"),
             "temperature": ((temperature >= 0) & tf.math.is_finite(temperature), "0, which is greedy, or above"),
             "top_k": (top_k >= 0, "0, which is all tokens, or above"),
             "top_p": ((top_p > 0) & (top_p <= 1), "in (0, 1]"),
         }
-        for key, (right, rule) in rules.items():
-            prompts = _checked(prompts, right, f"{key} must be {rule}. Received:", numbers[key])
-        return self.fitting(prompts, limit, f"{name} and max_new_tokens")
+        for key, (is_right, rule) in rules.items():
+            prompts = _check(prompts, is_right, f"{key} must be {rule}. Received:", options[key])
+        return self.check_positions(prompts, max_new_tokens, f"{name} and max_new_tokens")
 
-    def _searched(self, strategy, prompts, sources, limit, noise):
-        loop = self.task.decode_loop(self.max_new_tokens, strategy)
-        ids, scores = in_graph.generate(loop, prompts, sources, limit, noise)
-        limit = tf.reshape(limit, [-1, 1])
-        return ids, in_graph.lengths(ids, self.task.stop_tokens, limit), scores
+    def _decode(
+        self, strategy: Strategy, prompts: Tensor, sources: list[Tensor], max_new_tokens: Tensor, noise: Tensor
+    ) -> Decoded:
+        loop = self.config.decode_loop(self.max_new_tokens, strategy)
+        ids, scores = in_graph.generate(loop, prompts, sources, max_new_tokens, noise)
+        return ids, in_graph.lengths(ids, self.config.stop_tokens, tf.reshape(max_new_tokens, [-1, 1])), scores
 
-    def beam(self):
-        """The strategy of the signature `beam`: all results of all beams, unless `generation` says how many."""
-        strategy = self.task.strategy
+    def beam_strategy(self) -> Beam:
+        """The strategy of the signature `beam`: it returns every beam, unless `generation` asks for fewer results."""
+        strategy = self.config.strategy
         if not isinstance(strategy, Beam):
-            beams = min(BEAMS, self.steps.vocabulary_size)
+            beams = min(NUM_BEAMS, self.incremental_model.vocabulary_size)
             return Beam(beams, num_return_sequences=beams)
         if strategy.num_return_sequences > 1:
             return strategy
         return replace(strategy, num_return_sequences=strategy.num_beams)
 
-    def score(self, prompts, sources, target, name):
-        """What the model as a whole gives to the texts `target` (B,) behind the prompts, a stop token at their end."""
-        rows = self.rows_of_tokens(target)
-        if self.task.stop_tokens:
-            rows = tf.concat([rows, tf.fill([rows.nrows(), 1], self.task.stop_tokens[0])], axis=1)
-        one_each = tf.equal(rows.nrows(), prompts.nrows())
-        rows = _checked(rows, one_each, f"target must be one for each {name}. Received:", target)
+    def score(self, prompts: Tensor, sources: list[Tensor], target: Tensor, name: str) -> dict[str, Tensor]:
+        """The log-probabilities of the texts `target` (B,) behind the prompts, each with a stop token at its end."""
+        rows = self._token_rows(target)
+        if self.config.stop_tokens:
+            rows = tf.concat([rows, tf.fill([rows.nrows(), 1], self.config.stop_tokens[0])], axis=1)
+        same_number = tf.equal(rows.nrows(), prompts.nrows())
+        rows = _check(rows, same_number, f"target must be one for each {name}. Received:", target)
         if self.tokenizer.max_length is not None:
             rule = f"target must be at most {self.tokenizer.max_length} tokens long. Received:"
-            rows = _checked(rows, rows.row_lengths() <= self.tokenizer.max_length, rule, rows.row_lengths())
-        whole = self.fitting(tf.concat([prompts, rows], axis=1), -1, f"{name} and target")
-        logits = self.steps.full_logits(
-            [*sources, in_graph.right_padded(whole[:, :-1], self.task.padding_id)]
+            rows = _check(rows, rows.row_lengths() <= self.tokenizer.max_length, rule, rows.row_lengths())
+        whole = self.check_positions(tf.concat([prompts, rows], axis=1), -1, f"{name} and target")
+        padding_id = self.config.padding_id
+        logits = self.incremental_model.full_logits(
+            [*sources, in_graph.right_padded(whole[:, :-1], padding_id)]
         )  # (B, T, V)
         logits = tf.cast(logits, "float32")
-        follows = in_graph.right_padded(whole[:, 1:], self.task.padding_id)
-        log_probs = tf.gather(logits, follows, batch_dims=2) - tf.reduce_logsumexp(logits, axis=-1)
+        next_ids = in_graph.right_padded(whole[:, 1:], padding_id)
+        log_probs = tf.gather(logits, next_ids, batch_dims=2) - tf.reduce_logsumexp(logits, axis=-1)
 
-        ids, real = in_graph.right_padded(rows, self.task.padding_id), tf.sequence_mask(rows.row_lengths())
-        real = tf.pad(real, [[0, 0], [0, tf.shape(ids)[1] - tf.shape(real)[1]]])
+        ids, is_target = in_graph.right_padded(rows, padding_id), tf.sequence_mask(rows.row_lengths())
+        is_target = tf.pad(is_target, [[0, 0], [0, tf.shape(ids)[1] - tf.shape(is_target)[1]]])
         places = tf.cast(prompts.row_lengths() - 1, "int32")[:, None] + tf.range(tf.shape(ids)[1])
         places = tf.minimum(places, tf.shape(log_probs)[1] - 1)
-        log_probs = tf.where(real, tf.gather(log_probs, places, batch_dims=1), 0.0)
+        log_probs = tf.where(is_target, tf.gather(log_probs, places, batch_dims=1), 0.0)
         return {
             "log_probability": tf.reduce_sum(log_probs, axis=1),
-            "tokens": tf.where(real, self.tokens(ids), ""),
+            "tokens": tf.where(is_target, self.token_strings(ids), ""),
             "token_log_probabilities": log_probs,
             "num_tokens": tf.cast(rows.row_lengths(), "int32"),
         }
 
-    # What goes out
+    # Responses
 
-    def new_rows(self, ids, lengths):
+    def ragged(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """Ids (B, M) and their lengths (B,) -> ragged (B, None)."""
         return tf.RaggedTensor.from_tensor(ids, lengths=tf.cast(lengths, "int64"))
 
-    def texts(self, prompts, ids, lengths):
-        """What `generate` returns for new ids (B, n, M): texts (B, n), with the prompts where there is no source."""
+    def detokenize(self, prompts: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+        """New ids (B, n, M) -> texts (B, n) as `generate` returns them, with the prompt in a model without sources."""
         count = ids.shape[1]
-        rows = self.new_rows(tf.reshape(ids, [-1, ids.shape[2]]), tf.reshape(lengths, [-1]))
-        if not self.steps.sources:
+        rows = self.ragged(tf.reshape(ids, [-1, ids.shape[2]]), tf.reshape(lengths, [-1]))
+        if not self.incremental_model.sources:
             prompts = tf.gather(prompts, tf.repeat(tf.range(prompts.nrows()), count))
             rows = tf.concat([prompts, rows], axis=1)
         return tf.reshape(tf.convert_to_tensor(self.tokenizer.decode(rows), tf.string), [-1, count])
 
-    def tokens(self, ids, tokenizer=None):
-        """Ids (B, T) -> the strings of their tokens (B, T); "" for an id that the vocabulary does not have."""
+    def token_strings(self, ids: Tensor, tokenizer: Any = None) -> Tensor:
+        """Ids (B, T) -> the strings of their tokens (B, T); "" for an id outside the vocabulary."""
         vocabulary = (tokenizer or self.tokenizer).vocabulary
         known = (ids >= 0) & (ids < len(vocabulary))
         return tf.gather(tf.constant([*vocabulary, ""]), tf.where(known, ids, len(vocabulary)))
 
-    # What must be
+    # Checks before there is a graph
 
-    def _check_model(self):
-        if not self.steps.sources:
+    def _check_model(self) -> None:
+        sources = self.incremental_model.sources
+        if not sources:
             return
-        self.task.target_start()
-        without = [name for name in self.steps.sources if self.steps.padding_ids[name] is None]
+        self.config.target_start()
+        without = [name for name in sources if self.incremental_model.padding_ids[name] is None]
         if without:
             raise ValueError(
                 "`model` must have a padding id for its sources, or rows of different lengths could not share a batch. "
                 f"Received: padding_id=None for {without}"
             )
 
-    def _check_tokenizers(self):
-        sizes, steps = self.steps.vocabulary_sizes, self.steps
-        fits = [("tokenizer", self.tokenizer, steps.target)]
-        fits += [("source_tokenizer", self.source_tokenizer, name) for name in steps.sources]
-        for name, tokenizer, given in fits:
-            size = sizes[given] or steps.vocabulary_size
-            if tokenizer.vocabulary_size > size:
-                raise ValueError(
-                    f"`{name}` must not have more tokens than the model. Received: "
-                    f"{name}.vocabulary_size={tokenizer.vocabulary_size}, {size} rows for '{given}'"
-                )
-            if given in steps.sources and tokenizer.pad_id != steps.padding_ids[given]:
-                raise ValueError(
-                    f"`{name}` must pad with the id that the model takes for padding. Received: "
-                    f"{name}.pad_id={tokenizer.pad_id}, padding_id={steps.padding_ids[given]}"
-                )
-        of_inputs = self.source_tokenizer if steps.sources else self.tokenizer
-        if of_inputs.max_length is None and (steps.sources or steps.max_length is None):
-            raise ValueError(
-                "`tokenizer` must have a `max_length`, or one long text takes all memory of a server. Received: "
-                "tokenizer.max_length=None"
+    def _check_tokenizers(self) -> None:
+        model = self.incremental_model
+        pairs = [("tokenizer", self.tokenizer, model.target)]
+        pairs += [("source_tokenizer", self.source_tokenizer, name) for name in model.sources]
+        for tokenizer_name, tokenizer, name in pairs:
+            check_fits(
+                tokenizer,
+                model.vocabulary_sizes[name] or model.vocabulary_size,
+                padding_id=model.padding_ids[name] if name in model.sources else None,
+                tokenizer_name=tokenizer_name,
+                input_name=name,
             )
-        if steps.max_length is None and not steps.sources:
-            self.most_tokens = of_inputs.max_length
+        tokenizer = self.source_tokenizer if model.sources else self.tokenizer
+        if model.sources or model.max_length is None:
+            check_length_limit(tokenizer)
+        if model.max_length is None and not model.sources:
+            self.max_prompt_tokens = tokenizer.max_length
 
 
-def _check_noise(strategy):
+def _check_noise(strategy: Strategy) -> None:
     if type(strategy).noise not in (Strategy.noise, Sample.noise):
         raise ValueError(
-            "`generation` must have a strategy without `noise` of its own, which is NumPy's and not in the graph. "
-            f"Received: strategy={strategy!r}"
+            "`generation` must have a strategy without a `noise` method of its own: it runs in Python, and the "
+            f"exported graph cannot call it. Received: strategy={strategy!r}"
         )
 
 
-def _seeds(seed, count):
-    """A seed for each row: the one of `Sample`, or any, which no server repeats after a restart."""
+def _row_seeds(seed: int | None, count: Tensor) -> Tensor:
+    """A seed for each row: that of `Sample`, or random ones, which differ after each restart of a server."""
     if seed is None:
         return tf.raw_ops.RandomUniformInt(shape=[count], minval=tf.int64.min, maxval=tf.int64.max)
     return tf.fill([count], tf.constant((seed + 2**63) % 2**64 - 2**63, tf.int64))
 
 
-def _with_tokens(rows, name):
-    return _checked(
-        rows, rows.row_lengths() > 0, f"{name} must have a token in each row. Received: tokens", rows.row_lengths()
-    )
+def _check_not_empty(rows: Tensor, name: str) -> Tensor:
+    rule = f"{name} must have a token in each row. Received: tokens"
+    return _check(rows, rows.row_lengths() > 0, rule, rows.row_lengths())
 
 
-def _checked(rows, right, rule, received):
-    """`rows`, once it is sure that all is `right`."""
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(right), [rule, received])]):
+def _check(rows: Tensor, is_right: Tensor, rule: str, received: Tensor) -> Tensor:
+    """Returns ragged `rows` that depend on an assertion that all of `is_right` is True."""
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_right), [rule, received])]):
         return tf.RaggedTensor.from_row_splits(tf.identity(rows.values), tf.identity(rows.row_splits), validate=False)

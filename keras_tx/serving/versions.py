@@ -1,7 +1,7 @@
 """saved_models/NAME -> saved_models/NAME/VERSION, which a server sees whole or not at all.
 
-TensorFlow Serving polls the folder and loads every entry whose name is a number: a version is written under another
-name beside them, brought to the disk, and renamed when it is complete, under a lock on the folder.
+TensorFlow Serving polls the folder and loads every entry whose name is a number. So a version is written under another
+name in that folder, flushed to the disk, and renamed when it is complete, under a lock on the folder.
 https://www.tensorflow.org/tfx/serving/serving_config
 """
 
@@ -21,15 +21,15 @@ except ModuleNotFoundError:  # Windows
     fcntl = None
 
 PREFIX = "incomplete-"
-LARGEST = 2**63 - 1  # a server has no greater version
-NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # a file system without them, as some NFS
+LARGEST = 2**63 - 1  # a server knows no larger version
+NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # a file system without locks, such as some NFS
 
 
 def next_version(base: Path) -> int:
-    """One more than the highest version in `base`, or 1.
+    """Returns one more than the highest version in `base`, or 1.
 
     Raises:
-        ValueError: there is none above the highest.
+        ValueError: the highest version is the largest that a server knows.
     """
     versions = [int(entry.name) for entry in base.iterdir() if entry.name.isdecimal()] if base.is_dir() else []
     latest = max(versions, default=0)
@@ -39,18 +39,18 @@ def next_version(base: Path) -> int:
 
 
 def write_version(base: Path, write: Callable[[Path], None]) -> Path:
-    """Calls `write(folder)`, and makes what it wrote the next version of `base`.
+    """Calls `write(folder)`, and makes the folder the next version of `base`.
 
-    If `write` raises, its folder goes. If the process is killed, a folder `incomplete-...` stays, which no server looks
-    at, until the next call for `base` removes it: a lock, which ends with its process, tells those that are still being
-    written. Where folders cannot be locked (Windows, some network file systems), no such folder is removed, and two
-    exports that end at the same moment may get their numbers in either order.
+    If `write` raises, the folder is removed. If the process is killed, a folder `incomplete-...` stays, which no server
+    looks at, until the next call for `base` removes it. Folders that are still being written are recognized by a lock,
+    which ends with the process that holds it. Where folders cannot be locked (Windows, some network file systems), no
+    incomplete folder is removed, and two exports that end at the same moment get their numbers in either order.
 
     Returns:
         The version's folder.
 
     Raises:
-        OSError: `base` cannot be made or written; the message has its path.
+        OSError: `base` cannot be created or written; the message has its path.
     """
     try:
         base.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def write_version(base: Path, write: Callable[[Path], None]) -> Path:
     try:
         write(folder)
         folder.chmod(0o755)  # mkdtemp lets only the owner in, and a server is often another user
-        _to_disk(folder)
+        _flush(folder)
         with _locked(base):
             version = _rename(folder, base)
         _sync(base)
@@ -83,15 +83,15 @@ def _rename(folder: Path, base: Path) -> Path:
         except OSError:
             if not version.exists():
                 raise
-            # Another export took that number in the meantime.
+            # Another export took that number in the meantime: try the next one.
 
 
 def _remove_stale(base: Path) -> None:
-    """Removes what exports that were killed left: nobody holds a lock on it."""
+    """Removes the folders of exports that were killed: those that nobody holds a lock on."""
     for folder in base.glob(f"{PREFIX}*"):
         try:
             lock = _lock(folder, wait=False)
-        except (FileNotFoundError, PermissionError):  # its export failed just now, or is that of another user
+        except (FileNotFoundError, PermissionError):  # its export has just failed, or belongs to another user
             continue
         if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -108,7 +108,7 @@ def _locked(base: Path) -> Iterator[None]:
 
 
 def _lock(folder: Path, wait: bool) -> int | None:
-    """A lock on the folder itself, so that no file is left; None if another has it or there are no locks."""
+    """Locks the folder itself, without a lock file. None if another process holds the lock or there are no locks."""
     if fcntl is None:
         return None
     descriptor = os.open(folder, os.O_RDONLY)
@@ -127,8 +127,8 @@ def _unlock(lock: int | None) -> None:
         os.close(lock)
 
 
-def _to_disk(folder: Path) -> None:
-    """A version that a server can see survives a loss of power."""
+def _flush(folder: Path) -> None:
+    """Flushes all files, so that a version that a server has seen survives a loss of power."""
     for parent, _, names in os.walk(folder):
         for name in names:
             _sync(Path(parent, name))
@@ -137,7 +137,7 @@ def _to_disk(folder: Path) -> None:
 
 def _sync(path: Path) -> None:
     if fcntl is None:
-        return  # Windows brings only to the disk what may be written
+        return  # Windows flushes only what is opened for writing
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

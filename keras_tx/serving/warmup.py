@@ -1,81 +1,94 @@
-"""Texts -> assets.extra/tf_serving_warmup_requests: what a server answers before it lets clients in.
+"""Texts -> assets.extra/tf_serving_warmup_requests, which a server answers before it lets clients in.
 
 The file is a TFRecord of `PredictionLog` (tensorflow_serving/apis/prediction_log.proto), at most 1,000 of them. A
-server that fails on one of them refuses the version, so each is answered here first.
+server that fails on one of them refuses the version, so each of them is answered here first.
 https://www.tensorflow.org/tfx/serving/saved_model_warmup
 """
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from keras_tx.optional import Lazy
 from keras_tx.serving.request_inputs import FEATURE
 from keras_tx.serving.text_encoder import one_line
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
 FILE = "assets.extra/tf_serving_warmup_requests"
-MOST = 1000  # a server reads no more
-# What a request says beside its texts, where a signature asks.
-PER_ROW = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
-TARGET = "a"  # that `score` is asked for: text and target together must have positions
+MAX_REQUESTS = 1000  # a server reads no more
+# Values of the inputs that some signatures have beside the text.
+ROW_OPTIONS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
+TARGET = "a"  # for `score`; short, since text and target together must fit into the positions
 
 
-def check_warmup(warmup, tokenizer):
-    """The entries as a list.
+class RequestSource(Protocol):
+    """What a request needs to know of a model; the exporters fulfil it."""
+
+    request_defaults: dict[str, float]
+
+    def ids_and_lengths(self, texts: Any) -> tuple[Tensor, Tensor]:
+        """Texts -> ids (B, T), lengths (B,)."""
+
+
+def check_warmup(warmup: Sequence[Any], tokenizer: Any) -> list[Any]:
+    """Returns the entries as a list.
 
     Raises:
-        ValueError: an entry that is neither a text nor a request; texts, and no tokenizer.
+        ValueError: an entry is neither a text nor a request, or there are texts and no tokenizer.
     """
     is_list = isinstance(warmup, Sequence) and not isinstance(warmup, (str, bytes))
     for entry in warmup if is_list else [warmup]:
-        as_request = isinstance(entry, dict) and set(entry) <= {"signature_name", "inputs"} and "inputs" in entry
-        if not is_list or not (isinstance(entry, (str, bytes)) or as_request):
+        is_request = isinstance(entry, dict) and set(entry) <= {"signature_name", "inputs"} and "inputs" in entry
+        if not is_list or not (isinstance(entry, (str, bytes)) or is_request):
             raise ValueError(
                 "`warmup` must be a list of texts, or of requests {'signature_name': ..., 'inputs': {...}}. Received: "
                 f"{'' if is_list else 'warmup='}{reprlib.repr(entry)}"
             )
-        if tokenizer is None and not as_request:
+        if tokenizer is None and not is_request:
             raise ValueError(
                 f"`tokenizer` must be given for the texts of `warmup`. Received: tokenizer=None, {reprlib.repr(entry)}"
             )
     return list(warmup)
 
 
-def write_warmup(folder: Path, name: str, signatures, warmup, kind, max_batch: int) -> int:
-    """Answers every request, and writes them.
+def write_warmup(
+    folder: Path, name: str, signatures: Mapping[str, Any], warmup: Sequence[Any], source: RequestSource, max_batch: int
+) -> int:
+    """Answers every request, and writes all of them to the file.
 
-    A text becomes a request for each signature that takes texts, or ids that the tokenizer can make, and all texts
-    become one of `max_batch` rows.
+    A text becomes one request for each signature that takes texts, or ids that the tokenizer can make of them. All
+    texts together become one more request for each signature, of `max_batch` rows.
 
     Args:
-        folder: of the version.
-        name: of the model.
+        folder: the version's folder.
+        name: the model's name.
         signatures: {name: function} of the loaded version.
         warmup: texts, and requests as a server's REST interface takes them, `{"signature_name": ..., "inputs": ...}`.
-        kind: of the model, for what a request says beside its texts: `ids_of`, `of_requests`.
-        max_batch: the rows of the largest batch.
+        source: the model's exporter, for the other inputs of a request.
+        max_batch: the number of rows of the largest batch.
 
     Returns:
-        The number of requests; without any there is no file.
+        The number of requests; where there is none, no file is written.
 
     Raises:
-        ValueError: one fails, for example because a text is too long for the model; or there are over 1,000.
+        ValueError: a request fails, for example because a text is too long for the model, or there are over 1,000.
     """
-    requests = _requests(signatures, warmup, kind, max_batch)
-    if len(requests) > MOST:
+    requests = _requests(signatures, warmup, source, max_batch)
+    if len(requests) > MAX_REQUESTS:
         raise ValueError(
-            f"`warmup` must make at most {MOST} requests, one for each text and signature and one more. Received: "
-            f"{len(warmup)} entries, which make {len(requests)}"
+            f"`warmup` must make at most {MAX_REQUESTS} requests, one for each text and signature and one more. "
+            f"Received: {len(warmup)} entries, which make {len(requests)}"
         )
     records = []
     for signature, inputs, entry in requests:
         try:
             signatures[signature](**inputs)
-        except Exception as error:  # whatever a kernel raises
+        except Exception as error:  # an operation may raise anything
             raise ValueError(
                 f"`warmup` must be answered by the model, or no server would load it. Received: {reprlib.repr(entry)}, "
                 f"on which the signature {signature!r} fails: {one_line(error)}"
@@ -83,51 +96,53 @@ def write_warmup(folder: Path, name: str, signatures, warmup, kind, max_batch: i
         records.append(prediction_log(name, signature, inputs))
     if records:
         (folder / FILE).parent.mkdir(exist_ok=True)
-        with tf.io.TFRecordWriter(str(folder / FILE)) as writer:
+        with tf.io.TFRecordWriter(str(folder / FILE)) as file:
             for record in records:
-                writer.write(record)
+                file.write(record)
     return len(records)
 
 
-def _requests(signatures, warmup, kind, max_batch):
-    """(name of the signature, inputs, entry of `warmup`) of each request."""
+def _requests(
+    signatures: Mapping[str, Any], warmup: Sequence[Any], source: RequestSource, max_batch: int
+) -> list[tuple[str, dict[str, Tensor], Any]]:
+    """The name of the signature, the inputs and the entry of `warmup` of each request."""
     texts = [entry for entry in warmup if not isinstance(entry, dict)]
     batches = [[text] for text in texts] + ([[texts[i % len(texts)] for i in range(max_batch)]] if texts else [])
-    requests = []
+    requests: list[tuple[str, dict[str, Tensor], Any]] = []
     for name, function in signatures.items():
         specs = function.structured_input_signature[1]
         for batch in batches:
-            inputs = inputs_for(specs, batch, kind)
+            inputs = inputs_for(specs, batch, source)
             if inputs is not None:
                 requests.append((name, inputs, batch[0] if len(batch) == 1 else batch))
     for entry in warmup:
         if isinstance(entry, dict):
-            requests.append(_given(signatures, entry))
+            requests.append(_given_request(signatures, entry))
     return requests
 
 
-def inputs_for(specs, texts, kind):
-    """The inputs of a signature for `texts`, {name: tensor}; None where nothing is known of one."""
-    inputs = {key: _made(key, spec, texts, kind) for key, spec in specs.items()}
+def inputs_for(specs: Mapping[str, Any], texts: Sequence[Any], source: RequestSource) -> dict[str, Tensor] | None:
+    """The inputs of a signature for `texts`, {name: tensor}; None if one of them is unknown."""
+    inputs = {name: _input_for(name, spec, texts, source) for name, spec in specs.items()}
     return None if any(value is None for value in inputs.values()) else inputs
 
 
-def _made(name, spec, texts, kind):
+def _input_for(name: str, spec: Any, texts: Sequence[Any], source: RequestSource) -> Tensor:
     if name == "target":
         return tf.fill([len(texts)], TARGET)
     if spec.dtype == tf.string:
         return tf.constant([serialized(text) for text in texts] if name == "inputs" else texts, tf.string)
-    numbers = PER_ROW | kind.of_requests
-    if name in numbers:
-        return tf.fill([len(texts)], tf.cast(numbers[name], spec.dtype))
+    options = ROW_OPTIONS | source.request_defaults
+    if name in options:
+        return tf.fill([len(texts)], tf.cast(options[name], spec.dtype))
     if name in ("token_ids", "lengths"):
-        ids, lengths = kind.ids_of(texts)
+        ids, lengths = source.ids_and_lengths(texts)
         return ids if name == "token_ids" else lengths
     return None
 
 
-def _given(signatures, entry):
-    """A request as a client would send it."""
+def _given_request(signatures: Mapping[str, Any], entry: dict[str, Any]) -> tuple[str, dict[str, Tensor], Any]:
+    """A request that the user gave as a client would send it."""
     name, inputs = entry.get("signature_name", "serving_default"), entry["inputs"]
     specs = signatures[name].structured_input_signature[1] if name in signatures else {}
     if not isinstance(inputs, dict) or not specs or set(inputs) != set(specs):
@@ -144,15 +159,14 @@ def _given(signatures, entry):
         ) from error
 
 
-def serialized(text) -> bytes:
-    """A text -> the tf.Example that `classify` takes."""
+def serialized(text: str | bytes) -> bytes:
+    """A text -> the serialized tf.Example that `classify` takes."""
     value = tf.train.BytesList(value=[text.encode() if isinstance(text, str) else text])
-    return tf.train.Example(
-        features=tf.train.Features(feature={FEATURE: tf.train.Feature(bytes_list=value)})
-    ).SerializeToString()
+    features = tf.train.Features(feature={FEATURE: tf.train.Feature(bytes_list=value)})
+    return bytes(tf.train.Example(features=features).SerializeToString())
 
 
-def prediction_log(model: str, signature: str, inputs) -> bytes:
+def prediction_log(model: str, signature: str, inputs: Mapping[str, Tensor]) -> bytes:
     """A serialized `PredictionLog` with a `PredictRequest`, without the protos of TensorFlow Serving.
 
     PredictionLog.predict_log = 6; PredictLog.request = 1; PredictRequest.model_spec = 1, .inputs = 2, a map;
@@ -168,7 +182,7 @@ def prediction_log(model: str, signature: str, inputs) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A field of a protocol buffer that has a length: https://protobuf.dev/programming-guides/encoding."""
+    """A field of a protocol buffer whose content has a length: https://protobuf.dev/programming-guides/encoding."""
     return bytes([number << 3 | 2]) + _varint(len(content)) + content
 
 

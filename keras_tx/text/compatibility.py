@@ -1,4 +1,4 @@
-"""Where models and tokenizers meet: whether the ids of a tokenizer are the ids of a model."""
+"""The one place that checks whether the rows of a tokenizer are rows that a model can take."""
 
 from typing import Any
 
@@ -6,32 +6,55 @@ from keras_tx import checks
 
 
 def check_fits(
-    tokenizer: Any, vocabulary_size: int, *, padding_id: int | None = None, max_length: int | None = None
+    tokenizer: Any,
+    vocabulary_size: int | None,
+    *,
+    padding_id: int | None = None,
+    max_length: int | None = None,
+    tokenizer_name: str = "tokenizer",
+    input_name: str | None = None,
 ) -> None:
-    """Checks that a tokenizer makes only rows that a model can take.
+    """Checks that a model can take every row of ids that a tokenizer makes.
 
     Args:
-        tokenizer: any of `keras_tx.text`.
-        vocabulary_size: of the model's embedding; it may be larger than the tokenizer's.
-        padding_id: the id that the model takes for padding; None: not checked.
-        max_length: the positions that the model has; None: not checked.
+        tokenizer: a tokenizer of `keras_tx.text`, or any object with its attributes `vocabulary_size`, `pad_id` and
+            `max_length`.
+        vocabulary_size: the number of rows of the model's embedding, which may be more than the tokenizer has tokens.
+            None: not checked.
+        padding_id: the id that the model takes for padding. None: not checked.
+        max_length: the number of positions that the model has. None: not checked.
+        tokenizer_name: what the messages call the tokenizer, such as the name of your argument.
+        input_name: the model's input that the ids are for, which the messages then name. None: a model with one input
+            of ids.
 
     Raises:
-        ValueError: the tokenizer has ids beyond the vocabulary, pads with another id, or makes longer rows.
+        ValueError: the tokenizer has ids beyond the vocabulary, pads with another id, or makes longer rows. The message
+            has both numbers.
+
+    Examples:
+        >>> tokenizer = keras_tx.text.BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "cat"], max_length=16)
+        >>> keras_tx.text.check_fits(tokenizer, 5, padding_id=0, max_length=16)
+        >>> keras_tx.text.check_fits(tokenizer, 4)
+        Traceback (most recent call last):
+        ValueError: `tokenizer` must not have more tokens than the model. Received: tokenizer.vocabulary_size=5,
+        vocabulary_size=4
     """
-    checks.positive_int("vocabulary_size", vocabulary_size)
-    if tokenizer.vocabulary_size > vocabulary_size:
-        raise ValueError(
-            "`tokenizer` must not have more tokens than the model. Received: "
-            f"tokenizer.vocabulary_size={tokenizer.vocabulary_size}, vocabulary_size={vocabulary_size}"
-        )
+    of_input = "" if input_name is None else f" of the input '{input_name}'"
+    if vocabulary_size is not None:
+        checks.positive_int("vocabulary_size", vocabulary_size)
+        if tokenizer.vocabulary_size > vocabulary_size:
+            raise ValueError(
+                f"`{tokenizer_name}` must not have more tokens than the model. Received: "
+                f"{tokenizer_name}.vocabulary_size={tokenizer.vocabulary_size}, "
+                f"vocabulary_size={vocabulary_size}{of_input}"
+            )
     if padding_id is not None and tokenizer.pad_id != padding_id:
         raise ValueError(
-            "`tokenizer` must pad with the id that the model takes for padding. Received: "
-            f"tokenizer.pad_id={tokenizer.pad_id}, padding_id={padding_id}"
+            f"`{tokenizer_name}` must pad with the id that the model takes for padding. Received: "
+            f"{tokenizer_name}.pad_id={tokenizer.pad_id}, padding_id={padding_id}{of_input}"
         )
     if max_length is not None and (tokenizer.max_length is None or tokenizer.max_length > max_length):
         raise ValueError(
-            "`tokenizer` must not make rows longer than the positions that the model has. Received: "
-            f"tokenizer.max_length={tokenizer.max_length}, max_length={max_length}"
+            f"`{tokenizer_name}` must not make rows longer than the positions that the model has. Received: "
+            f"{tokenizer_name}.max_length={tokenizer.max_length}, max_length={max_length}{of_input}"
         )

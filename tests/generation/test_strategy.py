@@ -83,7 +83,7 @@ def test_an_exported_model_generates_with_it(lm, tmp_path):
 def test_noise_of_ones_own_cannot_be_exported(lm):
     from keras_tx.serving.text_generator import TextGenerator
 
-    message = "a strategy without `noise` of its own, .* Received: strategy=Noisy"
+    message = "a strategy without a `noise` method .* Received: strategy=Noisy"
     with pytest.raises(ValueError, match=message):
         TextGenerator(lm, generation={"strategy": Noisy()})
 

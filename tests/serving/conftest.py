@@ -1,12 +1,14 @@
-"""A small tokenizer, tiny classifiers, and one of them exported."""
+"""A small tokenizer, tiny models, and their exports, shared by all tests that only read them."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from keras_tx.models import TextClassifier
-from keras_tx.serving import export
+from keras_tx.generation import Beam
+from keras_tx.models import CausalLM, TextClassifier
+from keras_tx.serving import export, exporters
+from keras_tx.serving.generator_signatures import generator_signatures
 from keras_tx.text import BertTokenizer
 from tests.tools import randomize, to_numpy
 
@@ -64,3 +66,45 @@ def exported(make, tokenizer, tmp_path_factory):
         max_batch=5,
     )
     return SimpleNamespace(model=model, path=path, signatures=tf.saved_model.load(str(path)).signatures)
+
+
+BEAM = {"strategy": Beam(2, num_return_sequences=2), "max_new_tokens": 3, "min_new_tokens": 2}
+
+
+def small_generator(**options):
+    sizes = dict(num_layers=1, hidden_dim=6, num_heads=2, intermediate_dim=5)
+    return randomize(CausalLM(len(VOCABULARY), **sizes, **options), seed=1)
+
+
+@pytest.fixture(scope="session")
+def generators(tokenizer, tmp_path_factory):
+    """The versions of three generative models: with beams, without a start or stop token, without a tokenizer."""
+
+    def four(*arguments):  # of the signatures, since tracing all takes long
+        made = generator_signatures(*arguments)
+        return {name: made[name] for name in ("serving_default", "generate", "tokens", "score") if name in made}
+
+    folder = tmp_path_factory.mktemp("generators")
+    unmarked = {"max_new_tokens": 3, "start_token": False, "stop_tokens": ()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporters, "generator_signatures", four)
+        return {
+            "beams": export(
+                small_generator(),
+                folder / "beams",
+                tokenizer=tokenizer,
+                generation=BEAM,
+                warmup=["the cat"],
+                max_batch=2,
+            ),
+            "unmarked": export(small_generator(), folder / "unmarked", tokenizer=tokenizer, generation=unmarked),
+            "ids": export(small_generator(padding_id=1), folder / "ids", generation={"max_new_tokens": 4}),
+        }
+
+
+@pytest.fixture(scope="session")
+def generative_models():
+    """A language model, a translator, and a model that a user put together."""
+    from tests.serving.generative import MODELS
+
+    return {name: randomize(make(), scale=0.6) for name, make in MODELS.items()}

@@ -9,7 +9,7 @@ from google.protobuf import text_format
 
 import keras_tx
 from keras_tx.generation import Beam, Sample
-from keras_tx.serving.card import BATCHING, FILE, _lines, _plain
+from keras_tx.serving.card import BATCHING, FILE, _formatted, _to_json
 from keras_tx.serving.parity import FILE as PARITY
 from tests.serving.conftest import LABELS, VOCABULARY
 from tests.serving.protos import message
@@ -70,9 +70,9 @@ def test_the_card_is_short_enough_to_read(exported):
     assert len(lines) < 60 and sum(line.startswith('    "embed"') for line in lines) == 2
 
 
-def test_lines_are_json():
+def test_formatted_are_json():
     value = {"a": {"b": [1, {"c": "é\n"}], "d": {}}, "e": None, "f": {"g": {"h": 1}}}
-    assert json.loads(_lines(value, 2)) == value and len(_lines(value, 2).splitlines()) == 10
+    assert json.loads(_formatted(value, 2)) == value and len(_formatted(value, 2).splitlines()) == 10
 
 
 def test_options_of_any_kind_become_json():
@@ -85,13 +85,17 @@ def test_options_of_any_kind_become_json():
         "none": None,
         "path": complex(1, 2),
     }
-    plain = _plain(options)
-    assert json.loads(json.dumps(plain)) == plain
-    assert plain["strategy"] == {
+    converted = _to_json(options)
+    assert json.loads(json.dumps(converted)) == converted
+    assert converted["strategy"] == {
         "kind": "Beam", "num_beams": 3, "length_penalty": 0.5, "early_stopping": False, "num_return_sequences": 1
     }  # fmt: skip
-    assert plain["other"]["top_p"] == 0.5 and plain["stop_tokens"] == [3, 5] and plain["forced_tokens"] == {"-1": 7}
-    assert plain["forbidden_tokens"] == [[1, 2], 3] and plain["path"] == "(1+2j)"
+    assert (
+        converted["other"]["top_p"] == 0.5
+        and converted["stop_tokens"] == [3, 5]
+        and converted["forced_tokens"] == {"-1": 7}
+    )
+    assert converted["forbidden_tokens"] == [[1, 2], 3] and converted["path"] == "(1+2j)"
 
 
 def test_a_package_under_another_name_has_no_version(monkeypatch):

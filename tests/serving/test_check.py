@@ -5,8 +5,8 @@ import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -16,10 +16,10 @@ import keras_tx
 from keras_tx.serving import check
 from keras_tx.serving.check import audit
 from keras_tx.serving.check.__main__ import main
+from keras_tx.serving.parity import FILE as PARITY
+from tests.tools import assert_close
 
 pytestmark = pytest.mark.tensorflow
-
-PARITY = "assets.extra/keras_tx_parity.json"
 
 
 def off_by_a_thousandth(answers):
@@ -79,37 +79,68 @@ def cut_short(folder):
     (folder / "saved_model.pb").write_bytes(whole[: len(whole) // 2])
 
 
+def off_in_one_number(wrong):
+    """Changes the first number of the first answer that has one."""
+
+    def tamper(answers):
+        (row, *_) = next(rows for rows in answers["signatures"].values() if rows)
+        key = next(key for key, value in row["outputs"].items() if isinstance(np.ravel(value)[0], float))
+        whole = np.array(row["outputs"][key])
+        row["outputs"][key] = (whole + np.where(np.arange(whole.size) == 0, wrong, 0.0).reshape(whole.shape)).tolist()
+
+    return tamper
+
+
 @pytest.fixture(scope="module")
 def copies(exported, tmp_path_factory):
-    """A version, and copies of it that each have something wrong."""
-    makers = {
-        "off_by_a_thousandth": tampered(off_by_a_thousandth),
-        "not_a_number": tampered(not_a_number),
-        "without_variables": without_variables,
-        "unservable": unservable,
-        "cut_short": cut_short,
+    """Versions in order, and copies of them that each have something wrong."""
+    ids = keras.Input((None,), dtype="int32", name="token_ids")
+    encoder = keras.Model(ids, keras_tx.layers.Encoder(1, 8, 2)(keras_tx.layers.TokenEmbedding(7, 6)(ids)))
+    words = keras_tx.text.BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "dog", "runs"])
+    folder = tmp_path_factory.mktemp("saved_models")
+    folders = {
+        "classifier": exported.path,
+        "encoder": keras_tx.serving.export(encoder, folder / "encoder", tokenizer=words),
     }
-    folders = {"as_exported": exported.path}
-    for name, make in makers.items():
-        folders[name] = tmp_path_factory.mktemp(name) / "1"
-        shutil.copytree(exported.path, folders[name])
+    makers = {
+        "off_by_a_thousandth": ("classifier", tampered(off_by_a_thousandth)),
+        "not_a_number": ("classifier", tampered(not_a_number)),
+        "without_variables": ("classifier", without_variables),
+        "unservable": ("classifier", unservable),
+        "cut_short": ("classifier", cut_short),
+        "encoder_off_by_half": ("encoder", tampered(off_in_one_number(0.5))),
+        "encoder_not_a_number": ("encoder", tampered(off_in_one_number(float("nan")))),
+    }
+    for name, (original, make) in makers.items():
+        folders[name] = folder / name / "1"
+        shutil.copytree(folders[original], folders[name])
         make(folders[name])
     return folders
 
 
 @pytest.fixture(scope="module")
-def reports(copies):
-    """What `check` says of each, and of the one cut short, what the command does."""
-    command = [sys.executable, "-m", "keras_tx.serving.check", str(copies["cut_short"])]
-    with ThreadPoolExecutor(2) as pool:
-        run = pool.submit(subprocess.run, command, capture_output=True, text=True)
-        checks = {name: pool.submit(check, path) for name, path in copies.items() if name != "cut_short"}
-    return {"cut_short": run.result()} | {name: future.result() for name, future in checks.items()}
+def command(copies):
+    """What the command does with a version that cannot be read."""
+    arguments = [sys.executable, "-m", "keras_tx.serving.check", str(copies["cut_short"])]
+    return subprocess.run(arguments, capture_output=True, text=True)
 
 
+@pytest.fixture(scope="module")
+def reports(copies, generators):
+    """What `check` says of each: one clean process for all, where `check` itself starts one for each."""
+    folders = {**copies, **generators}
+    script = Path(audit.__file__).with_name("clean_process.py")
+    arguments = [sys.executable, "-P", str(script), *map(str, folders.values())]
+    run = subprocess.run(arguments, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()[-len(folders) :]
+    return {name: audit.report_of(path, line) for (name, path), line in zip(folders.items(), lines, strict=True)}
+
+
+@pytest.mark.process
 def test_a_version_in_order_is_reported_with_what_it_answers(reports, copies, monkeypatch, capsys):
-    monkeypatch.setitem(main.__globals__, "check", lambda path: reports["as_exported"])
-    assert main([str(copies["as_exported"])]) == 0
+    monkeypatch.setitem(main.__globals__, "check", lambda path: reports["classifier"])
+    assert main([str(copies["classifier"])]) == 0
     first, *signatures, saved, parity = capsys.readouterr().out.splitlines()
     assert first == f"{copies['as_exported']}: ok"
     assert all(re.search(r"; \d+\.\d ms$", line) for line in signatures)
@@ -123,15 +154,17 @@ def test_a_version_in_order_is_reported_with_what_it_answers(reports, copies, mo
     ]
     assert saved == f"  saved by TensorFlow {version('tensorflow')}; an older server may not read it"
     assert parity.startswith("  clean process, XLA off: 40 requests, largest difference to the live model ")
-    assert reports["as_exported"].parity["difference"] <= 1e-6
+    assert reports["classifier"].parity["difference"] <= 1e-6
 
 
-def test_the_command_prints_the_report_of_a_version_that_cannot_be_read_and_exits_with_1(reports, copies):
-    run = reports["cut_short"]
-    first, problem = run.stdout.splitlines()
-    assert run.returncode == 1 and "RuntimeWarning" not in run.stderr
+@pytest.mark.process
+@pytest.mark.slow
+def test_the_command_prints_the_report_of_a_version_that_cannot_be_read_and_exits_with_1(command, reports, copies):
+    first, problem = command.stdout.splitlines()
+    assert command.returncode == 1 and "RuntimeWarning" not in command.stderr
     assert first == f"{copies['cut_short']}: NOT SERVABLE"
     assert problem.startswith("  problem: it does not load: DecodeError")
+    assert str(reports["cut_short"]).splitlines() == [first, problem]  # `check` and the fixture see the same
 
 
 def test_the_command_does_not_take_the_name_of_the_function():
@@ -151,12 +184,14 @@ def test_no_version_at_all_is_exit_code_2(tmp_path, capsys):
         check(tmp_path / "1")
 
 
+@pytest.mark.process
 def test_probabilities_that_are_not_the_live_models_are_a_problem(reports):
     report = reports["off_by_a_thousandth"]
     assert not report.ok
     assert report.problems == ["numbers differ from the live model's by 1.0e-03, over 1.0e-06"]
 
 
+@pytest.mark.process
 def test_a_difference_that_is_no_number_and_another_label_are_problems(reports):
     assert reports["not_a_number"].problems == [
         "numbers differ from the live model's by nan, over 1.0e-06",
@@ -164,11 +199,13 @@ def test_a_difference_that_is_no_number_and_another_label_are_problems(reports):
     ]
 
 
+@pytest.mark.process
 def test_missing_weights_are_a_problem(reports):
     (problem,) = reports["without_variables"].problems
     assert problem.startswith("it does not load: ") and "variables/variables" in problem
 
 
+@pytest.mark.process
 def test_what_needs_xla_python_or_other_text_ops_is_named(reports):
     report = reports["unservable"]
     ops, runs = report.problems[:3], report.problems[3:]
@@ -186,6 +223,7 @@ def test_what_needs_xla_python_or_other_text_ops_is_named(reports):
     assert "  python: numbers float32[-1] -> y float32[...]" in str(report).splitlines()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "commands, problem",
     [
@@ -202,25 +240,35 @@ def test_a_server_that_dies_or_has_nothing_to_answer_is_a_problem(exported, tmp_
     assert check(exported.path).problems == [problem]
 
 
+@pytest.mark.process
 def test_a_server_that_takes_too_long_is_a_problem(exported, monkeypatch):
     monkeypatch.setattr(audit, "SECONDS", 0.01)
     assert check(exported.path).problems == ["it did not load and answer in 0.01 seconds"]
 
 
-def test_answers_of_models_without_labels_are_compared_too(tmp_path):
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "dog", "runs"]
-    ids = keras.Input((None,), dtype="int32", name="token_ids")
-    encoder = keras.Model(ids, keras_tx.layers.Encoder(1, 8, 2)(keras_tx.layers.TokenEmbedding(7, 6)(ids)))
-    version = keras_tx.serving.export(encoder, tmp_path / "m", tokenizer=keras_tx.text.BertTokenizer(words))
-    answers = json.loads((version / PARITY).read_text())
-    (row, *_) = next(rows for rows in answers["signatures"].values() if rows)
-    key = next(key for key, value in row["outputs"].items() if isinstance(np.ravel(value)[0], float))
-    whole = np.array(row["outputs"][key])
-    reports = [check(version)]
-    for wrong in (0.5, float("nan")):
-        row["outputs"][key] = (whole + np.where(np.arange(whole.size) == 0, wrong, 0.0).reshape(whole.shape)).tolist()
-        (version / PARITY).write_text(json.dumps(answers))
-        reports.append(check(version))
-    assert reports[0].ok and reports[0].parity["texts"] > 1
-    assert "numbers differ from the live model's by 5.0e-01" in reports[1].problems[0]
-    assert "numbers differ from the live model's by nan" in reports[2].problems[0]
+@pytest.mark.process
+def test_answers_of_models_without_labels_are_compared_too(reports):
+    assert reports["encoder"].ok and reports["encoder"].parity["texts"] > 1
+    assert "numbers differ from the live model's by 5.0e-01" in reports["encoder_off_by_half"].problems[0]
+    assert "numbers differ from the live model's by nan" in reports["encoder_not_a_number"].problems[0]
+
+
+@pytest.mark.process
+def test_generative_models_are_asked_what_they_take(reports, generators):
+    for name, path in generators.items():
+        report = reports[name]
+        assert report.ok, report
+        rows = json.loads((path / PARITY).read_text())["signatures"]
+        assert set(rows) == set(report.signatures) == set(report.milliseconds) and all(rows.values())
+
+
+def test_the_answers_that_check_compares_with_are_those_of_keras(exported, tokenizer, live):
+    """So a report that is in order says that TensorFlow's C API, without Keras, answers as the live model."""
+    answers = json.loads((exported.path / PARITY).read_text())
+    rows = [(row["inputs"]["text"][0], row["outputs"]) for row in answers["signatures"]["serving_default"]]
+    assert answers["text"] == [text for text, _ in rows][: len(answers["text"])]
+    for index, (text, outputs) in enumerate(rows):
+        expected = live(exported.model, token_ids=tokenizer(text)["token_ids"])
+        assert_close(outputs["probabilities"][0], expected, atol=1e-6, rtol=0)
+        if index < len(answers["text"]):
+            assert_close(answers["probabilities"][index], expected, atol=1e-6, rtol=0)

@@ -1,4 +1,4 @@
-"""Models that read answer as they do live: masked language models, and users' own functional models."""
+"""Exported encoder models answer as they do live: masked language models, and users' own functional models."""
 
 import json
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ import pytest
 from keras_tx.models import MaskedLM
 from keras_tx.serving import export
 from keras_tx.serving.card import FILE as CARD
-from keras_tx.serving.encoder_signatures import check_labels, classes
+from keras_tx.serving.encoder_signatures import encoder_signatures
 from keras_tx.serving.parity import FILE as PARITY
 from keras_tx.serving.text_encoder import TextEncoder
 from keras_tx.serving.warmup import serialized
@@ -108,13 +108,13 @@ def test_a_masked_model_explains_itself(masked, tokenizer):
     assert answer["text"][1] == ask(masked, "serving_default", TEXTS[2])["text"][0]
 
 
-def test_a_masked_model_without_a_tokenizer_answers_ids(masked, tmp_path):
+def test_a_masked_model_without_a_tokenizer_answers_ids(masked):
     import tensorflow as tf
 
-    served = exported(tmp_path, masked.model)
-    assert set(served.signatures) == {"serving_default", "tokens"}
+    signatures = encoder_signatures(TextEncoder(masked.model), None, None, 0, fills_masks=True)
+    assert set(signatures) == {"serving_default", "tokens"}
     given = {"token_ids": tf.constant([[2, 4, 3]]), "lengths": tf.constant([3])}
-    answer = served.signatures["serving_default"](**given)
+    answer = signatures["serving_default"](**given)
     assert_close(answer["probabilities"], masked.signatures["tokens"](**given)["probabilities"])
 
 
@@ -134,7 +134,7 @@ def encoder(tokenizer, tmp_path_factory):
     return exported(tmp_path_factory.mktemp("saved_models") / "encoder", model, tokenizer=tokenizer, warmup=["cat"])
 
 
-def test_outputs_leave_by_their_names_with_the_tokens_of_their_rows(encoder, tokenizer):
+def test_outputs_keep_their_names_and_come_with_the_tokens_of_their_rows(encoder, tokenizer):
     together = ask(encoder, "serving_default", *TEXTS)
     assert set(together) == {"last_hidden_state", "first", "tokens"} and together["first"].dtype == "float32"
     for row, text in enumerate(TEXTS):
@@ -244,127 +244,14 @@ def test_embed_goes_up_to_the_last_layer_with_weights(narrow):
     assert_close(yes, ask(narrow, "serving_default", *TEXTS)["probabilities"][:, 1:])
 
 
-# Labels
-
-
-def classifier(*shape, activation=None, then=()):
-    """A model of ids whose output has this shape behind the batch."""
-    ids = keras.Input((None,), dtype="int32")
-    x = keras.layers.Embedding(13, 3, mask_zero=True)(ids)
-    x = x if len(shape) == 2 else keras.layers.GlobalAveragePooling1D()(x)
-    x = keras.layers.Dense(shape[-1], activation=activation)(x)
-    for layer in then:
-        x = layer(x)
-    return keras.Model(ids, x)
-
-
-def test_labels_of_tokens_come_with_the_tokens(tokenizer, tmp_path):
+def test_labels_of_tokens_come_with_the_tokens(tokenizer):
     ids = keras.Input((None,), dtype="int32")
     head = keras.layers.Dense(3)(keras.layers.Embedding(SIZE, 4, mask_zero=True)(ids))
     model = randomize(keras.Model(ids, keras.layers.Activation("softmax", dtype="float32")(head)))
-    served = exported(tmp_path, model, tokenizer=tokenizer, labels=["O", "B", "I"])
+    served = SimpleNamespace(signatures=encoder_signatures(TextEncoder(model), tokenizer, ["O", "B", "I"], 0))
     assert set(served.signatures) == {"serving_default", "tokens", "embed"}
     answer = ask(served, "serving_default", "the cat sat")
     live = to_numpy(model(to_numpy(tokenizer("the cat sat")["token_ids"])[None]))
     assert_close(answer["probabilities"], live)
     assert [one.decode() for one in answer["label"][0]] == [["O", "B", "I"][i] for i in live[0].argmax(-1)]
     assert [one.decode() for one in answer["tokens"][0]] == ["[CLS]", "the", "cat", "sat", "[SEP]"]
-
-
-@pytest.mark.parametrize(
-    "activation, then",
-    [
-        ("softmax", ()),
-        ("softmax", ("dropout",)),
-        (None, ("softmax_layer",)),
-        (None, ("softmax", "linear")),
-        (None, ("softmax_operation",)),
-        (None, ()),
-        (None, ("dropout", "linear")),
-    ],
-)
-@pytest.mark.parametrize("nested", [False, True])
-def test_logits_are_told_from_probabilities(activation, then, nested):
-    makers = {
-        "dropout": lambda: keras.layers.Dropout(0.1),
-        "linear": lambda: keras.layers.Activation("linear", dtype="float32"),
-        "softmax": lambda: keras.layers.Activation("softmax"),
-        "softmax_layer": keras.layers.Softmax,
-        "softmax_operation": lambda: keras.ops.softmax,
-    }
-    is_probability = "softmax" in f"{activation} {then}"
-    then = [makers[name]() for name in then]
-    model = randomize(classifier(5, activation=activation, then=then))
-    if nested:
-        outer = keras.Input((None,), dtype="int32")
-        model = keras.Model(outer, model(outer))
-    reader = TextEncoder(model)
-    answer = classes(reader, check_labels(reader, None))(np.array([[3, 1]], "int32"))
-    raw = to_numpy(model(np.array([[3, 1]]))).astype("float64")
-    assert_close(answer["probabilities"], raw if is_probability else softmax(raw))
-
-
-@pytest.mark.parametrize("activation, size", [("sigmoid", 2), ("relu", 2), ("tanh", 1)])
-def test_other_activations_are_no_distribution(activation, size):
-    with pytest.raises(ValueError, match=f"`activation` must be None or 'softmax'. Received: activation={activation}"):
-        check_labels(TextEncoder(classifier(size, activation=activation)), None)
-
-
-def single(last):
-    """A model with a single number as its output."""
-    ids = keras.Input((None,), dtype="int32")
-    x = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(13, 3, mask_zero=True)(ids))
-    return randomize(keras.Model(ids, last(keras.layers.Dense(1)(x))), scale=2.0)
-
-
-@pytest.mark.parametrize("last", [lambda x: x, keras.layers.Activation("sigmoid")])
-def test_a_single_number_is_that_of_the_second_label(last):
-    model, ids = single(last), np.array([[3, 1], [7, 2]], "int32")
-    answer = classes(TextEncoder(model), check_labels(TextEncoder(model), ["no", "yes"]))(ids)
-    raw = to_numpy(model(ids)).astype("float64")[:, 0]
-    yes = raw if isinstance(last, keras.layers.Layer) else 1 / (1 + np.exp(-raw))
-    assert_close(answer["probabilities"], np.stack([1 - yes, yes], axis=1))
-    assert [label.decode() for label in answer["label"].numpy()] == ["yes" if p > 0.5 else "no" for p in yes]
-
-
-def test_a_single_number_of_which_nothing_tells_what_it_is_is_refused():
-    model = single(lambda x: keras.layers.Average()([x, x]))
-    with pytest.raises(
-        ValueError, match="must end in a layer that tells whether its single number .* Received: output"
-    ):
-        check_labels(TextEncoder(model), ["no", "yes"])
-
-
-@pytest.mark.parametrize("activation", ["softmax", None])
-def test_an_average_of_heads_is_told_by_its_numbers(activation):
-    ids = keras.Input((None,), dtype="int32")
-    x = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(13, 3, mask_zero=True)(ids))
-    heads = [keras.layers.Dense(3, activation=activation)(x) for _ in range(2)]
-    model, rows = randomize(keras.Model(ids, keras.layers.Average()(heads)), scale=2.0), np.array([[3, 1]], "int32")
-    answer = classes(TextEncoder(model), check_labels(TextEncoder(model), None))(rows)
-    raw = to_numpy(model(rows)).astype("float64")
-    assert_close(answer["probabilities"], raw if activation else softmax(raw))
-
-
-def test_outputs_with_the_names_of_answers_are_refused():
-    ids = keras.Input((None,), dtype="int32")
-    x = keras.layers.Embedding(13, 3, mask_zero=True)(ids)
-    model = keras.Model(ids, {"logits": keras.layers.Dense(4)(x), "label": x})
-    with pytest.raises(
-        ValueError, match=r"must not have outputs named as what `labels` add. Received: outputs \['label'\]"
-    ):
-        check_labels(TextEncoder(model), list("wxyz"))
-
-
-def test_labels_belong_to_the_one_output_or_to_the_logits():
-    ids = keras.Input((None,), dtype="int32")
-    x = keras.layers.Embedding(13, 3, mask_zero=True)(ids)
-    two = {"a": keras.layers.Dense(4)(x), "b": x}
-    with pytest.raises(
-        ValueError, match=r"`labels` are for a model with one output .*'logits'. Received: outputs .*'a'"
-    ):
-        check_labels(TextEncoder(keras.Model(ids, two)), ["x"] * 4)
-    named = TextEncoder(keras.Model(ids, {"logits": two["a"], "b": x}))
-    assert check_labels(named, list("wxyz")) == list("wxyz")
-    with pytest.raises(ValueError, match="a list of 4 different strings, .* Received: labels=\\['x'\\]"):
-        check_labels(named, ["x"])

@@ -1,4 +1,4 @@
-"""What doesn't fit together is refused before anything is written; tokenizers and models of any make leave."""
+"""Arguments that do not fit each other are refused before anything is written; checkpoints are exported as they are."""
 
 import json
 
@@ -6,16 +6,17 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx.generation import Beam, generate
+from keras_tx.generation import generate
 from keras_tx.models import CausalLM, MaskedLM, Seq2Seq
 from keras_tx.pretrained import PretrainedModel
-from keras_tx.serving import check, export, exporters, parity
+from keras_tx.serving import export
 from keras_tx.serving.card import FILE as CARD
 from keras_tx.serving.exporters import exporter_for
 from keras_tx.serving.generator_signatures import generator_signatures
 from keras_tx.text import BertTokenizer
-from tests.serving.conftest import VOCABULARY
+from tests.serving.conftest import BEAM, VOCABULARY, small_generator
 from tests.serving.test_warmup import requests
+from tests.serving.user_models import TableTokenizer, bag
 from tests.tools import assert_close, randomize, to_numpy
 
 pytestmark = pytest.mark.tensorflow
@@ -23,56 +24,12 @@ pytestmark = pytest.mark.tensorflow
 SIZE = len(VOCABULARY)
 
 
-class TableTokenizer:
-    """Words, looked up in a table of TensorFlow, which a SavedModel must have beside its graph."""
-
-    in_graph = True
-    mask_id = None
-
-    def __init__(self, words, pad_id=0, max_length=6):
-        import tensorflow as tf
-
-        self.vocabulary, self.vocabulary_size = words, len(words)
-        self.pad_id, self.max_length = pad_id, max_length
-        keys, values = tf.constant(words), tf.range(len(words))
-        self.tables = [tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), 1)]
-
-    def __call__(self, texts, max_length=None, padding="longest"):
-        import tensorflow as tf
-
-        texts = tf.strings.join(["[CLS] ", tf.convert_to_tensor(texts)])
-        words = tf.strings.split(texts)[:, : max_length or self.max_length]
-        return {"token_ids": self.tables[0].lookup(words).to_tensor(self.pad_id)}
-
-
-def bag(size=SIZE, layer=None):
-    """A small functional model (B, 2)."""
-    ids = keras.Input((None,), dtype="int32")
-    x = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(size, 3, mask_zero=True)(ids))
-    x = keras.layers.Dense(2, name="head")(x)
-    return randomize(keras.Model(ids, x if layer is None else layer(x)), seed=1)
-
-
-def test_the_tables_of_a_tokenizer_leave_with_it(tmp_path):
-    import tensorflow as tf
-
-    words = ["[PAD]", "[UNK]", "[CLS]", "a", "b", "c"]
-    model = bag(6)
-    path = export(model, tmp_path, tokenizer=TableTokenizer(words))
-    served = tf.saved_model.load(str(path)).signatures["serving_default"]
-    answer = served(text=tf.constant(["a c b", "", "d a"]))["head"]
-    assert_close(answer[0], model(np.array([[2, 3, 5, 4]]))[0])
-    assert_close(answer[2], model(np.array([[2, 1, 3]]))[0])
-    card = json.loads((path / CARD).read_text())
-    assert card["tokenizer"] == {"kind": "TableTokenizer", "vocabulary_size": 6, "options": {}}
-
-
 @pytest.mark.parametrize(
     "tokenizer, message",
     [
         ({"pad_id": None}, "`tokenizer` must have a padding token. Received: tokenizer.pad_id=None"),
         ({"max_length": None}, "`tokenizer` must have a `max_length`.* Received: tokenizer.max_length=None"),
-        ({"vocabulary_size": 72}, "more tokens than the model. Received: .*=72, model.vocabulary_size=71"),
+        ({"vocabulary_size": 72}, "more tokens than the model. Received: .*=72, vocabulary_size=71"),
         ({"pad_id": 3}, "the id that the model takes for padding. Received: tokenizer.pad_id=3, padding_id=0"),
     ],
 )
@@ -112,19 +69,19 @@ def test_a_masked_model_needs_a_mask_token_and_no_labels(masked, tmp_path):
         export(masked, tmp_path, labels=["a"])
 
 
-def test_options_of_writing_are_not_for_models_that_read(masked, make, tokenizer, tmp_path):
+def test_options_of_generation_are_not_for_encoder_models(masked, make, tokenizer, tmp_path):
     options = {"max_new_tokens": 3}
     for model in (masked, make()):
-        message = f"`generation` is for models that write. Received: .*3}}, model of type {type(model).__name__}"
+        message = f"`generation` is for models that generate. Received: .*3}}, model of type {type(model).__name__}"
         with pytest.raises(ValueError, match=message):
             export(model, tmp_path, generation=options)
-        with pytest.raises(ValueError, match="`source_tokenizer` is for models that write"):
+        with pytest.raises(ValueError, match="`source_tokenizer` is for models that generate"):
             export(model, tmp_path, source_tokenizer=tokenizer)
-    writer = CausalLM(SIZE, num_layers=1, hidden_dim=4, num_heads=2)
+    generator = CausalLM(SIZE, num_layers=1, hidden_dim=4, num_heads=2)
     with pytest.raises(
-        ValueError, match="`labels` are for models over classes.*labels=\\['a'\\] for a model that writes"
+        ValueError, match="`labels` are for models over classes.*labels=\\['a'\\] for a model that generates"
     ):
-        export(writer, tmp_path, labels=["a"])
+        export(generator, tmp_path, labels=["a"])
 
 
 @pytest.mark.parametrize("max_batch", [0, -1, 2.5, True])
@@ -133,39 +90,7 @@ def test_the_largest_batch_is_a_number(masked, tmp_path, max_batch):
         export(masked, tmp_path, max_batch=max_batch)
 
 
-# Models that a server could not run, or that do not answer alike
-
-
-class Servable(keras.layers.Layer):
-    """Something that TensorFlow does here and a stock server does not."""
-
-    def __init__(self, what):
-        super().__init__()
-        self.what = what
-
-    def call(self, x):
-        import tensorflow as tf
-
-        if self.what == "update":
-            return keras.ops.slice_update(x, (0, 0), x[:, :1])
-        if self.what == "python":
-            return tf.ensure_shape(tf.numpy_function(lambda x: x, [x], tf.float32), [None, 2])
-        return tf.function(lambda x: 2 * x, jit_compile=True)(x)
-
-    def compute_output_spec(self, x):
-        return keras.KerasTensor(x.shape, x.dtype)
-
-
-@pytest.mark.parametrize(
-    "what, op",
-    [("update", "XlaDynamicUpdateSlice"), ("python", "PyFunc"), ("compiled", "a function with jit_compile=True")],
-)
-def test_what_a_server_cannot_run_is_named(tokenizer, tmp_path, what, op):
-    with pytest.raises(
-        ValueError, match=f"without XLA and Python; .*Received: {op} in the signature 'serving_default'"
-    ):
-        export(bag(layer=Servable(what)), tmp_path, tokenizer=tokenizer)
-    assert not list(tmp_path.iterdir())
+# Models that do not answer alike
 
 
 class Noise(keras.layers.Layer):
@@ -208,54 +133,21 @@ def test_a_text_that_the_model_fails_on_is_named(tokenizer, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_numbers_that_are_far_off_are_an_error_and_rounding_is_not():
+# Generative models
+
+
+def test_a_generative_model_is_exported_with_warmup_card_and_parity(generators, tokenizer):
     import tensorflow as tf
 
-    class Loaded:
-        structured_input_signature = ((), {"x": tf.TensorSpec([None], tf.float32)})
-
-        def __call__(self, x):
-            return {"y": 2 * x, "s": tf.as_string(x)}
-
-    signatures = {"name": Loaded()}
-    row = {"inputs": {"x": [1.0, np.inf]}, "outputs": {"y": [2.0, np.inf], "s": ["1", "inf"]}, "tolerance": 1e-3}
-    figures = parity.differences(signatures, {"name": [row, {**row, "outputs": {"y": [2.01, np.inf]}}]})
-    assert figures["name"]["largest_difference"] == pytest.approx(0.01, rel=1e-3) and figures["name"]["examples"] == 2
-    assert not figures["name"]["others_equal"]  # TensorFlow writes 1.000000
-    for wrong in ([2.2, np.inf], [2.0, 3.0], [2.0], [2.0, np.nan]):
-        with pytest.raises(ValueError, match="answers of 'name' that differ by "):
-            parity.differences(signatures, {"name": [{**row, "outputs": {"y": wrong}}]})
-
-
-def test_bytes_pass_through_json():
-    given = {"a": [b"text", "é".encode(), b"\xff\x00"], "b": [[1, 2.5]]}
-    there = json.loads(json.dumps(parity.written(given["a"])))
-    assert there == ["text", "é", {"b64": "/wA="}]
-    assert parity.raw(there) == ["text", "é", b"\xff\x00"]
-
-
-# Models that write
-
-
-def test_a_model_that_writes_leaves_with_warmup_card_and_parity(tokenizer, tmp_path, monkeypatch):
-    import tensorflow as tf
-
-    def two(*arguments):  # of its signatures, for they take time
-        made = generator_signatures(*arguments)
-        return {name: made[name] for name in ("serving_default", "generate")}
-
-    monkeypatch.setattr(exporters, "generator_signatures", two)
-    model = randomize(CausalLM(SIZE, num_layers=1, hidden_dim=6, num_heads=2, intermediate_dim=5), seed=1)
-    options = {"strategy": Beam(2, num_return_sequences=2), "max_new_tokens": 3}
-    path = export(model, tmp_path / "writer", tokenizer=tokenizer, generation=options, warmup=["the cat"], max_batch=2)
+    path = generators["beams"]
     served = tf.saved_model.load(str(path)).signatures
-    expected = generate(model, ["the cat sat"], tokenizer=tokenizer, jit_compile=False, **options)[0][0]
+    expected = generate(small_generator(), ["the cat sat"], tokenizer=tokenizer, jit_compile=False, **BEAM)[0][0]
     assert served["serving_default"](text=tf.constant(["the cat sat"]))["text"].numpy()[0].decode() == expected
     card = json.loads((path / CARD).read_text())
     assert card["generation"]["strategy"]["kind"] == "Beam" and card["generation"]["max_new_tokens"] == 3
     assert card["parity"]["serving_default"]["others_equal"] and card["parity"]["serving_default"]["examples"] == 3
     asked = [(name, inputs) for _, name, inputs in requests(path)]
-    assert {name for name, _ in asked} == set(served) == {"serving_default", "generate"}
+    assert {name for name, _ in asked} == set(served) == {"serving_default", "generate", "tokens", "score"}
     numbers = next(inputs for name, inputs in asked if name == "generate")
     assert numbers["max_new_tokens"].tolist() == [3] and numbers["top_k"].dtype == "int32"
 
@@ -263,7 +155,7 @@ def test_a_model_that_writes_leaves_with_warmup_card_and_parity(tokenizer, tmp_p
 # Checkpoints
 
 
-def test_a_checkpoint_that_classifies_leaves_with_the_labels_of_its_config(tokenizer, tmp_path):
+def test_a_checkpoint_that_classifies_is_exported_with_the_labels_of_its_config(tokenizer, tmp_path):
     import tensorflow as tf
 
     sizes = dict(hidden_size=6, num_hidden_layers=1, num_attention_heads=2, intermediate_size=5, vocab_size=SIZE)
@@ -289,55 +181,35 @@ def test_a_checkpoint_that_classifies_leaves_with_the_labels_of_its_config(token
     assert exporter_for(multiple, {"tokenizer": None, "source_tokenizer": None}, None, None).labels is None
 
 
+def signatures_of(model, tokenizer=None):
+    """The signatures as they would be exported, not yet traced."""
+    return exporter_for(model, {"tokenizer": tokenizer, "source_tokenizer": None}, None, None).signatures()
+
+
 def test_a_checkpoint_that_fills_masks_fills_them(tokenizer, tmp_path):
     import tensorflow as tf
 
     sizes = dict(hidden_size=6, num_hidden_layers=1, num_attention_heads=2, intermediate_size=5, vocab_size=SIZE)
     config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "max_position_embeddings": 16, **sizes}
     model = randomize(PretrainedModel(config), seed=2)
-    served = tf.saved_model.load(str(export(model, tmp_path, tokenizer=tokenizer))).signatures
     ids = tokenizer(["the [MASK]"])["token_ids"]
     logits = to_numpy(model({"input_ids": ids})["logits"])[0, 2]
-    answer = served["serving_default"](text=tf.constant(["the [MASK]"]))
+    answer = signatures_of(model, tokenizer)["serving_default"](text=tf.constant(["the [MASK]"]))
     best = [VOCABULARY[i] for i in np.argsort(-logits)[:5]]
     assert [word.decode() for word in answer["words"].numpy()[0, 0]] == best
     with pytest.raises(ValueError, match="Received: labels=\\['a'\\] for a model that fills masks"):
         export(model, tmp_path, labels=["a"])
 
 
-@pytest.mark.parametrize("options", [{"min_new_tokens": 2}, {"start_token": False, "stop_tokens": ()}])
-def test_check_asks_a_model_that_writes_what_it_takes(options, tokenizer, tmp_path, monkeypatch):
-    def some(*arguments):  # of its signatures, for they take time
-        made = generator_signatures(*arguments)
-        return {name: made[name] for name in ("serving_default", "generate", "tokens", "score")}
-
-    monkeypatch.setattr(exporters, "generator_signatures", some)
-    sizes = dict(num_layers=1, hidden_dim=6, num_heads=2, intermediate_dim=5)
-    model = randomize(CausalLM(SIZE, **sizes), seed=1)
-    path = export(model, tmp_path / "writer", tokenizer=tokenizer, generation={"max_new_tokens": 3, **options})
-    report = check(path)
-    assert report.ok, report
-    rows = json.loads((path / parity.FILE).read_text())["signatures"]
-    assert set(rows) == set(report.signatures) == set(report.milliseconds) and all(rows.values())
-
-
-def test_check_asks_a_model_without_a_tokenizer_for_ids_that_it_takes(tmp_path):
-    sizes = dict(num_layers=1, hidden_dim=6, num_heads=2, intermediate_dim=5)
-    path = export(randomize(CausalLM(SIZE, padding_id=1, **sizes), seed=1), tmp_path / "writer")
-    assert check(path).ok
-
-
-def test_ids_of_a_checkpoint_without_a_tokenizer_are_tokens_up_to_their_lengths(tmp_path):
+def test_ids_of_a_checkpoint_without_a_tokenizer_are_tokens_up_to_their_lengths():
     import tensorflow as tf
 
     sizes = dict(hidden_size=6, num_hidden_layers=1, num_attention_heads=2, intermediate_size=5, vocab_size=SIZE)
     config = {"model_type": "roberta", "architectures": ["RobertaForSequenceClassification"], "pad_token_id": 1}
     model = randomize(PretrainedModel({**config, **sizes, "max_position_embeddings": 16, "type_vocab_size": 1}), seed=2)
-    path = export(model, tmp_path / "roberta")
     ids = np.array([[0, 7, 8, 2], [0, 5, 9, 9]], "int32")
-    answer = tf.saved_model.load(str(path)).signatures["tokens"](
-        token_ids=tf.constant(ids), lengths=tf.constant([4, 2])
-    )["logits"]
+    tokens = signatures_of(model)["tokens"]
+    answer = tokens(token_ids=tf.constant(ids), lengths=tf.constant([4, 2]))["logits"]
     for row, length, logits in zip(ids, (4, 2), answer.numpy(), strict=True):
         assert_close(logits, to_numpy(model(row[None, :length])["logits"])[0], atol=1e-5)
 
@@ -345,11 +217,11 @@ def test_ids_of_a_checkpoint_without_a_tokenizer_are_tokens_up_to_their_lengths(
 def test_tokenizers_of_sources_need_sources(tokenizer):
     sizes = dict(num_layers=1, hidden_dim=6, num_heads=2, intermediate_dim=5)
     for model, given in ((CausalLM(SIZE, **sizes), tokenizer), (Seq2Seq(SIZE, **sizes), None)):
-        kind = exporter_for(model, {"tokenizer": given, "source_tokenizer": tokenizer}, None, None)
+        exporter = exporter_for(model, {"tokenizer": given, "source_tokenizer": tokenizer}, None, None)
         with pytest.raises(
             ValueError, match="`source_tokenizer` is for models with sources, .* Received: source_token"
         ):
-            kind.signatures()
+            exporter.signatures()
 
 
 def test_a_text_beyond_the_learned_positions_has_no_vector(tokenizer):

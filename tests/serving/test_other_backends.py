@@ -1,4 +1,4 @@
-"""Models on JAX and PyTorch leave through TensorFlow, and answer as they do there."""
+"""Models on the JAX and PyTorch backends are exported by a TensorFlow process, and answer as on their own backend."""
 
 import json
 import os
@@ -14,34 +14,35 @@ from keras_tx.generation.strategy import Strategy
 from keras_tx.serving import other_backends
 from keras_tx.serving.card import FILE as CARD
 from tests.serving.conftest import LABELS
-from tests.serving.elsewhere import IDS
+from tests.serving.other_backend import IDS
 from tests.serving.test_warmup import requests
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def answers(backend, folder, *what):
-    """What a process on another backend exported, was refused, and answers itself."""
+    """What a process on another backend exported, how it was refused, and what the live models answer there."""
     pytest.importorskip(backend)
     environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.serving.elsewhere", str(folder), *what]
+    command = [sys.executable, "-m", "tests.serving.other_backend", str(folder), *what]
     run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
     assert run.returncode == 0, run.stderr[-4000:]
     return json.loads((folder / "answers.json").read_text())
 
 
 @pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.tensorflow
 def test_torch_exports_what_it_answers(tmp_path):
     import tensorflow as tf
     import tensorflow_text  # noqa: F401  # has the operations of the graph
 
-    found = answers("torch", tmp_path, "reads", "refused")
-    path = Path(found["reads"]["path"])
+    found = answers("torch", tmp_path, "classifier", "refused")
+    path = Path(found["classifier"]["path"])
     served = tf.saved_model.load(str(path)).signatures
     assert set(served) == {"serving_default", "tokens", "classify", "explain", "embed"}
     answer = served["tokens"](token_ids=tf.constant(IDS), lengths=tf.constant([4, 3]))
-    exponentials = np.exp(found["reads"]["logits"])
+    exponentials = np.exp(found["classifier"]["logits"])
     probabilities = exponentials / exponentials.sum(-1, keepdims=True)
     np.testing.assert_allclose(answer["probabilities"], probabilities, atol=1e-6)
     assert [label.decode() for label in answer["label"].numpy()] == [LABELS[i] for i in probabilities.argmax(-1)]
@@ -50,7 +51,7 @@ def test_torch_exports_what_it_answers(tmp_path):
     asked = list(requests(path))
     assert [inputs["token_ids"].tolist() for _, name, inputs in asked if name == "tokens"][-1] == IDS
     assert b"\xff" in [text for _, _, inputs in asked for text in inputs.get("text", [])]
-    # What TensorFlow refuses there is raised here.
+    # An error in the TensorFlow process is raised in the process that exports.
     (kind, message), (other, missing) = found["refused"]
     assert kind == "ValueError" and "`model` must not see padding, the id 0" in message
     assert other == "ValueError" and "can import. Received: ['Mine'] of __main__" in missing
@@ -58,18 +59,19 @@ def test_torch_exports_what_it_answers(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.tensorflow
-def test_jax_exports_what_it_writes(tmp_path):
+def test_jax_exports_what_it_generates(tmp_path):
     import tensorflow as tf
 
-    found = answers("jax", tmp_path, "writes")["writes"]
+    found = answers("jax", tmp_path, "language_model")["language_model"]
     served = tf.saved_model.load(found["path"]).signatures["serving_default"]
     answer = served(token_ids=tf.constant([IDS[0][:3]]), lengths=tf.constant([3]))
-    written = answer["token_ids"][0, : answer["lengths"][0]].numpy().tolist()
-    assert IDS[0][:3] + written == found["ids"]
+    generated = answer["token_ids"][0, : answer["lengths"][0]].numpy().tolist()
+    assert IDS[0][:3] + generated == found["ids"]
 
 
-def test_options_are_taken_along_as_json():
+def test_options_survive_json():
     options = {
         "strategy": Beam(3, length_penalty=0.5, num_return_sequences=2),
         "max_new_tokens": np.int64(5),
@@ -79,39 +81,40 @@ def test_options_are_taken_along_as_json():
         "forbidden_tokens": [[1, 2], [3]],
         "target": None,
     }
-    opened = other_backends.opened_options(json.loads(json.dumps(other_backends.saved_options(options))))
+    opened = other_backends.options_from_json(json.loads(json.dumps(other_backends.options_to_json(options))))
     assert opened == {**options, "max_new_tokens": 5, "stop_tokens": [3, 5]}
     for strategy in (Greedy(), Sample(0.7, top_k=5, seed=3)):
-        saved = json.loads(json.dumps(other_backends.saved_options({"strategy": strategy})))
-        assert other_backends.opened_options(saved) == {"strategy": strategy}
+        saved = json.loads(json.dumps(other_backends.options_to_json({"strategy": strategy})))
+        assert other_backends.options_from_json(saved) == {"strategy": strategy}
 
 
 class Another(Strategy):
     pass
 
 
-def test_only_strategies_of_the_package_are_taken_along():
+def test_only_strategies_of_the_package_can_be_exported():
     with pytest.raises(
         ValueError, match="`generation` must have a strategy of keras_tx.*Received: strategy of type Another"
     ):
-        other_backends.saved_options({"strategy": Another()})
+        other_backends.options_to_json({"strategy": Another()})
 
 
-def test_a_tokenizer_without_a_config_cannot_be_taken_along():
+def test_a_tokenizer_without_a_config_cannot_be_exported():
     with pytest.raises(ValueError, match="`source_tokenizer` must have `get_config`.*source_tokenizer of type object"):
-        other_backends.saved("source_tokenizer", object())
+        other_backends.tokenizer_to_json("source_tokenizer", object())
 
 
 def test_a_model_that_answers_otherwise_there_is_refused():
     one = [np.array([[1.0, 200.0]]), np.zeros((0, 3))]
-    other_backends.compare("torch", one, [one[0] + 1e-3, one[1]])
+    other_backends.check_same_outputs("torch", one, [one[0] + 1e-3, one[1]])
     for other in ([one[0] + 11, one[1]], [one[0][:, :1], one[1]], [one[0] * np.nan, one[1]]):
         with pytest.raises(
             ValueError, match="`model` must answer on TensorFlow as it does on torch. Received: .*differ by"
         ):
-            other_backends.compare("torch", one, other)
+            other_backends.check_same_outputs("torch", one, other)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "commands, message", [("echo last >&2; exit 139", "exit code 139: last"), ("exit 1", "no message")]
 )
@@ -122,7 +125,7 @@ def test_a_process_that_ends_without_a_word_is_an_error(make, tmp_path, monkeypa
     monkeypatch.setattr(other_backends.sys, "executable", str(interpreter))
     arguments = dict(tokenizers={}, generation=None, labels=None, warmup=[], max_batch=1)
     with pytest.raises(RuntimeError, match=f"TensorFlow in a process of its own, which ended. Received: .*{message}"):
-        other_backends.export_elsewhere(make(), tmp_path / "reviews", **arguments)
+        other_backends.export_in_subprocess(make(), tmp_path / "reviews", **arguments)
 
 
 @pytest.mark.parametrize(
@@ -141,4 +144,4 @@ def test_an_error_there_is_the_error_here(tmp_path, error, kind, message):
     other_backends.main(tmp_path, fail)
     assert json.loads((tmp_path / "result.json").read_text())["error"] == "ValueError"
     with pytest.raises(kind, match=message):
-        other_backends.raise_again(other_backends.described(error))
+        other_backends.raise_again(other_backends.error_to_json(error))

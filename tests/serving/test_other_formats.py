@@ -1,4 +1,4 @@
-"""Encoders leave by Keras' exporters to ONNX and LiteRT, and answer in onnxruntime and its interpreter as live."""
+"""Encoder models exported by Keras to ONNX and LiteRT answer in onnxruntime and in LiteRT's interpreter as live."""
 
 import functools
 import logging
@@ -37,7 +37,7 @@ def classifier():
 
 
 def encoder():
-    """Positions of all kinds, grouped heads, and an explicit mask beside that of the ids; scores leave, too."""
+    """Positions of all kinds, grouped heads, a mask beside that of the ids, and attention scores among the outputs."""
     ids = keras.Input((None,), dtype="int32", name="token_ids")
     mask = keras.Input((None, None), dtype="int32", name="pairs")
     attention = {"rotary": True, "num_key_value_heads": 2, "sliding_window": 4}
@@ -127,7 +127,7 @@ def in_litert(path):
 
 
 def assert_same(answers, expected):
-    """Every expected array is among the answers. Those of several outputs come in an order of the format's own."""
+    """Every expected array is among the answers; each format has an order of its own for several outputs."""
     assert len(answers) == len(expected)
     for one in expected:
         (other,) = [answer for answer in answers if answer.shape == one.shape]

@@ -1,9 +1,9 @@
-"""What clients send is checked in the graph, and nothing that cannot be gets further."""
+"""What clients send is checked in the graph, and nothing invalid reaches the model."""
 
 import numpy as np
 import pytest
 
-from keras_tx.serving.request_inputs import examples_in, ids_in
+from keras_tx.serving.request_inputs import checked_ids, texts_of_examples
 from keras_tx.serving.warmup import serialized
 from tests.tools import to_numpy
 
@@ -11,29 +11,29 @@ pytestmark = pytest.mark.tensorflow
 
 
 @pytest.fixture(scope="module")
-def read():
+def checked():
     import tensorflow as tf
 
     @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.int32)])
-    def read(token_ids, lengths):
-        return ids_in(token_ids, lengths, 13, padding_id=11, max_length=5, name="source_ids", lengths_name="sizes")
+    def checked(token_ids, lengths):
+        return checked_ids(token_ids, lengths, 13, padding_id=11, max_length=5, name="source_ids", lengths_name="sizes")
 
-    return lambda ids, lengths: to_numpy(read(tf.constant(ids, tf.int32), tf.constant(lengths, tf.int32)))
+    return lambda ids, lengths: to_numpy(checked(tf.constant(ids, tf.int32), tf.constant(lengths, tf.int32)))
 
 
-def test_padding_stands_behind_the_lengths_whatever_stood_there(read):
+def test_padding_is_put_behind_the_lengths_whatever_was_there(checked):
     generator = np.random.default_rng(0)
     ids = generator.integers(0, 13, (7, 5))
     lengths = generator.integers(0, 6, 7)
     expected = [
         [id if t < length else 11 for t, id in enumerate(row)] for row, length in zip(ids, lengths, strict=True)
     ]
-    assert read(ids, lengths).tolist() == expected
+    assert checked(ids, lengths).tolist() == expected
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (4, 0)])
-def test_nothing_is_read_as_nothing(read, shape):
-    assert read(np.zeros(shape), np.zeros(shape[0])).shape == shape
+def test_empty_shapes_stay_as_they_are(checked, shape):
+    assert checked(np.zeros(shape), np.zeros(shape[0])).shape == shape
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def test_nothing_is_read_as_nothing(read, shape):
         ([[1, 2, 3, 4, 5, 6]], [6], "sizes must be at most 5, the positions of the model. Received:.*6"),
     ],
 )
-def test_what_cannot_be_is_refused_by_the_name_of_the_input(read, ids, lengths, message):
+def test_invalid_ids_and_lengths_are_refused_by_the_name_of_the_input(checked, ids, lengths, message):
     import tensorflow as tf
 
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        read(ids, lengths)
+        checked(ids, lengths)
 
 
 def test_without_assertions_ids_are_still_within_the_vocabulary(monkeypatch):
@@ -61,25 +61,25 @@ def test_without_assertions_ids_are_still_within_the_vocabulary(monkeypatch):
 
     monkeypatch.setattr(tf.debugging, "Assert", lambda *args: tf.no_op())
     given = [[-(2**31), -1, 0, 12, 13, 2**31 - 1]]
-    assert to_numpy(ids_in(tf.constant(given), tf.constant([6]), 13, 0)).tolist() == [[0, 0, 0, 12, 12, 12]]
+    assert to_numpy(checked_ids(tf.constant(given), tf.constant([6]), 13, 0)).tolist() == [[0, 0, 0, 12, 12, 12]]
 
 
 def test_of_an_unknown_vocabulary_only_negative_ids_are_refused():
     import tensorflow as tf
 
-    assert to_numpy(ids_in(tf.constant([[10**9, 3]]), tf.constant([1]), None, 0)).tolist() == [[10**9, 0]]
+    assert to_numpy(checked_ids(tf.constant([[10**9, 3]]), tf.constant([1]), None, 0)).tolist() == [[10**9, 0]]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"token_ids must not be negative. Received:'\s-7"):
-        ids_in(tf.constant([[-7]]), tf.constant([1]), None, 0)
+        checked_ids(tf.constant([[-7]]), tf.constant([1]), None, 0)
 
 
 def test_examples_bring_their_texts():
     import tensorflow as tf
 
     texts = ["", "a text", "\x00 é 🎬", b"\xff", "x" * 100_000]
-    read = tf.function(examples_in)
+    texts_of = tf.function(texts_of_examples)
     expected = [text if isinstance(text, bytes) else text.encode() for text in texts]
-    assert read(tf.constant([serialized(text) for text in texts])).numpy().tolist() == expected
-    assert read(tf.constant([], tf.string)).shape == (0,)
+    assert texts_of(tf.constant([serialized(text) for text in texts])).numpy().tolist() == expected
+    assert texts_of(tf.constant([], tf.string)).shape == (0,)
 
 
 @pytest.mark.parametrize("serialized", [b"no example", b""])
@@ -87,4 +87,4 @@ def test_what_is_no_example_with_a_text_is_refused(serialized):
     import tensorflow as tf
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="Could not parse example|Feature: text .* is required"):
-        examples_in(tf.constant([serialized]))
+        texts_of_examples(tf.constant([serialized]))

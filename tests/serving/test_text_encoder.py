@@ -42,12 +42,12 @@ def added(tensors):
     ],
 )
 def test_inputs_are_known_by_name_or_by_position(names, roles):
-    reader = TextEncoder(added(inputs(*names)))
-    assert list(reader.roles.values()) == roles
+    encoder = TextEncoder(added(inputs(*names)))
+    assert list(encoder.roles.values()) == roles
     ids, segments = np.array([[3, 5, 0]], "int32"), np.array([[1, 0, 2]], "int32")
     given = {"ids": ids, "segments": segments, "mask": np.array([[1, 1, 0]], "int32")}
-    expected = reader.model([given[role] for role in roles])
-    assert_close(reader(ids, segments)["head"], expected)
+    expected = encoder.model([given[role] for role in roles])
+    assert_close(encoder(ids, segments)["head"], expected)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_an_optional_input_of_another_name_is_left_out():
     ids = keras.Input((None,), dtype="int32", name="input_ids")
     positions = keras.Input((None,), dtype="int32", name="position_ids", optional=True)
     model = keras.Model({"input_ids": ids, "position_ids": positions}, _Maybe()(pooled(ids), positions))
-    reader = TextEncoder(model)
-    assert reader.roles == {"input_ids": "ids", "position_ids": None}
-    (answer,) = reader(np.array([[3, 5]], "int32")).values()
+    encoder = TextEncoder(model)
+    assert encoder.roles == {"input_ids": "ids", "position_ids": None}
+    (answer,) = encoder(np.array([[3, 5]], "int32")).values()
     assert_close(answer, model({"input_ids": np.array([[3, 5]]), "position_ids": None}))
 
 
@@ -94,10 +94,15 @@ def test_what_is_known_of_the_layer_that_looks_ids_up_also_in_nested_models():
     x = TokenEmbedding(17, 4, padding_id=5, position_encoding=LearnedPositionalEncoding(11))(ids)
     inner = keras.Model(ids, Encoder(1, 3, 2)(x))
     outer = keras.Input((None,), dtype="int32", name="outer")
-    for reader in (TextEncoder(inner), TextEncoder(keras.Model(outer, inner(outer)))):
-        assert (reader.vocabulary_size, reader.padding_id, reader.max_length, reader.width) == (17, 5, 11, None)
+    for encoder in (TextEncoder(inner), TextEncoder(keras.Model(outer, inner(outer)))):
+        assert (encoder.vocabulary_size, encoder.padding_id, encoder.max_length, encoder.fixed_length) == (
+            17,
+            5,
+            11,
+            None,
+        )
     sequential = TextEncoder(keras.Sequential([keras.Input((9,), dtype="int32"), keras.layers.Embedding(13, 3)]))
-    known = (sequential.vocabulary_size, sequential.padding_id, sequential.max_length, sequential.width)
+    known = (sequential.vocabulary_size, sequential.padding_id, sequential.max_length, sequential.fixed_length)
     assert known == (13, None, 9, 9)
 
 
@@ -126,16 +131,18 @@ def test_an_output_without_the_batch_is_refused():
 def test_half_precision_becomes_float32():
     ids = keras.Input((None,), dtype="int32")
     x = keras.layers.Embedding(13, 3, dtype="mixed_bfloat16")(ids)
-    reader = TextEncoder(keras.Model(ids, {"half": x, "ids": keras.ops.argmax(x, axis=-1)}))
-    answer = reader(np.array([[3, 5]], "int32"))
-    assert reader.half == "bfloat16" and answer["half"].dtype == "float32" and answer["ids"].dtype == "int32"
+    encoder = TextEncoder(keras.Model(ids, {"half": x, "ids": keras.ops.argmax(x, axis=-1)}))
+    answer = encoder(np.array([[3, 5]], "int32"))
+    assert encoder.half_dtype == "bfloat16" and answer["half"].dtype == "float32" and answer["ids"].dtype == "int32"
 
 
 def test_a_model_that_sees_padding_is_refused_with_a_way_out(tokenizer, tmp_path):
     (ids,) = inputs("ids")
     x = keras.layers.Embedding(80, 3)(ids)
     seeing = keras.Model(ids, {"mean": keras.layers.GlobalAveragePooling1D()(x)})
-    rule = "`model` must not see padding, the id 0.*fixed length. Received: output 'mean' that differs by .* up to 16"
+    rule = (
+        "`model` must not see padding, the id 0.*fixed length. Received: output 'mean' that differs by .* padded to 16"
+    )
     with pytest.raises(ValueError, match=rule):
         export(seeing, tmp_path, tokenizer=tokenizer)
     check_padding(TextEncoder(keras.Model(ids, x)), 0, [1, 2, 3], 5)  # vectors of the real tokens do not change
@@ -170,9 +177,9 @@ def test_a_part_of_a_model_answers_for_itself():
     ids, segments = inputs("token_ids", "segment_ids")
     x = keras.layers.Embedding(13, 3)(ids) + keras.layers.Embedding(2, 3)(segments)
     model = keras.Model({"token_ids": ids, "segment_ids": segments}, keras.layers.Dense(2)(x))
-    reader, rows = TextEncoder(model), np.array([[3, 5, 1]], "int32")
-    part = to_numpy(reader.part(x)(rows))
+    encoder, rows = TextEncoder(model), np.array([[3, 5, 1]], "int32")
+    part = to_numpy(encoder.up_to(x)(rows))
     (table, other), (kernel, bias) = model.weights[:2], model.weights[2:]
     assert_close(part[0], to_numpy(table)[rows[0]] + to_numpy(other)[0])
-    (whole,) = reader(rows).values()
+    (whole,) = encoder(rows).values()
     assert_close(whole, part @ to_numpy(kernel) + to_numpy(bias))

@@ -50,6 +50,8 @@ def test_a_wrong_shape_is_told(servables):
     assert "not finite" in wrong
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_a_watcher_never_sees_what_was_killed(tmp_path):
     base = tmp_path / "killed"
     with killed.Watcher(base) as watcher:

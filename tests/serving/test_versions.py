@@ -1,4 +1,4 @@
-"""A server that watches the folder sees whole versions, whatever happens to the process that writes them."""
+"""A server that watches the folder sees only whole versions, whatever happens to the process that writes them."""
 
 import errno
 import os
@@ -95,6 +95,7 @@ def test_threads_that_finish_together_get_different_numbers(tmp_path):
     assert len(list(tmp_path.iterdir())) == 8
 
 
+@pytest.mark.process
 def test_processes_that_write_at_once_get_different_numbers(tmp_path):
     code = """
 for i in range(25):
@@ -107,6 +108,7 @@ for i in range(25):
     assert all((path / "file").read_text() == "content" for path in tmp_path.iterdir())
 
 
+@pytest.mark.process
 def test_a_killed_process_leaves_no_version(tmp_path):
     code = """
 def stop_halfway(folder):
@@ -134,6 +136,7 @@ def test_what_another_export_still_writes_is_left_alone(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"1", "2"} and len(files(tmp_path / "2")) == 2
 
 
+@pytest.mark.process
 def test_a_process_killed_at_any_moment_leaves_no_half_version(tmp_path):
     code = """
 import time

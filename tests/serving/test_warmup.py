@@ -82,7 +82,7 @@ def test_fields_of_any_length_are_read_back(size):
 def test_a_request_that_fails_is_named_and_nothing_is_written(make, tokenizer, tmp_path, loaded, entries, message):
     with pytest.raises(ValueError, match="`warmup` " + message):
         checked = warmup.check_warmup(entries, tokenizer)
-        warmup.write_warmup(tmp_path, "reviews", loaded, checked, kind=None, max_batch=1)
+        warmup.write_warmup(tmp_path, "reviews", loaded, checked, source=None, max_batch=1)
     assert not list(tmp_path.iterdir())
 
 
@@ -92,10 +92,12 @@ def loaded(exported):
 
 
 def test_too_many_requests_are_refused(loaded, tmp_path, monkeypatch):
-    monkeypatch.setattr(warmup, "MOST", 14)
-    kind = SimpleNamespace(ids_of=lambda texts: (np.ones((len(texts), 3)), np.ones(len(texts))), of_requests={})
+    monkeypatch.setattr(warmup, "MAX_REQUESTS", 14)
+    source = SimpleNamespace(
+        ids_and_lengths=lambda texts: (np.ones((len(texts), 3)), np.ones(len(texts))), request_defaults={}
+    )
     with pytest.raises(ValueError, match="at most 14 requests.*Received: 2 entries, which make 15"):
-        warmup.write_warmup(tmp_path, "name", loaded, ["a", "b"], kind, max_batch=2)
+        warmup.write_warmup(tmp_path, "name", loaded, ["a", "b"], source, max_batch=2)
 
 
 def test_texts_need_a_tokenizer(make, tmp_path):

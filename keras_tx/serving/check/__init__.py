@@ -1,4 +1,4 @@
-"""A package rather than a module: `keras_tx.serving.check` is the function, and `python -m` finds `__main__` here."""
+"""The function `check`, and the command `python -m keras_tx.serving.check PATH`, for which this is a package."""
 
 from keras_tx.serving.check.audit import Report, check
 

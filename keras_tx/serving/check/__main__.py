@@ -2,13 +2,14 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 from keras_tx.serving.check import check
 
-DESCRIPTION = "Loads a version in a clean process and judges it. Exit code: 0 it is in order, 1 not, 2 there is none."
+DESCRIPTION = "Checks a version in a clean process. Exit code: 0 it is in order, 1 it is not, 2 there is no version."
 
 
-def main(arguments=None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m keras_tx.serving.check", description=DESCRIPTION)
     parser.add_argument("path", help="the version's folder, such as saved_models/reviews/1")
     try:

@@ -1,38 +1,60 @@
-"""A version directory -> a report: would a stock TensorFlow Serving load it and answer as the live model did?"""
+"""A version's folder -> a report: does a stock TensorFlow Serving load it and answer as the live model did?"""
 
 import json
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 SECONDS = 300
 
-# What TensorFlow Serving links beside TensorFlow's own ops: the kernels of tensorflow_text's ops_lib. Its trimmers are
-# left out, some servers lack them (tensorflow/serving#2267).
+# The ops that TensorFlow Serving links beside TensorFlow's own: those of tensorflow_text's ops_lib. Its trimmers are
+# left out, since some servers lack them (tensorflow/serving#2267).
 TEXT_OPS = frozenset(
     "CaseFoldUTF8 NormalizeUTF8 NormalizeUTF8WithOffsetsMap FastBertNormalize TFText>FastBertNormalize "
     "FastWordpieceTokenizeWithOffsets TFText>FastWordpieceTokenizeWithOffsets TFText>FastWordpieceDetokenize "
     "WordpieceTokenizeWithOffsets RegexSplitWithOffsets WhitespaceTokenizeWithOffsetsV2 SentencepieceOp "
     "SentencepieceTokenizeOp SentencepieceTokenizeWithOffsetsOp SentencepieceDetokenizeOp".split()
 )
-# What TensorFlow has, but a server cannot run: XLA is off there, and there is no Python.
+# Prefixes of TensorFlow's ops that a server cannot run, since XLA is off there and there is no Python.
 UNSERVABLE = ("Xla", "PyFunc", "EagerPyFunc")
 
 
 @dataclass
 class Report:
-    """What `check` found; `print` shows it, `ok` says whether nothing is wrong."""
+    """What `check` found. `print(report)` shows all of it.
 
-    path: Path
-    signatures: dict = field(default_factory=dict)
-    milliseconds: dict = field(default_factory=dict)
+    Attributes:
+        path: the version's folder.
+        signatures: {name: {"inputs": {input: [dtype, shape]}, "outputs": likewise}}, with -1 for an axis of any size,
+            and None for a shape of any rank.
+        milliseconds: {name: the median duration of a call with the first request, after a warm-up call}.
+        saved_by: the version of TensorFlow that saved it.
+        parity: how the answers compare with those of the live model: the number of requests ("texts"), the largest
+            "difference" of a number and its "tolerance", whether strings and integers are equal ("same_labels"), and
+            whether an empty batch has an empty answer ("empty_batch"). Empty where there is nothing to compare with.
+        problems: a sentence for each thing that is wrong.
+
+    Examples:
+        >>> report = keras_tx.serving.Report("saved_models/reviews/1", problems=["it has no signatures"])
+        >>> report.ok
+        False
+        >>> print(report)
+        saved_models/reviews/1: NOT SERVABLE
+          problem: it has no signatures
+    """
+
+    path: str | Path
+    signatures: dict[str, dict[str, Any]] = field(default_factory=dict)
+    milliseconds: dict[str, float] = field(default_factory=dict)
     saved_by: str = ""
-    parity: dict = field(default_factory=dict)
+    parity: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
+        """Whether nothing is wrong."""
         return not self.problems
 
     def __str__(self) -> str:
@@ -58,39 +80,55 @@ class Report:
 
 
 def check(path: str | Path) -> Report:
-    """Loads a version by TensorFlow's C++ loader in a clean process, without Keras and with XLA off, and judges it.
+    """Checks that a version would run on an unmodified TensorFlow Serving, and answer as the live model did.
 
-    It is in order if it loads, has only ops that a stock TensorFlow Serving links, and if it answers the requests that
-    `export` left beside it, for every signature and with the texts of `warmup` among them, as the live model did: the
-    same labels and texts, probabilities to 1e-6 (in half precision, to eight roundings of 1). A signature without such
-    requests must answer inputs made up by their dtypes.
+    A clean process loads the version with TensorFlow's C++ loader, without Keras and with XLA off, as a server does.
+    The version is in order if it loads, if a stock server links all of its ops, and if every signature answers the
+    requests that `export` saved with it (texts of `warmup` among them) as the live model did: the same labels and
+    texts, and probabilities equal to 1e-6, or in half precision to eight roundings of 1. A signature without such
+    requests must answer made-up inputs of its dtypes. The process may take 300 seconds.
 
     Args:
         path: the version's folder, such as "saved_models/reviews/1".
 
     Returns:
-        A `Report`, with `ok`, `problems`, `signatures`, `milliseconds` (the median call of each, one row, warmed
-        up), `saved_by` and `parity`.
+        A `Report`. `report.ok` is whether the version is in order, and `report.problems` says what is wrong.
 
     Raises:
         FileNotFoundError: there is no SavedModel in `path`.
+
+    Examples:
+        >>> model = keras_tx.models.TextClassifier(9, 2, num_layers=1, hidden_dim=4, num_heads=2, intermediate_dim=4)
+        >>> report = keras_tx.serving.check(keras_tx.serving.export(model, "saved_models/ids"))
+        >>> report.ok
+        True
+        >>> sorted(report.signatures)
+        ['serving_default', 'tokens']
+        >>> keras_tx.serving.check("saved_models/nothing/1")
+        Traceback (most recent call last):
+        FileNotFoundError: `path` must be a version's folder, with a saved_model.pb. Received:
+        path='saved_models/nothing/1'
     """
     path = Path(path)
     if not (path / "saved_model.pb").is_file():
         raise FileNotFoundError(
             f"`path` must be a version's folder, with a saved_model.pb. Received: path={str(path)!r}"
         )
-    script = Path(__file__).with_name("clean_process.py")
+    script = str(Path(__file__).with_name("clean_process.py"))
+    command = [sys.executable, "-P", script, str(path.resolve())]
     try:
-        run = subprocess.run(
-            [sys.executable, "-P", str(script), str(path.resolve())], capture_output=True, text=True, timeout=SECONDS
-        )
+        run = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         return Report(path, problems=[f"it did not load and answer in {SECONDS} seconds"])
     if run.returncode:
         lines = [line for line in run.stderr.strip().splitlines() if line.strip()] or ["no message"]
         return Report(path, problems=[f"it does not load and answer (exit code {run.returncode}): {lines[-1].strip()}"])
-    found = json.loads(run.stdout.strip().splitlines()[-1])
+    return report_of(path, run.stdout.strip().splitlines()[-1])
+
+
+def report_of(path: str | Path, line: str) -> Report:
+    """The report of what the clean process found: one line of JSON."""
+    found = json.loads(line)
     parity = found.get("parity", {})
     unservable = [op for op in found.get("ops", []) if op.startswith(UNSERVABLE)]
     unknown = [op for op in found.get("custom_ops", []) if op not in TEXT_OPS and op not in unservable]
@@ -99,7 +137,7 @@ def check(path: str | Path) -> Report:
     problems += found["problems"]
     if not (found["problems"] or found["signatures"]):
         problems.append("it has no signatures, so nothing to answer")
-    if parity and not parity["difference"] <= parity["tolerance"]:  # NaN is not
+    if parity and not parity["difference"] <= parity["tolerance"]:  # also for NaN
         problems.append(
             f"numbers differ from the live model's by {parity['difference']:.1e}, over {parity['tolerance']:.1e}"
         )

@@ -1,7 +1,7 @@
-"""Loads a version as a stock TensorFlow Serving would, and prints what it finds as one line of JSON.
+"""Loads versions as a stock TensorFlow Serving would, and prints what it finds, one line of JSON for each.
 
-Run by `audit.check` as a script of its own: without keras_tx, without Keras, XLA off, as TensorFlow Serving's main.cc
-leaves it. Usage: python -P clean_process.py VERSION_DIRECTORY
+`audit.check` runs this file as a script, without keras_tx and Keras, and with XLA turned off as in TensorFlow Serving's
+main.cc. Usage: python -P clean_process.py VERSION_DIRECTORY...
 """
 
 import base64
@@ -10,40 +10,46 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the process that checks may hold all of its memory
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the process that called `check` may hold all of its memory
 sys.modules["keras"] = None  # type: ignore[assignment]  # a graph that asks for Keras must fail here
-sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # behind all others: names here hide none
+sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # last, so that no module here hides another
 
 import numpy as np  # noqa: E402
-import session  # type: ignore[import-not-found]  # noqa: E402
+import session  # noqa: E402
 import tensorflow as tf  # noqa: E402
-import tensorflow_internals  # type: ignore[import-not-found]  # noqa: E402
+import tensorflow_internals  # noqa: E402
 
 WEIGHTS = os.path.join("variables", "variables.index")
-TIMED, SECONDS = 5, 1.0  # calls of a signature for its latency, as long as they take no longer together
+TIMED_CALLS, TIMED_SECONDS = 5, 1.0  # a signature is called so often, or until so much time is over
 
 
-def main(version):
+def main(versions: Sequence[str]) -> None:
     core_ops = become_a_server()
+    for version in versions:
+        print(json.dumps(_found(version, core_ops)))
+
+
+def _found(version: str, core_ops: set[str]) -> dict[str, Any]:
     found: dict[str, Any] = {"signatures": {}, "milliseconds": {}, "problems": []}
     try:
-        ops, saved_by = _read(version)
+        ops, saved_by = _ops_and_version(version)
         found |= {"custom_ops": sorted(ops - core_ops), "ops": sorted(ops), "saved_by": saved_by}
-        if "VarHandleOp" in ops and not os.path.exists(os.path.join(version, WEIGHTS)):  # the loader says nothing
+        if "VarHandleOp" in ops and not os.path.exists(os.path.join(version, WEIGHTS)):  # the loader does not complain
             raise FileNotFoundError(f"the graph has variables, and there is no {WEIGHTS}")
         loaded = session.Session(version, tensorflow_internals.library())
-    except Exception as error:  # whatever is wrong with the file
+    except Exception as error:  # anything may be wrong with the file
         found["problems"].append(f"it does not load: {_one_line(error)}")
     else:
-        _answer(version, loaded.signatures, found)
-    print(json.dumps(found))
+        _run_signatures(version, loaded.signatures, found)
+    return found
 
 
-def become_a_server():
-    """XLA off, and the text ops in. Returns the names of TensorFlow's own ops."""
+def become_a_server() -> set[str]:
+    """Turns XLA off and loads the text ops. Returns the names of TensorFlow's own ops."""
     tensorflow_internals.turn_xla_off()
     core_ops = set(dir(tf.raw_ops))
     for path in tensorflow_internals.text_op_libraries():
@@ -51,34 +57,35 @@ def become_a_server():
     return core_ops
 
 
-def _answer(version, signatures, found):
-    """Adds to `found` what the signatures are, and what goes wrong when they run."""
-    expected = _expected(version, found)
+def _run_signatures(version: str, signatures: Mapping[str, Any], found: dict[str, Any]) -> None:
+    """Adds the signatures, and what goes wrong when they run, to `found`."""
+    expected = _expected_answers(version, found)
     for name, signature in signatures.items():
         found["signatures"][name] = {"inputs": _specs(signature.inputs), "outputs": _specs(signature.outputs)}
         examples = (expected or {}).get("signatures", {}).get(name)
         kind = "the requests of the live model" if examples else "made-up inputs"
         try:
             if examples:
-                inputs = {key: _raw(value) for key, value in examples[0]["inputs"].items()}
+                inputs = {key: _from_json(value) for key, value in examples[0]["inputs"].items()}
             else:
-                inputs = {key: _made_up(key, *spec) for key, spec in signature.inputs.items()}
+                inputs = {key: _made_up_input(key, *spec) for key, spec in signature.inputs.items()}
             signature(**inputs)
             found["milliseconds"][name] = _milliseconds(signature, inputs)
-        except Exception as error:  # whatever a kernel raises
+        except Exception as error:  # an op may raise anything
             found["problems"].append(f"{name} fails on {kind}: {_one_line(error)}")
     try:
         if expected is not None and ("text" in expected or "signatures" not in expected):
-            found["parity"] = _compare(signatures["serving_default"], expected)
-        if any((expected or {}).get("signatures", {}).values()):
-            by_example = _compare_examples(signatures, expected["signatures"])
+            found["parity"] = _compare_classifier(signatures["serving_default"], expected)
+        examples = (expected or {}).get("signatures", {})
+        if any(examples.values()):
+            by_example = _compare_examples(signatures, examples)
             found["parity"] = _worse(found.get("parity"), by_example)
     except Exception as error:
         found["problems"].append(f"it cannot answer what the live model did: {_one_line(error)}")
 
 
-def _expected(version, found):
-    """What the live model answered, as `parity` wrote it; None if there is nothing."""
+def _expected_answers(version: str, found: dict[str, Any]) -> dict[str, Any] | None:
+    """The answers of the live model, from the file that `serving.parity` wrote; None if there is no file."""
     path = os.path.join(version, "assets.extra", "keras_tx_parity.json")
     if not os.path.exists(path):
         return None
@@ -90,17 +97,17 @@ def _expected(version, found):
         return None
 
 
-def _milliseconds(signature, inputs):
-    """The median of a few calls; the first one of all was made before."""
+def _milliseconds(signature: Any, inputs: Mapping[str, Any]) -> float:
+    """The median duration of a few calls; the caller has made a warm-up call."""
     taken: list[float] = []
-    while len(taken) < TIMED and sum(taken) < SECONDS:
+    while len(taken) < TIMED_CALLS and sum(taken) < TIMED_SECONDS:
         start = time.perf_counter()
         signature(**inputs)
         taken.append(time.perf_counter() - start)
     return 1000 * statistics.median(taken)
 
 
-def _read(version):
+def _ops_and_version(version: str) -> tuple[set[str], str]:
     """The ops in the graphs of the file, and the version of TensorFlow that wrote it."""
     from tensorflow.core.protobuf import saved_model_pb2  # noqa: PLC0415  # only after Keras is shut out
 
@@ -115,40 +122,40 @@ def _read(version):
     return {node.op for node in nodes} - functions, ", ".join(sorted(versions))
 
 
-def _specs(side):
+def _specs(side: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: [dtype.name, None if shape is None else [-1 if size is None else size for size in shape]]
         for key, (dtype, shape) in side.items()
     }
 
 
-def _made_up(name, dtype, shape):
-    """Strings "" and "a b", as tf.Examples for `inputs`, and ones; an open axis has 2."""
+def _made_up_input(name: str, dtype: Any, shape: Sequence[int | None] | None) -> np.ndarray:
+    """The strings "" and "a b" (as tf.Examples for `inputs`) or ones; an axis of unknown size has 2."""
     sizes = [2] if shape is None else [2 if size is None else size for size in shape]
-    texts = [_example(text) if name == "inputs" else text for text in ("", "a b")]
-    text = np.array(texts, object)  # as bytes, NumPy would drop zeros at the end
+    texts: list[Any] = [_example(text) if name == "inputs" else text for text in ("", "a b")]
+    text = np.array(texts, object)  # in arrays of bytes, NumPy drops zeros at the end
     return np.resize(text if dtype == tf.string else np.array([1], dtype.as_numpy_dtype), sizes)
 
 
-def _example(text):
+def _example(text: str) -> bytes:
     value = tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()]))
-    return tf.train.Example(features=tf.train.Features(feature={"text": value})).SerializeToString()
+    return bytes(tf.train.Example(features=tf.train.Features(feature={"text": value})).SerializeToString())
 
 
-def _one_line(error):
+def _one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     return f"{type(error).__name__}: {' '.join(line for line in lines if line)[:500]}"
 
 
-def _compare(function, expected):
-    """All texts in one batch, and each alone, against what the live model answered."""
+def _compare_classifier(function: Any, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """Compares the answers to all texts in one batch, and to each text alone, with those of the live model."""
     texts, wanted, tolerance = expected["text"], np.array(expected["probabilities"]), expected["tolerance"]
     together = function(text=texts)
     alone = [function(text=[text]) for text in texts]
     got = np.stack([together["probabilities"], np.concatenate([row["probabilities"] for row in alone])])
     best, second = np.sort(wanted)[:, :-3:-1].T
     labels = [label.decode() for label in together["label"]]
-    tied = best - second <= 2 * tolerance  # either label is right
+    tied = best - second <= 2 * tolerance  # rounding decides which label is best
     return {
         "texts": len(texts),
         "difference": float(np.max(np.abs(got - wanted))),
@@ -158,27 +165,29 @@ def _compare(function, expected):
     }
 
 
-def _compare_examples(signatures, examples):
-    """Requests of every signature against what the live model answered: strings and integers are to be equal."""
+def _compare_examples(signatures: Mapping[str, Any], examples: Mapping[str, Any]) -> dict[str, Any]:
+    """Compares the answers of every signature with those of the live model; strings and integers must be equal."""
     gaps, same, empty, count = [(0.0, 1e-6)], True, True, 0
     for name, rows in examples.items():
         for row in rows:
-            inputs = {key: _raw(value) for key, value in row["inputs"].items()}
+            inputs = {key: _from_json(value) for key, value in row["inputs"].items()}
             answer, count = signatures[name](**inputs), count + 1
             for key, wanted in row["outputs"].items():
                 got = answer[key]
                 if got.dtype.kind in "fc":
-                    wanted = np.array(wanted, "float64").reshape(got.shape)  # or an error: not the same shape
-                    with np.errstate(invalid="ignore"):  # of infinities that are equal
+                    wanted = np.array(wanted, "float64").reshape(got.shape)  # raises for another shape
+                    with np.errstate(invalid="ignore"):  # inf - inf, where both are equal
                         gap = np.abs(np.where(got == wanted, 0, got - wanted)).max(initial=0)
                     gaps.append((float(gap), row["tolerance"]))
                 else:
-                    words = [x.encode() if isinstance(x, str) else x for x in np.array(_raw(wanted), object).ravel()]
+                    words = [
+                        x.encode() if isinstance(x, str) else x for x in np.array(_from_json(wanted), object).ravel()
+                    ]
                     same = same and words == list(got.ravel())
         if rows:
             none = signatures[name](**{key: np.asarray(value)[:0] for key, value in inputs.items()})
             empty = empty and all(value.shape[0] == 0 for value in none.values())
-    # The one that is furthest out of what is allowed, and NaN before all others, which is out of everything.
+    # The difference that exceeds its tolerance most; NaN exceeds it more than any number.
     difference, tolerance = max(gaps, key=_excess)
     return {
         "texts": count,
@@ -189,12 +198,13 @@ def _compare_examples(signatures, examples):
     }
 
 
-def _excess(gap):
-    return np.inf if np.isnan(gap[0]) else gap[0] - gap[1]
+def _excess(gap: tuple[float, float]) -> float:
+    difference, tolerance = gap
+    return float(np.inf) if np.isnan(difference) else difference - tolerance
 
 
-def _worse(one, other):
-    """Two comparisons as one."""
+def _worse(one: dict[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
+    """Joins two comparisons: the worse difference, and the answers that are equal in both."""
     if one is None:
         return other
     worst = max((one, other), key=lambda found: _excess((found["difference"], found["tolerance"])))
@@ -202,12 +212,12 @@ def _worse(one, other):
     return {**worst, **both, "texts": max(one["texts"], other["texts"])}
 
 
-def _raw(value):
-    """What `parity.written` wrote: lists, and bytes that are not UTF-8 as {"b64": ...}."""
+def _from_json(value: Any) -> Any:
+    """Turns what `serving.parity.to_json` wrote into values for `Signature`."""
     if isinstance(value, list):
-        return [_raw(one) for one in value]
+        return [_from_json(one) for one in value]
     return base64.b64decode(value["b64"]) if isinstance(value, dict) else value
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

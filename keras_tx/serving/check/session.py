@@ -1,10 +1,12 @@
-"""A version, loaded by TensorFlow's C++ loader through its C API, the one that TensorFlow Serving calls.
+"""A version, loaded through TensorFlow's C API by the C++ loader that TensorFlow Serving calls.
 
-Of the Python in a SavedModel nothing is read: the graph, the weights and the SignatureDefs are all there is. Neither
+Only the graph, the weights and the SignatureDefs of a SavedModel are read, nothing that is there for Python. Neither
 keras_tx nor Keras is imported here.
 """
 
 import ctypes
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +27,7 @@ class _Output(ctypes.Structure):
 
 INTEGERS, OUTPUTS = ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(_Output)
 POINTERS, BUFFER = ctypes.POINTER(POINTER), ctypes.POINTER(_Buffer)
-FUNCTIONS = {  # what they return, and what they take: tensorflow/c/c_api.h, tf_tensor.h, tf_tstring
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {  # return and argument types: tensorflow/c/c_api.h, tf_tensor.h
     "TF_NewStatus": (POINTER, []),
     "TF_GetCode": (INT, [POINTER]),
     "TF_Message": (TEXT, [POINTER]),
@@ -56,17 +58,20 @@ FUNCTIONS = {  # what they return, and what they take: tensorflow/c/c_api.h, tf_
 
 
 class Session:
-    """A loaded version; `signatures` are its `Signature`s by name.
+    """A loaded version.
 
     Args:
         version: the version's folder.
         library: TensorFlow's C++ library, as `ctypes` loads it.
 
+    Attributes:
+        signatures: {name: `Signature`}.
+
     Raises:
-        RuntimeError: it does not load; the message is that of the loader.
+        RuntimeError: the version does not load; the message is the loader's.
     """
 
-    def __init__(self, version, library):
+    def __init__(self, version: str, library: Any):
         self._c = library
         for name, (returns, takes) in FUNCTIONS.items():
             function = getattr(self._c, name)
@@ -86,8 +91,8 @@ class Session:
             if not name.startswith("__")
         }
 
-    def run(self, inputs, outputs):
-        """[(name of a tensor, array), ...] and names of tensors -> arrays."""
+    def run(self, inputs: Sequence[tuple[str, np.ndarray]], outputs: Sequence[str]) -> list[np.ndarray]:
+        """Feeds arrays to tensors by name, and returns the arrays of the tensors named in `outputs`."""
         count, c = len(inputs), self._c
         places = (_Output * count)(*[self._place(name) for name, _ in inputs])
         given = (POINTER * count)(*[self._tensor(value) for _, value in inputs])
@@ -104,15 +109,15 @@ class Session:
                 if tensor:
                     c.TF_DeleteTensor(tensor)
 
-    def _check(self):
+    def _check(self) -> None:
         if self._c.TF_GetCode(self._status):
             raise RuntimeError(self._c.TF_Message(self._status).decode(errors="replace"))
 
-    def _place(self, name):
+    def _place(self, name: str) -> _Output:
         operation, _, index = name.partition(":")
         return _Output(self._c.TF_GraphOperationByName(self._graph, operation.encode()), int(index or 0))
 
-    def _tensor(self, value):
+    def _tensor(self, value: np.ndarray) -> Any:
         c, is_text = self._c, value.dtype == object
         sizes = (ctypes.c_int64 * max(value.ndim, 1))(*value.shape)
         dtype = STRING if is_text else tf.as_dtype(value.dtype).as_datatype_enum
@@ -127,7 +132,7 @@ class Session:
             c.TF_StringCopy(start + STRING_SIZE * index, text, len(text))
         return tensor
 
-    def _array(self, tensor):
+    def _array(self, tensor: Any) -> np.ndarray:
         c, dtype = self._c, self._c.TF_TensorType(tensor)
         shape, start = [c.TF_Dim(tensor, axis) for axis in range(c.TF_NumDims(tensor))], c.TF_TensorData(tensor)
         if dtype == STRING:
@@ -136,27 +141,27 @@ class Session:
             array = np.empty(len(texts), object)
             array[:] = texts
             return array.reshape(shape)
-        kind = tf.as_dtype(dtype).as_numpy_dtype
+        numpy_dtype = tf.as_dtype(dtype).as_numpy_dtype
         if 0 in shape:
-            return np.zeros(shape, kind)
-        return np.frombuffer(ctypes.string_at(start, c.TF_TensorByteSize(tensor)), kind).reshape(shape)
+            return np.zeros(shape, numpy_dtype)
+        return np.frombuffer(ctypes.string_at(start, c.TF_TensorByteSize(tensor)), numpy_dtype).reshape(shape)
 
 
 class Signature:
-    """A SignatureDef; called with arrays by name, strings as objects, it returns arrays by name.
+    """A SignatureDef that is called with arrays by name and returns arrays by name; strings are in arrays of objects.
 
     Attributes:
         inputs, outputs: {name: (tf.DType, shape as a list with None, or None where the rank is unknown)}.
     """
 
-    def __init__(self, session, signature):
+    def __init__(self, session: Session, signature: Any):
         self._session = session
         self._names = [{key: one.name for key, one in side.items()} for side in (signature.inputs, signature.outputs)]
         self.inputs, self.outputs = (
             {key: _spec(one) for key, one in sorted(side.items())} for side in (signature.inputs, signature.outputs)
         )
 
-    def __call__(self, **inputs):
+    def __call__(self, **inputs: Any) -> dict[str, np.ndarray]:
         given = []
         for key, value in inputs.items():
             dtype = self.inputs[key][0]
@@ -167,7 +172,7 @@ class Signature:
         return dict(zip(keys, self._session.run(given, [self._names[1][key] for key in keys]), strict=True))
 
 
-def _spec(info):
+def _spec(info: Any) -> tuple[Any, list[int | None] | None]:
     shape = info.tensor_shape
     sizes = None if shape.unknown_rank else [None if one.size < 0 else one.size for one in shape.dim]
     return tf.as_dtype(info.dtype), sizes

@@ -1,4 +1,4 @@
-"""Exports models on the backend of this process, and leaves what they answer here: elsewhere.py FOLDER WHAT..."""
+"""Exports models on the backend of this process, and writes down what they answer: other_backend.py FOLDER PART..."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ TOKENIZER = BertTokenizer(VOCABULARY, max_length=16)
 SIZES = dict(num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=5)
 
 
-def reads(folder):
+def classifier(folder):
     """A classifier, and its logits here."""
     model = randomize(TextClassifier(len(VOCABULARY), len(LABELS), **SIZES), seed=3)
     request = {"signature_name": "tokens", "inputs": {"token_ids": np.array(IDS), "lengths": [4, 3]}}
@@ -38,16 +38,16 @@ def reads(folder):
     return {"path": str(path), "logits": to_numpy(model(np.array(IDS), training=False)).tolist()}
 
 
-def writes(folder):
-    """A language model over ids, and what it writes here."""
+def language_model(folder):
+    """A language model over ids, and what it generates here."""
     model = randomize(CausalLM(len(VOCABULARY), **SIZES), seed=1)
     options = {"strategy": Greedy(), "max_new_tokens": 3, "forced_tokens": {0: 12}, "stop_tokens": (3,)}
-    path = export(model, folder / "writer", generation=options)
+    path = export(model, folder / "language_model", generation=options)
     return {"path": str(path), "ids": model.generate(IDS[0][:3], **options)}
 
 
 def refused(folder):
-    """The errors for a model that sees padding, and for one of a class that another process cannot import."""
+    """The errors for a model that sees padding, and for a model of a class that another process cannot import."""
     ids, errors = keras.Input((None,), dtype="int32"), []
     for head in (keras.layers.GlobalAveragePooling1D(), Mine()):
         try:
@@ -60,5 +60,8 @@ def refused(folder):
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    answers = {name: {"reads": reads, "writes": writes, "refused": refused}[name](folder) for name in sys.argv[2:]}
+    answers = {
+        name: {"classifier": classifier, "language_model": language_model, "refused": refused}[name](folder)
+        for name in sys.argv[2:]
+    }
     (folder / "answers.json").write_text(json.dumps(answers))
