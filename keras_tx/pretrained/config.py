@@ -96,8 +96,8 @@ _NEEDED: Any = object()
 class Config:
     """The dict of a config.json, `values`, with a record of the keys that were read.
 
-    A family reads with the methods below, for which null is the same as no key. When its layers are made, `check`
-    refuses what changes the computation and was not read.
+    A family reads with the methods below, for which null is the same as no key. When it has made its layers, before
+    they are built, `check` refuses what changes the computation and was not read.
 
     Args:
         values: the dict. It is copied.

@@ -9,8 +9,7 @@ from keras_tx.layers import Encoder
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids, check_integers
 from keras_tx.pretrained import array_prompts
-from keras_tx.pretrained.config import Config
-from keras_tx.pretrained.registry import family_of
+from keras_tx.pretrained.registry import read_family
 
 _IDS = {"input_ids": "embedding", "decoder_input_ids": "target_embedding"}  # the `TokenEmbedding` in the family
 _MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
@@ -64,14 +63,9 @@ class PretrainedModel(keras.Model):
         dtype=None,
         **kwargs,
     ):
-        read = Config(config, absent)
-        kind = family_of(read)
-        task = kind.task_of(read) if task is None else kind.check_task(task)
-        said = bool(read.take("tie_word_embeddings", default=kind.tied_by_default))
-        family = kind(read, task, tied=said if tied is None else tied, dtype=dtype)
+        family = read_family(config, task, tied=tied, absent=absent, dtype=dtype)
         inputs = family.symbolic_inputs()
         outputs = family.outputs(inputs, output_hidden_states)
-        read.check()
         super().__init__(inputs=inputs, outputs=outputs, **kwargs)
         encoders = [layer for layer in self.layers if isinstance(layer, Encoder)]
         if skip_padding and not encoders:

@@ -1,6 +1,8 @@
 """The families by the `model_type` of config.json. A file is imported when one of its families is asked for."""
 
 import importlib
+from collections.abc import Collection
+from typing import Any
 
 from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.family import Family
@@ -44,3 +46,29 @@ def family_of(config: Config) -> type[Family]:
         )
     file = importlib.import_module(f"keras_tx.pretrained.families.{FILES[model_type]}")
     return next(family for family in file.FAMILIES if model_type in family.model_types)
+
+
+def read_family(
+    values: dict, task: str | None = None, *, tied: bool | None = None, absent: Collection[str] = (), dtype: Any = None
+) -> Family:
+    """The family of a config.json, with its layers, none of which is built.
+
+    Everything that the config says is read here, so that a config that is not supported is refused at once.
+
+    Args:
+        values: the dict of config.json.
+        task: as `PretrainedModel` takes it; None: what `architectures` in the config mean.
+        tied: whether logits are products with the token table; None: as the config says.
+        absent: optional parts that the checkpoint lacks.
+        dtype: dtype policy of the layers.
+
+    Raises:
+        ValueError: for a model type or task that is not known, and for a key that is missing or not supported.
+    """
+    config = Config(values, absent)
+    kind = family_of(config)
+    task = kind.task_of(config) if task is None else kind.check_task(task)
+    said = bool(config.take("tie_word_embeddings", default=kind.tied_by_default))
+    family = kind(config, task, tied=said if tied is None else tied, dtype=dtype)
+    config.check()
+    return family

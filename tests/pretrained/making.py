@@ -1,8 +1,8 @@
 """Tiny checkpoints with random weights, as transformers saves them, and the outputs of the live PyTorch models.
 
-`make(name, folder, seed)` writes one: config.json, the weights, the tokenizer's files, and reference.npz. The references
-are computed in float64 from the saved float32 weights, so that what a comparison finds is our rounding alone (a few
-layers of transformers, such as RMS norms, compute in float32 anyway). reference.npz holds the inputs and
+`make(name, folder, seed)` writes one: config.json, the weights, the tokenizer's files, and reference.npz. The
+references are computed in float64 from the saved float32 weights, so that a comparison finds the rounding of keras_tx
+alone (a few layers of transformers, such as RMS norms, always compute in float32). reference.npz holds the inputs and
 
     encoders     hidden_states (L + 1, B, T, D), last_hidden_state, pooler_output, logits or start_logits and end_logits
     decoders     hidden_states and logits of a right-padded batch; lp_* of a left-padded one; greedy_ids; beam4_ids
@@ -233,7 +233,13 @@ T5 = {  # heads together are wider than the model; every rule about distances is
     "relative_attention_max_distance": 10, "decoder_start_token_id": 0,
 }  # fmt: skip
 # `generate` of transformers 5 raises IndexError where the decoder is deeper than the encoder, so here it is the other.
-T5_V11 = {**T5, "num_layers": 3, "num_decoder_layers": 2, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+T5_V11 = {
+    **T5,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+}
 SEQ2SEQ = {
     "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
     "encoder_ffn_dim": 64, "decoder_ffn_dim": 48, "max_position_embeddings": 40,
@@ -245,8 +251,8 @@ def _of(**config):
 
 
 def _gpt2(config):
-    return lambda size: {"vocab_size": size, **config} | dict.fromkeys(
-        ("bos_token_id", "eos_token_id", "pad_token_id"), size - 1
+    return lambda size: (
+        {"vocab_size": size, **config} | dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), size - 1)
     )
 
 
@@ -369,9 +375,7 @@ def reference(model, exact, inputs, generated):
 
 def generate(model, prompts, num_beams, **options):
     options = {"max_new_tokens": NEW_TOKENS, "num_beams": num_beams, "num_return_sequences": num_beams, **options}
-    return model.generate(
-        **prompts, do_sample=False, return_dict_in_generate=True, output_scores=True, **options
-    )
+    return model.generate(**prompts, do_sample=False, return_dict_in_generate=True, output_scores=True, **options)
 
 
 def lengths(rows, begin, stop):
@@ -444,7 +448,9 @@ def with_generations(name, model, seed):
     if config.is_encoder_decoder:
         prompts = {key: inputs[key] for key in ("input_ids", "attention_mask")}
     else:
-        ids, mask = batch(f"{name} prompts", [9, 6, 3], range(5, config.vocab_size), config.pad_token_id, seed, left=True)
+        ids, mask = batch(
+            f"{name} prompts", [9, 6, 3], range(5, config.vocab_size), config.pad_token_id, seed, left=True
+        )
         prompts = {"input_ids": ids, "attention_mask": mask}
         beside = {**prompts, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
     for attempt in range(ATTEMPTS):
@@ -483,5 +489,3 @@ def make(name, folder, seed):
         if "lm_head.weight" not in load_file(folder / "model.safetensors"):
             raise RuntimeError("transformers has tied the logits of 't5_v11'.")
     np.savez(folder / "reference.npz", **arrays)
-
-

@@ -13,7 +13,7 @@ from keras_tx.pretrained.families.seq2seq import AtLast, TargetIds
 from keras_tx.pretrained.families.t5 import Scale
 from keras_tx.pretrained.files import open_tensors, write_tensors
 from tests.pretrained import torch_models
-from tests.pretrained.tiny import TINY, loaded, needs_tiny, reference, tolerance
+from tests.pretrained.tiny import checkpoint, loaded, reference, tolerance
 from tests.tools import assert_close, normal, to_numpy
 
 
@@ -23,7 +23,6 @@ def until(row, stop):
     return row[: row.index(stop) + 1] if stop in row else row
 
 
-@needs_tiny
 @pytest.mark.parametrize("name", ["t5", "t5_v11", "bart", "marian"])
 def test_a_row_alone_without_masks_is_that_row(name):
     arrays = reference(name)
@@ -43,7 +42,6 @@ SETTINGS = {
 }
 
 
-@needs_tiny
 @pytest.mark.parametrize(("name", "setting"), [("bart", "beam4_cnn"), ("marian", "beam4_lp06")])
 def test_beams_with_the_settings_of_known_checkpoints_are_those_of_transformers(name, setting):
     model, arrays = loaded(name), reference(name)
@@ -57,10 +55,9 @@ def test_beams_with_the_settings_of_known_checkpoints_are_those_of_transformers(
     assert_close(np.ravel(scores), arrays[f"{setting}_scores"], atol=1e-4)
 
 
-@needs_tiny
 def test_older_checkpoints_say_in_the_config_how_they_write():
     # It has no generation_config.json, and four beams in config.json.
-    model = from_pretrained(TINY / "variants" / "marian_original")
+    model = from_pretrained(checkpoint("marian_original"))
     written = model.generate(reference("marian")["input_ids"], max_new_tokens=14, jit_compile=False)
     best = [until(row[1:], 0) for row in reference("marian")["beam4_ids"][::4]]
     assert [until(row, 0) for row in to_numpy(written)] == best

@@ -1,8 +1,7 @@
 """The tiny checkpoints: where they lie, what transformers computes with them, and comparisons with it.
 
-`folder(name)` makes a checkpoint when it is first asked for. The workers of one run share them, and so do the runs on
-other backends if the environment variable KERAS_TX_TEST_CACHE names a folder for them. KERAS_TX_TEST_SEED draws other
-weights.
+`checkpoint(name)` makes one when it is first asked for. All workers of a run share them. Runs on several backends do
+too, if the environment variable KERAS_TX_TEST_CACHE names a folder for them. KERAS_TX_TEST_SEED draws other weights.
 """
 
 import functools
@@ -46,7 +45,7 @@ LOADABLE = [name for name in VARIANTS if name != "bert_bin"]  # a pickle is refu
 HALF = {"bert_fp16": 2e-2, "llama_bf16_sharded": 2e-1}  # stored in half precision, and how far that is off
 
 
-def folder(name):
+def checkpoint(name):
     """The directory of a checkpoint or of a variant."""
     target = _root() / name
     if not target.is_dir():
@@ -55,7 +54,7 @@ def folder(name):
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
         if name in VARIANTS:
-            variants.make(name, folder(VARIANTS[name]), beside)
+            variants.make(name, checkpoint(VARIANTS[name]), beside)
         else:
             making.make(name, beside, SEED)
         try:
@@ -80,13 +79,13 @@ def _root():
 @functools.cache
 def loaded(name):
     """The model of a checkpoint, with hidden states. A test that changes its model loads one of its own."""
-    return pretrained.from_pretrained(folder(name), output_hidden_states=True)
+    return pretrained.from_pretrained(checkpoint(name), output_hidden_states=True)
 
 
 @functools.cache
 def reference(name):
     """{name: array} of inputs, and of what transformers computes."""
-    with np.load(folder(name) / "reference.npz") as arrays:
+    with np.load(checkpoint(name) / "reference.npz") as arrays:
         found = dict(arrays)
     return {key: x.astype("int32") if x.dtype == "int64" else x for key, x in found.items()}
 
@@ -128,7 +127,7 @@ def assert_equals_reference(outputs, name, atol=None, only=None):
 def copied(name, parent, **changed):
     """A copy of a checkpoint, whose config.json has these keys changed."""
     target = parent / "checkpoint"
-    shutil.copytree(folder(name), target)
+    shutil.copytree(checkpoint(name), target)
     path = target / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
     return target

@@ -108,7 +108,14 @@ def t5_original(source, folder):
         tensors[name] = tensors["shared.weight"].clone()
     tensors["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.ones(8, 4)
     _save(folder, tensors)
-    new = ["scale_decoder_outputs", "tie_word_embeddings", "dense_act_fn", "is_gated_act", "num_decoder_layers", "dtype"]
+    new = [
+        "scale_decoder_outputs",
+        "tie_word_embeddings",
+        "dense_act_fn",
+        "is_gated_act",
+        "num_decoder_layers",
+        "dtype",
+    ]
     prefixes = {"summarization": {"prefix": "summarize: "}}
     _copy_config(source, folder, without=new, n_positions=512, output_past=True, task_specific_params=prefixes)
 
