@@ -36,6 +36,9 @@ def arrays_of(name):
 
 # Tensors
 
+TOKENS = "bert.embeddings.word_embeddings.weight"
+LOGITS = "lm_head.weight"
+
 
 class Stored(dict):
     """{name: array} with the methods of what `open_tensors` returns."""
@@ -131,15 +134,15 @@ def test_files_with_other_tensors_are_refused(name, tmp_path):
 def test_a_config_without_a_key_that_is_needed_is_refused_by_name(name):
     """Each key is left out: then there is a default, or the error names the key."""
     config, refused = loaded(name).config, []
-    for key in config:
+    large = {"pad_token_id", "relative_attention_num_buckets"}  # their defaults do not fit models as small as these
+    for key in config.keys() - large:
         try:
             read_family({other: value for other, value in config.items() if other != key})
         except ValueError as error:
             refused.append(key)
             assert f"`{key}`" in str(error)
     assert "model_type" in refused and ("vocab_size" in refused or name == "vit")
-    sizes = {"pad_token_id", "relative_attention_num_buckets"}  # whose defaults do not fit models as small
-    PretrainedModel({key: value for key, value in config.items() if key in sizes.union(refused)})
+    PretrainedModel({key: value for key, value in config.items() if key in large.union(refused)})
 
 
 @pytest.mark.parametrize("key", sorted(CHANGING))
@@ -243,7 +246,7 @@ def test_a_copy_must_be_one(tmp_path):
 
 
 def test_a_table_of_the_logits_that_is_no_copy_is_untied_whatever_the_config_says(tmp_path):
-    table = np.random.default_rng(5).normal(size=(137, 32)).astype("float32")
+    table = np.random.default_rng(5).normal(size=arrays_of("bert")[TOKENS].shape).astype("float32")
     folder = with_tensors("bert", tmp_path, lambda arrays: arrays.update({"cls.predictions.decoder.weight": table}))
     model = pretrained.from_pretrained(folder)
     np.testing.assert_array_equal(to_numpy(model.get_layer("head_output").kernel), table.T)
@@ -277,12 +280,9 @@ def test_transformers_loads_what_has_a_table_of_the_logits_of_its_own(name, tmp_
     assert pretrained.from_pretrained(tmp_path / "saved").tied is False
 
 
-LOGITS = "lm_head.weight"
-
-
 def test_untied_by_the_config_it_needs_its_own_table(tmp_path):
     folder = copied("bert", tmp_path, tie_word_embeddings=False)
-    with pytest.raises(ValueError, match=r"must have 'cls.predictions.decoder.weight' of shape \(137, 32\); or give"):
+    with pytest.raises(ValueError, match=r"must have 'cls.predictions.decoder.weight' of shape \(\d+, 32\); or give"):
         pretrained.from_pretrained(folder)
 
 
@@ -467,9 +467,10 @@ def test_max_length_of_a_generation_config_counts_the_prompt():
     kept = model.generation_config
     try:
         model.generation_config = {**kept, "max_length": 9, "eos_token_id": None}
-        assert model.generate(np.array([[5, 7, 11, 13], [3, 5, 7, 11]], "int32")).shape == (2, 9)
-        assert len(model.generate([5, 7])) == 9
-        assert len(list(model.stream([5, 7]))) == 7
+        options = {"jit_compile": False}
+        assert model.generate(np.array([[5, 7, 11, 13], [3, 5, 7, 11]], "int32"), **options).shape == (2, 9)
+        assert len(model.generate([5, 7, 11, 13], **options)) == 9
+        assert len(list(model.stream([5, 7], **options))) == 7
         for wrong in ([], [[5, 7], 5]):
             with pytest.raises(ValueError, match="must be rows of ids|must have a token in each row"):
                 model.generate(wrong)
@@ -680,7 +681,8 @@ def test_large_tensors_are_taken_as_they_are(monkeypatch):
     inputs = inputs_of("bert_cls", model)
     expected = to_numpy(loaded("bert_cls")(inputs)["logits"])
     np.testing.assert_allclose(to_numpy(model(inputs)["logits"]), expected, rtol=0, atol=1e-6)
-    model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, run_eagerly=True)
     model.fit(inputs, np.array([2, 0, 1]), verbose=0)
     assert np.abs(to_numpy(model(inputs)["logits"]) - expected).max() > 1e-4
     again = pretrained.from_pretrained(checkpoint("bert_cls"))  # what was read is nobody else's
