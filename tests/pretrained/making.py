@@ -31,14 +31,6 @@ NEW_TOKENS = 14
 ATTEMPTS = 60  # to find weights whose beams are not decided by rounding
 PERTURBATION = 1e-5  # of weights, relative, which must leave the generated ids as they are
 ENCODER_GAIN, GENERATIVE_GAIN = 1.2, 1.5  # livelier weights repeat fewer tokens
-TEXTS = [
-    "The quick brown fox jumps over the lazy dog.",
-    "Hello world! It's 42 degrees, isn't it?",
-    "attention is all you need",
-    "Ünïcödé naïve café — 東京 \U0001f600",
-    "  leading and   repeated spaces ",
-    "",
-]
 CORPUS = """the quick brown fox jumps over the lazy dog . a small model reads a small file .
 she sells sea shells on the sea shore , and the shells she sells are sea shells for sure .
 translate english to german : the house is wonderful . summarize : owning a dog is good for you .
