@@ -19,6 +19,14 @@ settings.load_profile("keras_tx")
 peaks = pytest.StashKey[list[float]]()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def cache(tmp_path_factory):
+    """Where `tests.pretrained.tiny` keeps checkpoints: the folder of the caller, or one of all workers of this run."""
+    base = tmp_path_factory.getbasetemp()
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    os.environ.setdefault("KERAS_TX_TEST_CACHE", str(base.parent if is_worker else base))
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     keras.utils.set_random_seed(7)

@@ -96,8 +96,8 @@ _NEEDED: Any = object()
 class Config:
     """The content of config.json, with a record of the keys that were read.
 
-    Families read values with the methods below, which treat null like a missing key. After the family has made its
-    layers, `check` refuses values that change the computation and were not read.
+    Families read values with the methods below, which treat null like a missing key. When a family has made its layers,
+    before they are built, `check` refuses values that change the computation and were not read.
 
     Args:
         values: the content of config.json, which is copied.

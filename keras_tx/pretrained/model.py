@@ -12,8 +12,7 @@ from keras_tx.layers import Encoder
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids, check_integers
 from keras_tx.pretrained import array_prompts
-from keras_tx.pretrained.config import Config
-from keras_tx.pretrained.registry import family_of
+from keras_tx.pretrained.registry import read_family
 from keras_tx.types import DType, Tensor
 
 _IDS = {
@@ -77,14 +76,9 @@ class PretrainedModel(keras.Model):
         dtype: DType = None,
         **kwargs: Any,
     ) -> None:
-        read = Config(config, absent)
-        kind = family_of(read)
-        task = kind.task_of(read) if task is None else kind.check_task(task)
-        said = bool(read.take("tie_word_embeddings", default=kind.tied_by_default))
-        family = kind(read, task, tied=said if tied is None else tied, dtype=dtype)
+        family = read_family(config, task, tied=tied, absent=absent, dtype=dtype)
         inputs = family.symbolic_inputs()
         outputs = family.outputs(inputs, output_hidden_states)
-        read.check()
         super().__init__(inputs=inputs, outputs=outputs, **kwargs)
         encoders = [layer for layer in self.layers if isinstance(layer, Encoder)]
         if skip_padding and not encoders:

@@ -1,6 +1,8 @@
 """Finds the family of a checkpoint by the `model_type` of config.json, and imports its module on first use."""
 
 import importlib
+from collections.abc import Collection
+from typing import Any
 
 from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.family import Family
@@ -45,3 +47,34 @@ def family_of(config: Config) -> type[Family]:
     file = importlib.import_module(f"keras_tx.pretrained.families.{FILES[model_type]}")
     families: tuple[type[Family], ...] = file.FAMILIES
     return next(family for family in families if model_type in family.model_types)
+
+
+def read_family(
+    values: dict[str, Any],
+    task: str | None = None,
+    *,
+    tied: bool | None = None,
+    absent: Collection[str] = (),
+    dtype: Any = None,
+) -> Family:
+    """Makes the family of a config with its layers, none of which is built yet.
+
+    The whole config is read here, so that an unsupported config is refused before anything large is made.
+
+    Args:
+        values: the content of config.json.
+        task: a task of the family. None: the task of `architectures` in the config.
+        tied: whether the logits are products with the token table. None: as the config says.
+        absent: optional parts that the checkpoint lacks.
+        dtype: the dtype policy of the layers.
+
+    Raises:
+        ValueError: the model type or task is unknown, or a key is missing or not supported.
+    """
+    config = Config(values, absent)
+    kind = family_of(config)
+    task = kind.task_of(config) if task is None else kind.check_task(task)
+    said = bool(config.take("tie_word_embeddings", default=kind.tied_by_default))
+    family = kind(config, task, tied=said if tied is None else tied, dtype=dtype)
+    config.check()
+    return family

@@ -3,10 +3,8 @@
 import pytest
 
 from tests.backends.another import run_tests
-from tests.pretrained.tiny import needs_tiny
 
 
-@needs_tiny
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_checkpoints_equal_transformers(backend):
     run_tests(backend, "pretrained/test_parity.py")

@@ -11,9 +11,9 @@ from keras_tx.generation import Beam, Greedy, Sample
 from keras_tx.pretrained.families.causal import LastToken
 from keras_tx.pretrained.files import open_tensors
 from tests.pretrained import torch_models
-from tests.tools import SHARED, assert_close, normal, to_numpy
+from tests.pretrained.tiny import checkpoint, reference
+from tests.tools import assert_close, normal
 
-FIXTURES = SHARED / "fixtures" / "tiny_hf"
 SIZES = {
     "vocab_size": 23,
     "hidden_size": 24,
@@ -227,26 +227,13 @@ def test_a_model_without_a_vocabulary_to_write_does_not_write():
         pretrained.PretrainedModel(config).generate([[3]], max_new_tokens=2)
 
 
-@pytest.mark.skipif(not FIXTURES.is_dir(), reason="needs the checkpoints of tools/make_tiny_hf.py")
 @pytest.mark.parametrize("name", ["gpt2_inner", "mistral", "qwen3"])
-def test_what_is_written_is_what_transformers_writes(name):
-    reference = np.load(FIXTURES / name / "reference.npz")
-    model = pretrained.from_pretrained(FIXTURES / name)
-    real = reference["lp_attention_mask"].astype(bool)
-    prompts = [row[mask].tolist() for row, mask in zip(reference["lp_input_ids"], real, strict=True)]
-    length = real.shape[1]
-    options = {"max_new_tokens": reference["greedy_ids"].shape[1] - length, "jit_compile": False}
-    stop = json.loads((FIXTURES / name / "config.json").read_text())["eos_token_id"]
-
-    def written(row):
-        new = row[length:].tolist()
-        return new[: new.index(stop) + 1] if stop in new else new
-
-    greedy = model.generate(prompts, **options)
-    for prompt, answer, row in zip(prompts, greedy, reference["greedy_ids"], strict=True):
-        assert list(answer) == prompt + written(row)
-    beams, scores = model.generate(prompts, Beam(4, num_return_sequences=4), return_scores=True, **options)
-    expected = reference["beam4_ids"].reshape(len(prompts), 4, -1)
-    for prompt, answers, rows in zip(prompts, beams, expected, strict=True):
-        assert [list(answer) for answer in answers] == [prompt + written(row) for row in rows]
-    assert_close(to_numpy(scores).ravel(), reference["beam4_scores"], atol=1e-4)
+def test_prompts_of_different_lengths_are_continued_as_by_transformers(name):
+    arrays, model = reference(name), pretrained.from_pretrained(checkpoint(name))
+    real = arrays["lp_attention_mask"] == 1
+    prompts = [row[mask].tolist() for row, mask in zip(arrays["lp_input_ids"], real, strict=True)]
+    answers = model.generate(prompts, max_new_tokens=14, jit_compile=False)
+    stop = model.config["eos_token_id"]
+    for prompt, answer, row in zip(prompts, answers, arrays["greedy_ids"], strict=True):
+        new = row[real.shape[1] :].tolist()
+        assert answer == prompt + (new[: new.index(stop) + 1] if stop in new else new)

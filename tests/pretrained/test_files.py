@@ -14,7 +14,7 @@ import safetensors.numpy
 
 from keras_tx.pretrained import files, headers
 from keras_tx.pretrained.files import open_tensors, write_tensors
-from tests.pretrained.tiny import TINY, needs_tiny
+from tests.pretrained.tiny import checkpoint
 
 
 def arrays():
@@ -80,13 +80,12 @@ def test_what_is_written_the_library_reads(tmp_path, max_shard_bytes):
         assert set(index["weight_map"].values()) == {shard.name for shard in shards}
 
 
-@needs_tiny
-@pytest.mark.parametrize("name", ["bert", "variants/bert_fp16", "variants/llama_bf16_sharded", "t5"])
+@pytest.mark.parametrize("name", ["bert", "bert_fp16", "llama_bf16_sharded", "t5"])
 def test_checkpoints_of_transformers_are_read_as_the_library_reads_them(name):
     expected = {}
-    for shard in (TINY / name).glob("*.safetensors"):
+    for shard in checkpoint(name).glob("*.safetensors"):
         expected.update(safetensors.numpy.load_file(shard))
-    assert_holds(open_tensors(TINY / name), expected)
+    assert_holds(open_tensors(checkpoint(name)), expected)
 
 
 # One at a time

@@ -8,13 +8,12 @@ import safetensors.numpy
 from keras_tx.pretrained import h5
 from keras_tx.pretrained.files import open_tensors
 from tests.pretrained.test_files import assert_holds, flipped
-from tests.pretrained.tiny import TINY, needs_tiny
+from tests.pretrained.tiny import checkpoint
 
 
-@needs_tiny
 def test_a_tensorflow_file_holds_what_the_pytorch_file_holds():
-    expected = safetensors.numpy.load_file(TINY / "distilbert_cls" / "model.safetensors")
-    assert_holds(open_tensors(TINY / "variants" / "distilbert_cls_tf_h5"), expected)
+    expected = safetensors.numpy.load_file(checkpoint("distilbert_cls") / "model.safetensors")
+    assert_holds(open_tensors(checkpoint("distilbert_cls_tf_h5")), expected)
 
 
 @pytest.mark.parametrize(

@@ -8,23 +8,21 @@ from keras_tx import pretrained
 from keras_tx.pretrained import PretrainedModel
 from tests.pretrained.tiny import (
     NAMES,
-    TINY,
     assert_equals_reference,
+    checkpoint,
     inputs_of,
     loaded,
-    needs_tiny,
     reference,
     tolerance,
 )
 from tests.tools import to_numpy
 
-pytestmark = needs_tiny
 BASES = ["bert_cls", "roberta", "distilbert", "electra"]
 
 
 @pytest.mark.parametrize("name", BASES)
 def test_a_model_around_it_needs_no_more_than_ids(name, tmp_path):
-    encoder = pretrained.from_pretrained(TINY / name, task="base")
+    encoder = pretrained.from_pretrained(checkpoint(name), task="base")
     ids = keras.Input((None,), dtype="int32")
     hidden = encoder(ids)["last_hidden_state"]
     assert hidden.shape == (None, None, 32)
@@ -39,7 +37,7 @@ def test_a_model_around_it_needs_no_more_than_ids(name, tmp_path):
 
 @pytest.mark.parametrize("way", ["dict", "keywords", "dict of some"])
 def test_symbolic_inputs_may_be_given_in_several_ways(way):
-    encoder = pretrained.from_pretrained(TINY / "bert_cls", task="base")
+    encoder = pretrained.from_pretrained(checkpoint("bert_cls"), task="base")
     names = ("input_ids", "attention_mask", "token_type_ids")
     ids, mask, segments = inputs = [keras.Input((None,), dtype="int32", name=name) for name in names]
     if way == "dict":
@@ -54,7 +52,7 @@ def test_symbolic_inputs_may_be_given_in_several_ways(way):
 
 
 def test_layers_after_it_see_the_mask():
-    encoder = pretrained.from_pretrained(TINY / "bert_cls", task="base")
+    encoder = pretrained.from_pretrained(checkpoint("bert_cls"), task="base")
     ids, mask = [keras.Input((None,), dtype="int32", name=name) for name in ("ids", "mask")]
     pooled = keras.layers.GlobalAveragePooling1D()(encoder(ids, attention_mask=mask)["last_hidden_state"])
     inputs = inputs_of("bert_cls", encoder)
@@ -69,7 +67,7 @@ def test_layers_after_it_see_the_mask():
 
 
 def test_a_frozen_encoder_stays_as_it_is_and_a_trainable_one_learns():
-    encoder = pretrained.from_pretrained(TINY / "bert_cls", task="base")
+    encoder = pretrained.from_pretrained(checkpoint("bert_cls"), task="base")
     encoder.trainable = False
     ids = keras.Input((None,), dtype="int32")
     model = keras.Model(ids, keras.layers.Dense(2)(encoder(ids)["pooler_output"]))
@@ -77,13 +75,13 @@ def test_a_frozen_encoder_stays_as_it_is_and_a_trainable_one_learns():
     before = [to_numpy(x).copy() for x in encoder.weights]
     x, y = np.arange(2, 37, dtype="int32").reshape(5, 7), np.array([0, 1, 0, 1, 1])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01), loss)
+    model.compile(keras.optimizers.Adam(0.01), loss, run_eagerly=True)
     model.fit(x, y, epochs=1, verbose=0)
     for old, new in zip(before, encoder.weights, strict=True):
         np.testing.assert_array_equal(old, to_numpy(new))
     encoder.trainable = True
     assert len(model.trainable_weights) == 2 + len(before)
-    model.compile(keras.optimizers.Adam(0.01), loss)
+    model.compile(keras.optimizers.Adam(0.01), loss, run_eagerly=True)
     losses = model.fit(x, y, epochs=4, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
     changed = [not np.array_equal(old, to_numpy(new)) for old, new in zip(before, encoder.weights, strict=True)]
@@ -92,14 +90,14 @@ def test_a_frozen_encoder_stays_as_it_is_and_a_trainable_one_learns():
 
 @pytest.mark.parametrize("keys", [("input_ids",), ("input_ids", "attention_mask"), None])
 def test_fit_evaluate_and_predict_take_dicts_with_and_without_the_optional_keys(keys):
-    model = pretrained.from_pretrained(TINY / "bert_cls")
+    model = pretrained.from_pretrained(checkpoint("bert_cls"))
     x = inputs_of("bert_cls", model)
     x = x if keys is None else {key: x[key] for key in keys}
     y = np.array([2, 0, 1])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.003), loss, run_eagerly=keys is not None)
+    model.compile(keras.optimizers.Adam(0.003), loss, run_eagerly=keys is not None, jit_compile=False)
     before = model.evaluate(x, y, verbose=0)
-    model.fit(x, y, epochs=3, batch_size=2, verbose=0)
+    model.fit(x, y, epochs=3, verbose=0)
     assert model.evaluate(x, y, verbose=0) < before
     predicted = model.predict(x, verbose=0)
     np.testing.assert_allclose(predicted["logits"], to_numpy(model(x)["logits"]), rtol=0, atol=1e-5)
@@ -108,7 +106,7 @@ def test_fit_evaluate_and_predict_take_dicts_with_and_without_the_optional_keys(
 def test_a_token_classifier_is_not_trained_on_padding():
     """The loss with wrong labels at padding is that of the real tokens alone."""
     with pytest.warns(UserWarning, match=r"lacks tensors of the task 'token_classification'. .*'classifier.weight'"):
-        model = pretrained.from_pretrained(TINY / "bert", task="token_classification", num_labels=5)
+        model = pretrained.from_pretrained(checkpoint("bert"), task="token_classification", num_labels=5)
     x = inputs_of("bert", model)
     real = x["attention_mask"].astype("bool")
     labels = np.random.default_rng(0).integers(0, 5, real.shape)
@@ -146,15 +144,23 @@ def test_the_rates_of_the_config_are_those_of_the_layers(name, rates):
 
 
 @pytest.mark.parametrize("policy", ["bfloat16", "mixed_bfloat16"])
-def test_half_precision_is_near_the_reference(policy):
-    model = pretrained.from_pretrained(TINY / "bert", dtype=policy)
+def test_half_precision_errs_no_more_than_in_transformers(policy):
+    import torch
+    from transformers import BertForMaskedLM
+
+    model = pretrained.from_pretrained(checkpoint("bert"), dtype=policy)
     variables = "bfloat16" if policy == "bfloat16" else "float32"
     assert {keras.backend.standardize_dtype(x.dtype) for x in model.trainable_weights} == {variables}
     outputs = model(inputs_of("bert", model))
     assert keras.backend.standardize_dtype(outputs["logits"].dtype) == "bfloat16"
     logits = to_numpy(keras.ops.cast(outputs["logits"], "float32"))
-    errors = np.abs(logits - reference("bert")["logits"])[reference("bert")["attention_mask"] == 1]
-    assert errors.mean() < 1.5 * 0.0173 and errors.max() < 2 * 0.127  # those of torch, in the manifest
+    theirs = BertForMaskedLM.from_pretrained(checkpoint("bert"), dtype=torch.bfloat16).to("cpu").eval()
+    inputs = {name: torch.tensor(x, device="cpu") for name, x in inputs_of("bert", model).items()}
+    with torch.no_grad():
+        rough = theirs(**inputs).logits.float().numpy()
+    real = reference("bert")["attention_mask"] == 1
+    ours, usual = [np.abs(x - reference("bert")["logits"])[real] for x in (logits, rough)]
+    assert ours.mean() < 1.5 * usual.mean() and ours.max() < 2 * usual.max()
     assert PretrainedModel.from_config(model.get_config()).get_config() == model.get_config()
 
 
@@ -177,8 +183,9 @@ def test_inputs_that_cannot_be_are_refused():
         model({"attention_mask": ids})
     with pytest.raises(ValueError, match=rule + r".* Received: \['input_ids', 'input_ids'\]"):
         model(ids, input_ids=ids)
-    with pytest.raises(ValueError, match=r"`input_ids` must be in \[0, 137\). Received: 137"):
-        model(np.full((2, 3), 137))
+    size = model.config["vocab_size"]
+    with pytest.raises(ValueError, match=rf"`input_ids` must be in \[0, {size}\). Received: {size}"):
+        model(np.full((2, 3), size))
     with pytest.raises(ValueError, match="`input_ids` must be integers; .* of dtype float32"):
         model(np.ones((2, 3), "float32"))
     with pytest.raises(ValueError, match="`input_ids` must be integers; .* of dtype float32"):
@@ -204,7 +211,7 @@ def test_a_model_that_only_reads_does_not_generate():
 def test_generate_takes_masks_of_the_ids_and_nothing_unknown():
     model = loaded("gpt2")
     ids = reference("gpt2")["lp_input_ids"]
-    options = {"max_new_tokens": 2, "jit_compile": False}
+    options = {"max_new_tokens": 2, "stop_tokens": (), "jit_compile": False}
     with pytest.raises(
         ValueError, match=r"and their mask of the same shape. Received: ids of shape \(3, 9\), .* \(3, 8\)"
     ):
@@ -222,14 +229,17 @@ def test_generate_takes_masks_of_the_ids_and_nothing_unknown():
     np.testing.assert_array_equal(array[:, :-2], ids)
 
 
-def test_the_heads_that_no_fixture_has_equal_transformers(tmp_path):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+def test_the_heads_that_no_tiny_checkpoint_has_equal_transformers(tmp_path):
+    import torch
+    import transformers
+
     cases = [("bert", "BertFor", "PreTraining NextSentencePrediction TokenClassification QuestionAnswering")]
     cases += [("roberta", "RobertaFor", "TokenClassification QuestionAnswering")]
     cases += [("distilbert", "DistilBertFor", "TokenClassification")]
     heads = "MaskedLM SequenceClassification TokenClassification QuestionAnswering"
     cases += [("electra", "ElectraFor", heads), ("bert", "Bert", "Model"), ("roberta", "Roberta", "Model")]
-    cases += [("roberta", "XLMRobertaFor", heads), ("roberta", "CamembertFor", heads)]
+    cases += [("roberta", "XLMRobertaFor", "MaskedLM QuestionAnswering")]
+    cases += [("roberta", "CamembertFor", "SequenceClassification TokenClassification")]
     for name, start, tasks in cases:
         for task in tasks.split():
             architecture = getattr(transformers, start + task)

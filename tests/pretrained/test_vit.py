@@ -6,7 +6,7 @@ import pytest
 
 from keras_tx.pretrained import PretrainedModel, from_pretrained, save_pretrained
 from tests.pretrained import torch_models
-from tests.pretrained.tiny import TINY, needs_tiny, reference
+from tests.pretrained.tiny import checkpoint, reference
 from tests.tools import assert_close, normal, to_numpy
 
 SMALL = {
@@ -20,10 +20,9 @@ SMALL = {
 }
 
 
-@needs_tiny
 def test_the_base_model_is_that_of_transformers():
     arrays = reference("vit")
-    outputs = from_pretrained(TINY / "vit", task="base")(arrays["pixel_values"])
+    outputs = from_pretrained(checkpoint("vit"), task="base")(arrays["pixel_values"])
     assert set(outputs) == {"last_hidden_state"}  # the checkpoint has no pooler
     assert_close(outputs["last_hidden_state"], arrays["last_hidden_state"], atol=2e-5)
 
@@ -37,7 +36,8 @@ def test_the_base_model_is_that_of_transformers():
     ],
 )
 def test_every_option_is_that_of_transformers(tmp_path, name, config):
-    torch = pytest.importorskip("torch")
+    import torch
+
     theirs = torch_models.make(tmp_path, name, **{**SMALL, **config})
     images = normal(3, 2, 10, 10)
     with torch.no_grad():

@@ -1,7 +1,6 @@
-"""Small models of transformers with random weights, saved, and what they answer."""
+"""Small models of transformers with random weights, saved as checkpoints, and what they compute."""
 
 import numpy as np
-import pytest
 
 from keras_tx import pretrained
 from tests.tools import assert_close, to_numpy
@@ -12,9 +11,10 @@ MASK = (IDS != PADDING_ID).astype("int32")
 
 
 def make(directory, name, seed=0, **config):
-    """Saves a model of this class, its weights all random, and returns it; in float64, so that ours alone errs."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    """Saves a model of this class with random weights, and returns it in float64, so that our rounding alone counts."""
+    import torch
+    import transformers
+
     kind = getattr(transformers, name)
     with torch.device("cpu"):
         model = kind(kind.config_class(**config)).eval()
@@ -27,8 +27,9 @@ def make(directory, name, seed=0, **config):
 
 
 def answer(model, ids=IDS, mask=MASK, **inputs):
-    """The outputs of a model of transformers, as a dict of arrays; of hidden states a list."""
-    torch = pytest.importorskip("torch")
+    """{name: array} of the outputs of a model of transformers; hidden states are a list of arrays."""
+    import torch
+
     tensors = {name: torch.tensor(x, device="cpu") for name, x in inputs.items()}
     with torch.no_grad(), torch.device("cpu"):
         found = model(torch.tensor(ids), attention_mask=torch.tensor(mask), output_hidden_states=True, **tensors)
@@ -40,7 +41,7 @@ def answer(model, ids=IDS, mask=MASK, **inputs):
 
 
 def check(directory, theirs, atol=2e-5, **inputs):
-    """Raises unless the model in the directory gives what `theirs` gives, at all tokens that are not padding."""
+    """Loads the model of a directory; raises unless it computes what `theirs` computes, at real tokens."""
     expected = answer(theirs, **inputs)
     model = pretrained.from_pretrained(directory, output_hidden_states=True)
     outputs = model({"input_ids": IDS.astype("int32"), "attention_mask": MASK, **inputs})

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +12,8 @@ from transformers import BertTokenizer as HuggingFace
 
 from keras_tx.text import BertTokenizer
 from keras_tx.text.vocabulary import read_vocabulary
+from tests.pretrained.tiny import checkpoint
 
-SHARED = Path(__file__).resolve().parents[3] / "shared"
 BASE = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TINY = [*BASE, "hot", "dog", "##s", "un", "##able", "."]  # ids 5 to 10
 
@@ -146,17 +145,16 @@ def test_special_tokens_beside_the_vocabulary(tmp_path):
     assert ours("hot[MASK]")["token_ids"].numpy().tolist() == theirs("hot[MASK]")["input_ids"]
 
 
-@pytest.mark.skipif(not (SHARED / "fixtures").is_dir(), reason="shared/fixtures is not here")
 @pytest.mark.parametrize("drop", ["vocab.txt", "tokenizer.json"])
-def test_a_real_directory(tmp_path, drop):
-    source = SHARED / "fixtures" / "tiny_hf" / "bert"
+def test_the_files_beside_a_checkpoint(tmp_path, drop):
+    source = checkpoint("bert")
     for name in {"vocab.txt", "tokenizer.json", "tokenizer_config.json"} - {drop}:
         shutil.copyfile(source / name, tmp_path / name)
-    tokenizer = BertTokenizer.from_pretrained(tmp_path)
-    rows = json.loads((source / "tokenizer_reference.json").read_text())["single"]
-    for row in rows:
-        assert tokenizer(row["text"])["token_ids"].numpy().tolist() == row["input_ids"]
-        assert tokenizer.decode(row["input_ids"]) == row["decoded"]
+    ours, theirs = BertTokenizer.from_pretrained(tmp_path), HuggingFace.from_pretrained(source)
+    for line in ("The quick brown fox, 42!", "Ünïcödé naïve café — 東京 \U0001f600", "  repeated   spaces ", ""):
+        ids = theirs(line)["input_ids"]
+        assert ours(line)["token_ids"].numpy().tolist() == ids
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
 def test_in_a_dataset_with_the_batch_size_unknown(tiny):

@@ -92,6 +92,7 @@ class T5(Seq2SeqFamily):
     def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
         function, gated = self._activation()
+        self.is_scaled = self._is_scaled()
         rate = config.number("dropout_rate", default=0.1, kind=float)
         num_heads, num_layers = config.number("num_heads"), config.number("num_layers")
         sizes = (config.number("d_ff"), num_heads)
@@ -189,7 +190,7 @@ class T5(Seq2SeqFamily):
 
     def saved_values(self) -> dict[str, Any]:
         # `tie_word_embeddings` is saved anew, and then no longer tells whether the output is scaled.
-        values = {**super().saved_values(), "scale_decoder_outputs": self._is_scaled()}
+        values = {**super().saved_values(), "scale_decoder_outputs": self.is_scaled}
         return {**values, "is_encoder_decoder": self.task not in self.encoder_tasks}
 
     def _bias(self, num_heads: int, bidirectional: bool) -> Any:
@@ -211,7 +212,7 @@ class T5(Seq2SeqFamily):
         return self.decoder_dropout(hidden)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return super()._logits(self.scale(hidden) if self._is_scaled() else hidden)
+        return super()._logits(self.scale(hidden) if self.is_scaled else hidden)
 
     def rows(self) -> Iterator[Row]:
         yield table.Row(self.embedding_key, self.embedding.tokens.embeddings)
