@@ -48,13 +48,18 @@ def report(
     file: Path | None = None,
     limit: float | None = None,
     variants: Sequence[str] = (),
+    steps: int = 1,
 ) -> dict[str, float]:
-    """Prints `amount` a second in every run, and how many times as fast `ours` is by round; returns these medians.
+    """Prints the rate of every run and how many times as fast `ours` is; returns the medians of these ratios by run.
 
-    `variants` are names of further runs of ours: printed is how many times as fast each is, too.
-
-    One run has `amount` of `unit`. The medians are those of the rounds' ratios, not ratios of medians. `limit` is how
-    much a second there would be if a run were nothing but the machine's matrix products, or its reading of memory.
+    Args:
+        case: what is measured, the title of the lines.
+        times: seconds of every round, by run.
+        amount: how much of `unit` one run processes, in `steps` equal steps.
+        ours: the run that the others are compared with, round by round: the median is that of the rounds' ratios.
+        file: gets a JSON line for each run.
+        limit: the rate if a run were nothing but the machine's matrix products, or nothing but its reading of memory.
+        variants: names of further runs of ours; the others are compared with these, too.
     """
     medians = {}
     print(f"\n{case}")
@@ -70,6 +75,7 @@ def report(
             ratio += f", {variant} {spread(of_variants[variant], '.2f')}"
         print(f"  {name:32} {spread(rates, ',.1f'):>36} {unit}/s{of_limit}{ratio}")
         row = {"case": case, "run": name, "ours": ours, "unit": f"{unit}/s", "rates": rates, "ratios": ratios}
+        row["steps"] = [one / steps for one in taken]  # seconds
         write(file, row | {"limit": limit, "of_variants": of_variants})
     return medians
 

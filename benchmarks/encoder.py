@@ -65,7 +65,8 @@ def our_stack(
 ) -> keras.KerasTensor:
     options = {"position_encoding": "learned", "max_length": max_length, "dropout": 0.0}
     hidden = keras_tx.layers.TokenEmbedding(vocabulary_size, WIDTH, **options)(inputs)
-    encoder = keras_tx.layers.Encoder(LAYERS, HEADS, INTERMEDIATE, dropout=DROPOUT, skip_padding=skip_padding)
+    sizes = {"num_heads": HEADS, "intermediate_dim": INTERMEDIATE}
+    encoder = keras_tx.layers.Encoder(LAYERS, **sizes, dropout=DROPOUT, skip_padding=skip_padding)
     return encoder(hidden)
 
 
@@ -171,9 +172,9 @@ def serve(sides: Sides) -> None:
         print("done", flush=True)
 
 
-def matrix_products(dtype: str) -> Callable[[], object]:
-    """Products of 4096 x 1024 and 1024 x 4096: 34.4 GFLOP; waits for the last number."""
-    a, b = keras.ops.ones((4096, 1024), dtype), keras.ops.ones((1024, 4096), dtype)
+def matrix_products(dtype: str, rows: int, inner: int, columns: int) -> Callable[[], object]:
+    """A product of `rows` x `inner` and `inner` x `columns` numbers; waits for the last one."""
+    a, b = keras.ops.ones((rows, inner), dtype), keras.ops.ones((inner, columns), dtype)
     return lambda: keras.ops.convert_to_numpy(keras.ops.matmul(a, b)[-1:, -1:])
 
 
@@ -194,6 +195,9 @@ def main() -> None:
     parser.add_argument("--policy", default="float32", help="dtype policy")
     parser.add_argument("--xla", action="store_true", help="KerasHub compiled by XLA, too")
     parser.add_argument("--jax", action="store_true", help="KerasHub on JAX, too")
+    parser.add_argument(
+        "--products", type=int, nargs=3, default=[4096, 1024, 4096], help="sizes of the products that give the limit"
+    )
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     keras.config.set_dtype_policy(arguments.policy)
@@ -202,15 +206,17 @@ def main() -> None:
     backend = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}[keras.backend.backend()]
     makers: dict[str, Callable[..., Sides]] = {
         alternating.OURS: ours,
-        SKIPPING: lambda *data: ours(*data, skip_padding=True),
         f"KerasHub, {backend}": keras_hub,
         "PyTorch, nn.Transformer": pytorch,
     }
+    if backend == "TensorFlow":  # the other backends skip no padding
+        makers[SKIPPING] = lambda *data: ours(*data, skip_padding=True)
     if arguments.xla:
         makers["KerasHub, TensorFlow, XLA"] = lambda *data: keras_hub(*data, jit=True)
     if arguments.jax:
         makers["KerasHub, JAX"] = lambda ids, _: keras_hub_on_jax(*ids.shape)
-    product = matrix_products(keras.config.dtype_policy().compute_dtype)
+    product = matrix_products(keras.config.dtype_policy().compute_dtype, *arguments.products)
+    product_operations = 2 * np.prod(arguments.products, dtype="float64")
     for shape in arguments.shapes:
         size, length = sizes(shape)
         sides = {name: make(*batch(size, length)) for name, make in makers.items()}
@@ -218,11 +224,13 @@ def main() -> None:
             runs = {name: side[part] for name, side in sides.items()} | {"matrix products": product}
             alternating.in_turns(runs, 2)  # compiles
             times = alternating.in_turns(runs, arguments.rounds)
-            products = 2 * 4096 * 4096 * 1024 / np.median(times.pop("matrix products"))  # operations a second
+            products = product_operations / np.median(times.pop("matrix products"))  # operations a second
             limit = products * size * length / (passes * operations(size, length))
             case = f"{case}, {shape}, {arguments.policy}"
             amount = STEPS * size * length
-            alternating.report(case, times, amount, "tokens", file=arguments.json, limit=limit, variants=[SKIPPING])
+            variants = [SKIPPING] if SKIPPING in times else []
+            options = {"file": arguments.json, "limit": limit, "variants": variants, "steps": STEPS}
+            alternating.report(case, times, amount, "tokens", **options)
             print(f"  the limit, plain matrix products: {products / 1e9:.0f} GFLOP/s")
 
 

@@ -60,7 +60,7 @@ def main() -> None:
             alternating.in_turns(runs, 2)  # compiles
             times = alternating.in_turns(runs, arguments.rounds)
             case = f"{case}, {shape}, {arguments.policy}, {keras.backend.backend()}"
-            alternating.report(case, times, STEPS * size * length, "tokens", file=arguments.json)
+            alternating.report(case, times, STEPS * size * length, "tokens", file=arguments.json, steps=STEPS)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ def of_speed(row: Row) -> list[str]:
     for variant, ratios in row.get("of_variants", {}).items():
         ratio += f"; {variant.removeprefix(row['ours'] + ', ')} {alternating.spread(ratios, '.2f')}"
     rate = f"{alternating.spread(row['rates'], ',.0f')} {row['unit']}"
-    return [row["case"], row["run"], rate, limit, ratio, f"`{row['command']}`"]
+    step = f"{1000 * statistics.median(row['steps']):,.2f} ms"
+    return [row["case"], row["run"], rate, step, limit, ratio, f"`{row['command']}`"]
 
 
 def of_memory(row: Row) -> list[str]:
@@ -39,7 +40,15 @@ def tables(rows: Sequence[Row]) -> str:
     """Rows with rates, and rows with peaks of memory, in a table each."""
     speed = [of_speed(row) for row in rows if "rates" in row]
     memory = [of_memory(row) for row in rows if "GiB" in row or "error" in row]
-    columns = ["what", "run", "median (least to most)", "of the limit", "keras_tx is times as fast", "command"]
+    columns = [
+        "what",
+        "run",
+        "median (least to most)",
+        "a step",
+        "of the limit",
+        "keras_tx is times as fast",
+        "command",
+    ]
     made = lines(columns, speed)
     made += lines(["what", "run", "peak", "a step", "command"], memory)
     return "\n".join(made)
