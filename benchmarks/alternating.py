@@ -1,4 +1,4 @@
-"""Runs timed in turns, and what came out as a table and as JSON lines."""
+"""Times several runs in turns and reports their rates, as lines of text and as JSON lines."""
 
 import argparse
 import json
@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 Runs = Mapping[str, Callable[[], object]]
-OURS = "keras_tx"  # how our side is called in every table
+OURS = "keras_tx"  # the name of our side in every table
 
 
 def parser(description: str, rounds: int = 5) -> argparse.ArgumentParser:
-    """A parser with what all benchmarks take."""
+    """A parser with the options that all benchmarks have."""
     made = argparse.ArgumentParser(description=description.splitlines()[0])
     made.add_argument("--rounds", type=int, default=rounds, help="how often each side is timed")
     made.add_argument("--json", type=Path, help="a file that gets a JSON line for each row of the tables")
@@ -27,7 +27,7 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def in_turns(runs: Runs, rounds: int) -> dict[str, list[float]]:
-    """Seconds of every run by round; each second round in reverse, so that none always follows the same other."""
+    """Seconds of every run, by round. Every other round is in reverse, so that no run always follows the same one."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(rounds):
         for name in list(runs)[:: 1 if turn % 2 else -1]:
@@ -81,7 +81,7 @@ def report(
 
 
 def write(file: Path | None, row: Mapping[str, object]) -> None:
-    """One more line of JSON in `file`, if there is one, with the command that was given."""
+    """Appends `row` and the command of this process to `file` as a JSON line; does nothing if `file` is None."""
     if file:
         with file.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps({**row, "command": command()}) + "\n")

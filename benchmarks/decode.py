@@ -1,13 +1,14 @@
-"""Greedy generation at the sizes of GPT-2 small: tokens a second of CausalLM, KerasHub and CTranslate2, in turns.
+"""Greedy generation with a model of GPT-2 small's size: tokens a second of CausalLM and of its peers.
 
 python -m benchmarks decode
 python -m benchmarks decode --batch-size 8 --rounds 7 --ctranslate2
 python -m benchmarks decode --int8
 python -m benchmarks decode --first-call
 
-All have random float32 weights. keras_tx and KerasHub's GPT2CausalLM generate on the TensorFlow backend as they are
-made: compiled by XLA. CTranslate2 (`pip install ctranslate2 transformers torch`) has all cores, and its weights from
-transformers. With --int8 keras_tx generates with int8 weights, too, quantized by Keras.
+All models have random weights of the dtype policy. keras_tx and KerasHub's GPT2CausalLM run on the Keras backend with
+their defaults: on TensorFlow and JAX both are compiled by XLA. --transformers and --ctranslate2 (`pip install
+ctranslate2 transformers torch`) add these peers, --int8 adds keras_tx with int8 weights, quantized by Keras. The limit
+is a decode step that does nothing but read each weight once.
 """
 
 import argparse
@@ -27,7 +28,7 @@ import keras_tx
 from benchmarks import alternating
 
 VOCABULARY, HIDDEN, HEADS, INTERMEDIATE, POSITIONS = 50257, 768, 12, 3072, 1024
-PROMPT, SHORTER_PROMPT = 32, 27  # tokens; both are padded to 32
+PROMPT, SHORTER_PROMPT = 32, 27  # tokens; keras_tx pads both to 32
 
 
 def our_model(num_layers: int) -> keras.Model:
@@ -127,7 +128,7 @@ def random_prompts(batch_size: int, length: int) -> np.ndarray:
 
 
 def first_calls(arguments: argparse.Namespace) -> None:
-    """Ours alone: what compiling costs, and that a prompt of another length costs it no second time."""
+    """Times keras_tx alone: what compiling costs, and that a prompt of another length does not compile again."""
     model = our_model(arguments.layers)
     for name, length in (
         (f"first call, {PROMPT} tokens: compiles", PROMPT),

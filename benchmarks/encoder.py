@@ -1,11 +1,12 @@
-"""A stack of encoder layers over padded tokens: tokens a second in training and at inference, of ours and of peers.
+"""A stack of encoder layers over padded batches: tokens a second in training and inference, keras_tx and its peers.
 
 python -m benchmarks encoder
 python -m benchmarks encoder --shapes 16x128 4x512 1x2048 --policy mixed_bfloat16 --xla --jax
 
-6 layers, width 512, 8 heads, feed-forward 2048, dropout 0.1, Adam. KerasHub and PyTorch get the same batches; a quarter
-of the tokens is padding, which ours computes in one run and skips in another. The fraction is that of the matrix
-products that the same machine reaches in the same run, all tokens counted.
+6 layers, width 512, 8 heads, feed-forward 2048, dropout 0.1, Adam. All sides get the same batches, in which a quarter
+of the tokens is padding. On TensorFlow keras_tx runs twice: once it computes the padding tokens like the others, once it
+skips them. "of the limit" compares a rate with that of plain matrix products, measured in the same rounds; padding
+tokens count.
 """
 
 import argparse
@@ -26,13 +27,13 @@ import keras_tx
 from benchmarks import alternating
 
 VOCABULARY, LAYERS, WIDTH, HEADS, INTERMEDIATE, DROPOUT = 1009, 6, 512, 8, 2048, 0.1
-STEPS = 4  # in one run
+STEPS = 4  # batches in one run
 SKIPPING = f"{alternating.OURS}, skip_padding"
 Sides = tuple[Callable[[], object], Callable[[], object]]  # training and inference, `STEPS` batches each
 
 
 def batch(size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (B, T) with 0 as padding, half of it in even rows, and targets (B, T)."""
+    """Ids (B, T), padded with 0, and targets (B, T). Padding is the second half of every other row."""
     random = np.random.default_rng(7)
     ids = random.integers(1, VOCABULARY, (size, length), dtype="int32")
     targets = random.normal(size=(size, length)).astype("float32")
@@ -42,7 +43,7 @@ def batch(size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def of_keras(build: Callable[[keras.KerasTensor], keras.KerasTensor], ids, targets, jit: bool = False) -> Sides:
-    jit = jit or keras.backend.backend() == "jax"  # which is not made to go without
+    jit = jit or keras.backend.backend() == "jax"  # without it JAX would run one operation at a time
     inputs = keras.Input((ids.shape[1],), batch_size=ids.shape[0], dtype="int32")
     model = keras.Model(inputs, keras.layers.Dense(1, dtype="float32")(build(inputs))[..., 0])
     model.compile(keras.optimizers.Adam(1e-4), "mean_squared_error", jit_compile=jit)
@@ -91,7 +92,7 @@ def torch_model(vocabulary_size: int, max_length: int):
             self.tokens = torch.nn.Embedding(vocabulary_size, WIDTH)
             self.positions = torch.nn.Embedding(max_length, WIDTH)
             layer = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, INTERMEDIATE, DROPOUT, batch_first=True)
-            layer.dropout.p = 0.0  # inside the feed-forward, where the others have none
+            layer.dropout.p = 0.0  # inside the feed-forward, where the other sides have no dropout
             self.encoder = torch.nn.TransformerEncoder(layer, LAYERS)
             self.head = torch.nn.Linear(WIDTH, 1)
 
@@ -147,7 +148,7 @@ def pytorch(ids, targets) -> Sides:
 
 
 def keras_hub_on_jax(size: int, length: int) -> Sides:
-    """In a process of its own, which runs what is asked of it, compiled."""
+    """KerasHub on JAX, compiled, in a process of its own that runs a part when it is asked to."""
     command = [sys.executable, "-m", "benchmarks", "encoder", "--shapes", f"{size}x{length}", "--serve"]
     process = subprocess.Popen(
         [*command, "--policy", keras.config.dtype_policy().name],
@@ -179,7 +180,7 @@ def matrix_products(dtype: str, rows: int, inner: int, columns: int) -> Callable
 
 
 def operations(size: int, length: int) -> float:
-    """Of the matrix products of a forward pass over a batch: projections, feed-forward, scores and what they weigh."""
+    """The floating-point operations of a forward pass's matrix products: projections, feed-forward and attention."""
     by_token = 2 * (4 * WIDTH * WIDTH + 2 * WIDTH * INTERMEDIATE) + 2 * 2 * length * WIDTH
     return float(LAYERS * size * length * by_token)
 

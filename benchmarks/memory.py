@@ -1,11 +1,12 @@
-"""Peak memory and seconds of a training step: long sequences, a window, a large vocabulary, each in its own process.
+"""Peak memory and seconds of a training step with long sequences, a window or a large vocabulary.
 
 python -m benchmarks memory
 python -m benchmarks memory --only attention --lengths 4096 8192 16384
 
-Attention: 2 encoder layers of 4 heads x 64, feed-forward 1024, batch 1, Adam. Vocabulary: logits of 8,192 tokens over
-50,000, and their cross-entropy, forward and backward, by chunks of 128 and of 1,024 tokens, and whole. Memory is what
-the steps need beyond what was held before the first one: of the GPU if there is one, else of the process.
+Each case has a process of its own. Attention: 2 encoder layers of 4 heads x 64, feed-forward 1024, batch 1, Adam.
+Vocabulary: logits of 8,192 tokens over 50,000 and their cross-entropy, forward and backward, by chunks of 128 and of
+1,024 tokens, and whole. Memory is what the steps need beyond what was held before the first one: of the GPU if there is
+one, else of the process.
 """
 
 import argparse

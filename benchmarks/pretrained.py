@@ -4,9 +4,9 @@ python -m benchmarks pretrained
 python -m benchmarks pretrained --batch-size 16 --length 128 --rounds 7
 python -m benchmarks pretrained --padding 0.5
 
-All have random float32 weights, a dropout of 0.1 and Adam; TensorFlow without XLA, PyTorch eager, all cores. With
-`--padding` texts of evenly spread lengths are padded to the length of the batch, all sides get the same batches, and
-ours leaves padding out in a further run; counted are the tokens that are no padding.
+All sides have random weights, a dropout of 0.1 and Adam; TensorFlow runs without XLA and PyTorch eagerly, with its
+fused attention. With `--padding` the texts have evenly spread lengths and are padded to the longest, and on TensorFlow
+keras_tx runs once more with `skip_padding`. The rates count real tokens only.
 """
 
 import functools
@@ -23,7 +23,7 @@ from benchmarks import alternating
 from keras_tx import pretrained
 
 VOCABULARY, HIDDEN, HEADS, INTERMEDIATE, POSITIONS, RATE = 30522, 768, 12, 3072, 512, 2e-5
-STEPS = 3  # in one run
+STEPS = 3  # batches in one run
 SKIPPING = f"{alternating.OURS}, skip_padding"
 PARTS = ("forward", "fine-tuning")
 Sides = tuple[Callable[[], object], Callable[[], object]]  # forward and training, `STEPS` batches each

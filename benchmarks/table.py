@@ -1,4 +1,4 @@
-"""JSON lines that other benchmarks wrote -> tables in Markdown, with the command of each row.
+"""Makes tables in Markdown, with the command of each row, from the JSON lines of other benchmarks.
 
 python -m benchmarks encoder --json lines.jsonl
 python -m benchmarks table lines.jsonl
@@ -37,7 +37,7 @@ def lines(title: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """Rows with rates, and rows with peaks of memory, in a table each."""
+    """One table for the rows with rates, and one for those with a peak of memory."""
     speed = [of_speed(row) for row in rows if "rates" in row]
     memory = [of_memory(row) for row in rows if "GiB" in row or "error" in row]
     columns = [
@@ -56,7 +56,9 @@ def tables(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", type=Path, nargs="+", help="JSON lines, as --json of the others writes them")
+    parser.add_argument(
+        "file", type=Path, nargs="+", help="JSON lines, as the option --json of the other benchmarks writes them"
+    )
     files = parser.parse_args().file
     print(tables([json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]))
 

@@ -136,8 +136,8 @@ def parts(chosen: Sequence[str], environment: Mapping[str, str], small: Mapping[
                 variables = {**environment, "KERAS_BACKEND": backend, **(EXACT if exact else {})}
                 jobs.append(Job(title, command, variables))
         together = name in ("tests", "fit", "kernels")
-        summary = tests_summary if name == "tests" else last_line
-        made.append(Part(name, jobs, SHARES[name], together, summary))
+        summaries = {"tests": tests_summary, "fit": last_line, "kernels": last_line}
+        made.append(Part(name, jobs, SHARES[name], together, summaries.get(name, lambda output: "")))
     return made
 
 
