@@ -4,8 +4,8 @@ python -m benchmarks encoder
 python -m benchmarks encoder --shapes 16x128 4x512 1x2048 --policy mixed_bfloat16 --xla --jax
 
 6 layers, width 512, 8 heads, feed-forward 2048, dropout 0.1, Adam. All sides get the same batches, in which a quarter
-of the tokens is padding. On TensorFlow keras_tx runs twice: once it computes the padding tokens like the others, once it
-skips them. "of the limit" compares a rate with that of plain matrix products, measured in the same rounds; padding
+of the tokens is padding. On TensorFlow keras_tx runs twice: once it computes the padding tokens like the others, once
+it skips them. "of the limit" compares a rate with that of plain matrix products, measured in the same rounds; padding
 tokens count.
 """
 

@@ -1,6 +1,7 @@
 """`scripts/gpu`: how it runs its parts and what it writes of them; what the parts find out needs a GPU."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import __main__ as script
-from benchmarks.gpu import parts, report
+from benchmarks.gpu import parts, report, wheels
 from benchmarks.gpu.parts import Job, Part
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -106,3 +107,32 @@ def test_the_table_has_the_figures_of_each_kind_and_the_tests_that_failed(tmp_pa
         "| training | keras_tx | 10 (10 to 10) tokens/s | 500.00 ms |" in text
         and "| attention | KerasHub | fails |" in text
     )
+
+
+def test_what_is_missing_is_installed_from_wheels_or_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(wheels, "PINNED", {"keras": "0.0.1"})
+    monkeypatch.setattr(wheels, "OTHERS", ("numpy", "no-such-package"))
+    assert wheels.missing() == ["keras==0.0.1", "no-such-package"]  # Keras is here in another version
+    assert wheels.install(tmp_path, tmp_path / "site") == "no package installed; missing: keras==0.0.1, no-such-package"
+    commands = []
+
+    def pip(command, **_):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, len(commands) - 1, "", "ERROR: a wheel for another Python\n")
+
+    monkeypatch.setattr(wheels.subprocess, "run", pip)
+    (tmp_path / "no_such_package-1.0-py3-none-any.whl").touch()
+    words = wheels.install(tmp_path, tmp_path / "site")
+    assert words == f"1 packages installed from {tmp_path.name}/; missing: keras==0.0.1"
+    assert commands[0][-3:] == ["--target", str(tmp_path / "site"), "no-such-package"] and "--no-index" in commands[0]
+    assert "another Python; missing: keras" in wheels.install(tmp_path, tmp_path / "site")
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_the_kernels_of_this_machine_are_within_what_is_allowed():
+    pytest.importorskip("torch")
+    command = [sys.executable, "-m", "benchmarks.gpu.kernels", "--small", "--cases", "window, causal"]
+    environment = {**os.environ, "KERAS_BACKEND": "torch"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0 and "3 of 3 cases within the allowed errors" in done.stdout, done.stdout + done.stderr

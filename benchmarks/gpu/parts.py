@@ -13,6 +13,7 @@ from typing import IO
 ROOT = Path(__file__).resolve().parents[2]
 GRACE = 8.0  # seconds in which a command that is out of time may say what it has, before it is killed
 REASON = 200  # characters
+LONGEST = 2_000_000  # characters of a job's output that are kept, its end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Running:
                 return None
         self._kill()  # its children
         self._output.seek(0)
-        output = self._output.read().decode(errors="replace")
+        output = self._output.read().decode(errors="replace")[-LONGEST:]
         self._output.close()
         words = self.part.summary(output)
         if self._interrupted:

@@ -50,14 +50,20 @@ def missing() -> list[str]:
     return pinned + [name for name in OTHERS if installed(name) is None]
 
 
-def install(folder: Path, target: Path) -> list[str]:
-    """Installs what is missing from `folder` into `target`, without a network; returns what it was."""
+def install(folder: Path, target: Path) -> str:
+    """Installs what is missing from `folder` into `target`, without a network; says what was installed and what not."""
+    stems = {path.name.split("-")[0].lower() for path in folder.glob("*.whl")}
     wanted = missing()
-    if wanted:
+    there = [one for one in wanted if one.partition("==")[0].replace("-", "_") in stems]
+    absent = [one for one in wanted if one not in there]
+    words = f"{len(there)} packages installed from {folder.name}/" if there else "no package installed"
+    if there:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
         command += ["--disable-pip-version-check", "--root-user-action=ignore", "--find-links", str(folder)]
-        subprocess.run([*command, "--target", str(target), *wanted], check=True)
-    return wanted
+        done = subprocess.run([*command, "--target", str(target), *there], capture_output=True, text=True)
+        if done.returncode:
+            words = f"nothing installed from {folder.name}/: {done.stderr.strip()}"
+    return words + (f"; missing: {', '.join(absent)}" if absent else "")
 
 
 def main() -> None:
