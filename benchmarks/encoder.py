@@ -150,6 +150,7 @@ def pytorch(ids, targets) -> Sides:
 def keras_hub_on_jax(size: int, length: int) -> Sides:
     """KerasHub on JAX, compiled, in a process of its own that runs a part when it is asked to."""
     command = [sys.executable, "-m", "benchmarks", "encoder", "--shapes", f"{size}x{length}", "--serve"]
+    command += ["--layers", str(LAYERS)]
     process = subprocess.Popen(
         [*command, "--policy", keras.config.dtype_policy().name],
         env={**os.environ, "KERAS_BACKEND": "jax"},
@@ -191,9 +192,11 @@ def sizes(shape: str) -> tuple[int, int]:
 
 
 def main() -> None:
+    global LAYERS
     parser = alternating.parser(__doc__)
     parser.add_argument("--shapes", nargs="+", default=["16x128", "4x512", "1x2048"])
     parser.add_argument("--policy", default="float32", help="dtype policy")
+    parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--xla", action="store_true", help="KerasHub compiled by XLA, too")
     parser.add_argument("--jax", action="store_true", help="KerasHub on JAX, too")
     parser.add_argument(
@@ -202,6 +205,7 @@ def main() -> None:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     keras.config.set_dtype_policy(arguments.policy)
+    LAYERS = arguments.layers
     if arguments.serve:
         return serve(keras_hub(*batch(*sizes(arguments.shapes[0])), jit=True))
     backend = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}[keras.backend.backend()]

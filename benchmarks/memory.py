@@ -10,12 +10,16 @@ one, else of the process.
 """
 
 import argparse
+import contextlib
+import fcntl
 import json
 import os
 import resource
 import statistics
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import alternating
@@ -114,14 +118,27 @@ def held_and_peak() -> tuple[float, float]:
     return resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def child(kind: str, side: str, length: int, rounds: int, policy: str) -> None:
+@contextlib.contextmanager
+def lock(file: Path | None, kind: int) -> Iterator[None]:
+    """Holds the lock `file`, shared with others or alone: processes that compile side by side are timed one by one."""
+    if file is None:
+        yield
+        return
+    with file.open("w") as opened:
+        fcntl.flock(opened, kind)
+        yield
+
+
+def child(kind: str, side: str, length: int, rounds: int, policy: str, file: Path | None) -> None:
     import keras
 
     keras.config.set_dtype_policy(policy)
     step = attention_step(side, length) if kind == "attention" else vocabulary_step(side, length)
     before, _ = held_and_peak()
-    alternating.seconds(step)  # compiles
-    times = [alternating.seconds(step) for _ in range(rounds)]
+    with lock(file, fcntl.LOCK_SH):
+        alternating.seconds(step)  # compiles
+    with lock(file, fcntl.LOCK_EX):
+        times = [alternating.seconds(step) for _ in range(rounds)]
     _, peak = held_and_peak()
     print(json.dumps({"GiB": peak - before, "seconds": statistics.median(times)}))
 
@@ -132,11 +149,13 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 8192, 16384])
     parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens of the vocabulary's case")
     parser.add_argument("--policy", default="float32", help="dtype policy")
+    parser.add_argument("--together", action="store_true", help="start all cases at once: they compile side by side")
+    parser.add_argument("--lock", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         kind, side, length = arguments.child
-        return child(kind, side, int(length), arguments.rounds, arguments.policy)
+        return child(kind, side, int(length), arguments.rounds, arguments.policy, arguments.lock)
     cases = []
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     if arguments.only != "vocabulary":
@@ -145,23 +164,36 @@ def main() -> None:
         cases += [("attention", side, length) for length in arguments.lengths for side in sides]
     if arguments.only != "attention":
         cases += [("vocabulary", side, arguments.tokens) for side in (*CHUNKS, "Keras")]
-    for kind, side, length in cases:
-        command = [sys.executable, "-m", "benchmarks", "memory", "--rounds", str(arguments.rounds)]
-        environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        command += ["--policy", arguments.policy, "--child", kind, side, str(length)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=environment, cwd=Path(__file__).resolve().parents[1]
-        )
-        case = f"{kind}, {length:,} tokens, {arguments.policy}, {backend}"
-        name = f"{case}, {side}"
-        if done.returncode:
-            error = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1][:100]
-            print(f"{name:72} fails: {error}")
-            alternating.write(arguments.json, {"case": case, "run": side, "error": error})
-            continue
-        row = json.loads(done.stdout.splitlines()[-1])
-        print(f"{name:72} {row['GiB']:6.2f} GiB {row['seconds']:8.2f} s", flush=True)
-        alternating.write(arguments.json, {"case": case, "run": side, **row})
+    with tempfile.NamedTemporaryFile() as file:
+        processes = (start(arguments, case, backend, file.name) for case in cases)
+        for (kind, side, length), process in zip(
+            cases, list(processes) if arguments.together else processes, strict=True
+        ):
+            output, errors = process.communicate()
+            case = f"{kind}, {length:,} tokens, {arguments.policy}, {backend}"
+            name = f"{case}, {side}"
+            if process.returncode:
+                error = (errors.strip().splitlines() or [f"exit {process.returncode}"])[-1][:100]
+                print(f"{name:72} fails: {error}", flush=True)
+                alternating.write(arguments.json, {"case": case, "run": side, "error": error})
+                continue
+            row = json.loads(output.splitlines()[-1])
+            print(f"{name:72} {row['GiB']:6.2f} GiB {row['seconds']:8.4f} s", flush=True)
+            alternating.write(arguments.json, {"case": case, "run": side, **row})
+
+
+def start(arguments: argparse.Namespace, case: tuple[str, str, int], backend: str, file: str) -> subprocess.Popen:
+    """The process of a case."""
+    command = [sys.executable, "-m", "benchmarks", "memory", "--rounds", str(arguments.rounds)]
+    command += ["--policy", arguments.policy, "--lock", file, "--child", *map(str, case)]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        cwd=Path(__file__).resolve().parents[1],
+    )
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from benchmarks.gpu.report import Report
 NAMES = {"jax": "JAX", "torch": "PyTorch"}
 BENCHMARKS = ("encoder", "fused", "decode", "pretrained", "memory", "profile")
 # The parts in their order, and their shares of the time.
-SHARES = {"tests": 150, "fit": 50, "kernels": 50}
-SHARES |= {"encoder": 80, "fused": 40, "decode": 50, "pretrained": 50, "memory": 40, "profile": 20}
+SHARES = {"tests": 120, "fit": 50, "kernels": 40}
+SHARES |= {"encoder": 110, "fused": 50, "decode": 50, "pretrained": 45, "memory": 55, "profile": 20}
 TESTS = ("tests/layers/test_fused_attention.py", "tests/layers", "tests/models", "tests/generation", "tests/training")
 FEW_TESTS = ("tests/layers/test_fused_attention.py", "tests/layers/test_masks.py", "tests/training/test_schedules.py")
 # Float32 products of float32 numbers, which GPUs round to 10 bits otherwise: for what compares numbers.
@@ -179,10 +179,23 @@ GPU_SIZES: dict[str, list[object]] = {
     "fused": ["--policy", "mixed_bfloat16", "--shapes", "64x512", "8x2048", "2x8192", "--rounds", 3],
     "decode": ["--policy", "bfloat16", "--batch-size", 8, "--rounds", 3, "--transformers", "--memory", 8],
     "pretrained": ["--policy", "mixed_bfloat16", "--batch-size", 64, "--length", 256, "--rounds", 3],
-    "memory": ["--policy", "mixed_bfloat16", "--lengths", 8192, 32768, "--rounds", 2],
+    "memory": ["--policy", "mixed_bfloat16", "--lengths", 8192, 32768, "--rounds", 2, "--together"],
 }
 SMALL_SIZES: dict[str, list[object]] = {
-    "encoder": ["--policy", "mixed_bfloat16", "--shapes", "2x32", "--rounds", 1, "--products", 256, 256, 256],
+    "encoder": [
+        "--policy",
+        "mixed_bfloat16",
+        "--shapes",
+        "2x32",
+        "--layers",
+        1,
+        "--rounds",
+        1,
+        "--products",
+        256,
+        256,
+        256,
+    ],
     "fused": ["--policy", "mixed_bfloat16", "--shapes", "2x64", "--rounds", 1],
     "decode": [
         "--policy",
@@ -198,7 +211,7 @@ SMALL_SIZES: dict[str, list[object]] = {
         0.1,
     ],
     "pretrained": ["--policy", "mixed_bfloat16", "--batch-size", 2, "--length", 16, "--layers", 1, "--rounds", 1],
-    "memory": ["--policy", "mixed_bfloat16", "--lengths", 256, "--tokens", 256, "--rounds", 1],
+    "memory": ["--policy", "mixed_bfloat16", "--lengths", 256, "--only", "attention", "--rounds", 1],
 }
 
 

@@ -12,6 +12,7 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
 GRACE = 8.0  # seconds in which a command that is out of time may say what it has, before it is killed
+FIRST = 0.7  # share of a part's time that a job may take while others of the part wait
 REASON = 200  # characters
 LONGEST = 2_000_000  # characters of a job's output that are kept, its end
 
@@ -127,7 +128,7 @@ def run(parts: Sequence[Part], seconds: float, done: Callable[[Result], None]) -
             count = len(waiting) if part.together else 1
             left = max(0.0, part_end - time.monotonic() - GRACE)
             started, waiting = waiting[:count], waiting[count:]
-            limit = left if part.together else left / (1 + len(waiting))
+            limit = FIRST * left if waiting else left
             _finish(part, started, limit, done)
 
 

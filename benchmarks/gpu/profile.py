@@ -69,6 +69,7 @@ def main() -> None:
     arguments = parser.parse_args()
     keras.config.set_dtype_policy("mixed_bfloat16")
     encoder.STEPS = 1
+    encoder.LAYERS = 1 if arguments.small else encoder.LAYERS
     for size, length in [(2, 32)] if arguments.small else [(64, 512), (8, 2048)]:
         for dropout in (0.1, 0.0):
             encoder.DROPOUT = dropout
