@@ -2,6 +2,7 @@
 
 python -m benchmarks memory
 python -m benchmarks memory --only attention --lengths 4096 8192 16384
+KERAS_BACKEND=jax python -m benchmarks memory --policy mixed_bfloat16 --together   # on a GPU
 
 Each case has a process of its own. Attention: 2 encoder layers of 4 heads x 64, feed-forward 1024, batch 1, Adam.
 Vocabulary: logits of 8,192 tokens over 50,000 and their cross-entropy, forward and backward, by chunks of 128 and of
@@ -105,7 +106,7 @@ def held_and_peak() -> tuple[float, float]:
     if keras.backend.backend() == "jax":
         import jax
 
-        if jax.devices()[0].platform == "gpu":
+        if jax.devices()[0].platform in ("gpu", "cuda"):
             stats = jax.devices()[0].memory_stats()
             return stats["bytes_in_use"] / 2**30, stats["peak_bytes_in_use"] / 2**30
     if keras.backend.backend() == "torch":

@@ -26,8 +26,26 @@ SHARES = {"tests": 120, "fit": 50, "kernels": 40}
 SHARES |= {"encoder": 110, "fused": 50, "decode": 50, "pretrained": 45, "memory": 55, "profile": 20}
 TESTS = ("tests/layers/test_fused_attention.py", "tests/layers", "tests/models", "tests/generation", "tests/training")
 FEW_TESTS = ("tests/layers/test_fused_attention.py", "tests/layers/test_masks.py", "tests/training/test_schedules.py")
+# The options of the benchmarks.
+GPU_SIZES = {
+    "encoder": "--policy mixed_bfloat16 --shapes 64x512 8x2048 --rounds 3 --products 8192 8192 8192",
+    "fused": "--policy mixed_bfloat16 --shapes 64x512 8x2048 2x8192 --rounds 3",
+    "decode": "--policy bfloat16 --batch-size 8 --rounds 3 --transformers --memory 8",
+    "pretrained": "--policy mixed_bfloat16 --batch-size 64 --length 256 --rounds 3",
+    "memory": "--policy mixed_bfloat16 --lengths 8192 32768 --rounds 2 --together",
+}
+SMALL_SIZES = {
+    "encoder": "--policy mixed_bfloat16 --shapes 2x32 --layers 1 --rounds 1 --products 256 256 256",
+    "fused": "--policy mixed_bfloat16 --shapes 2x64 --rounds 1",
+    "decode": "--policy bfloat16 --layers 1 --new-tokens 4 --rounds 1 --transformers --memory 0.1",
+    "pretrained": "--policy mixed_bfloat16 --batch-size 2 --length 16 --layers 1 --rounds 1",
+    "memory": "--policy mixed_bfloat16 --lengths 256 --only attention --rounds 1",
+}
+CORRECTNESS = ("tests", "fit", "kernels")  # these parts run on both backends at the same time; timings run alone
+ON_JAX_ALONE = ("decode", "pretrained", "profile")  # where the peers on PyTorch are in the same job, if there are any
 # Float32 products of float32 numbers, which GPUs round to 10 bits otherwise: for what compares numbers.
 EXACT = {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "NVIDIA_TF32_OVERRIDE": "0"}
+PROBE_SECONDS = 120
 PROBE = """
 import importlib.metadata, json, os
 words = {}
@@ -40,7 +58,7 @@ except Exception as problem:
 try:
     import jax
     device = jax.devices()[0]
-    words["JAX computes on"] = device.device_kind if device.platform == "gpu" else device.platform.upper()
+    words["JAX computes on"] = device.device_kind if device.platform in ("gpu", "cuda") else device.platform.upper()
 except Exception as problem:
     words["JAX computes on"] = f"nothing: {problem}"
 names = ("keras", "jax", "torch", "keras-hub", "transformers", "numpy", "tensorflow")
@@ -86,13 +104,17 @@ def machine(environment: Mapping[str, str]) -> dict[str, str]:
         cards = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         cards = "none"
-    probe = subprocess.run(
-        [sys.executable, "-c", PROBE], capture_output=True, text=True, env={**os.environ, **environment}
-    )
     try:
-        found = json.loads(probe.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        found = {"Frameworks": f"could not be asked: {last_line(probe.stderr)}"}
+        probe = subprocess.run(
+            [sys.executable, "-c", PROBE],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **environment},
+            timeout=PROBE_SECONDS,
+        )
+        found = json.loads(probe.stdout.splitlines()[-1]) if probe.stdout else {"Frameworks": last_line(probe.stderr)}
+    except (subprocess.SubprocessError, ValueError) as error:
+        found = {"Frameworks": f"could not be asked: {error}"}
     return {
         "Date": datetime.datetime.now().isoformat(" ", "minutes"),
         "GPU": cards.replace("\n", "; "),
@@ -112,107 +134,41 @@ def tests_summary(output: str) -> str:
     return lines[-1] if lines else last_line(output)
 
 
-def python(*words: object) -> list[str]:
-    return [sys.executable, *[str(word) for word in words]]
-
-
 def tests(small: bool) -> list[str]:
-    """pytest's command. Warnings of other versions than ours fail nothing here."""
-    words = ["-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", "-W", "default", "--disable-warnings"]
-    words += ["--tb=short"]
+    """pytest's options. Warnings of other versions than ours fail nothing here."""
+    options = ["-q", "-rfE", "-p", "no:cacheprovider", "-W", "default", "--disable-warnings", "--tb=short"]
     workers = 0 if small else min(6, (os.cpu_count() or 1) // 2)
-    words += ["-n", workers, "--dist", "worksteal"] if workers > 1 else []
-    return python(
-        *words,
-        "-m",
-        "not slow and not process",
-        *(path for path in (FEW_TESTS if small else TESTS) if (ROOT / path).exists()),
-    )
+    options += ["-n", str(workers), "--dist", "worksteal"] if workers > 1 else []
+    paths = [path for path in (FEW_TESTS if small else TESTS) if (ROOT / path).exists()]
+    return [*options, "-m", "not slow and not process", *paths]
+
+
+def command_of(name: str, small: bool, rows: Path) -> list[str]:
+    """The command of part `name`."""
+    if name == "tests":
+        words = ["pytest", *tests(small)]
+    elif name in SMALL_SIZES:
+        words = ["benchmarks", name, "--json", str(rows), *(SMALL_SIZES if small else GPU_SIZES)[name].split()]
+    else:
+        few = {"fit": "--policies mixed_bfloat16", "kernels": "--cases causal padded window"}.get(name, "")
+        words = [f"benchmarks.gpu.{name}", "--json", str(rows), *(["--small", *few.split()] if small else [])]
+    return [sys.executable, "-m", *words]
 
 
 def parts(chosen: Sequence[str], environment: Mapping[str, str], small: Mapping[str, bool], rows: Path) -> list[Part]:
-    """The parts by name, for machines with or without a GPU for each backend."""
+    """The parts of these names. `small` says for each backend whether its sizes are those without a GPU."""
+    summaries = {"tests": tests_summary, "fit": last_line, "kernels": last_line}
     made = []
     for name in chosen:
-        jobs = []
-        for backend, title in NAMES.items():
-            command, exact = command_of(name, backend, small[backend], rows), name in ("tests", "fit", "kernels")
-            if command:
-                variables = {**environment, "KERAS_BACKEND": backend, **(EXACT if exact else {})}
-                jobs.append(Job(title, command, variables))
-        together = name in ("tests", "fit", "kernels")
-        summaries = {"tests": tests_summary, "fit": last_line, "kernels": last_line}
-        made.append(Part(name, jobs, SHARES[name], together, summaries.get(name, lambda output: "")))
+        shared = {**environment, **(EXACT if name in CORRECTNESS else {})}
+        jobs = [
+            Job(title, command_of(name, small[backend], rows), {**shared, "KERAS_BACKEND": backend})
+            for backend, title in NAMES.items()
+            if backend == "jax" or name not in ON_JAX_ALONE
+        ]
+        summary = summaries.get(name, lambda output: "")
+        made.append(Part(name, jobs, SHARES[name], together=name in CORRECTNESS, summary=summary))
     return made
-
-
-def command_of(name: str, backend: str, small: bool, rows: Path) -> list[str] | None:
-    """The command of part `name` on `backend`, None where there is none."""
-    output = ["--json", rows]
-    if name == "tests":
-        return tests(small)
-    if name in ("fit", "kernels"):
-        few = ["--policies", "mixed_bfloat16"] if name == "fit" else ["--cases", "causal", "padded", "window"]
-        return python("-m", f"benchmarks.gpu.{name}", *output, *(["--small", *few] if small else []))
-    if name == "profile":
-        return python("-m", "benchmarks.gpu.profile", *output, *["--small"] * small) if backend == "jax" else None
-    if name in ("decode", "pretrained") and backend == "torch":
-        return None  # the peers are in the job on JAX
-    sizes = SMALL_SIZES if small else GPU_SIZES
-    return python("-m", "benchmarks", name, *output, *sizes[name])
-
-
-GPU_SIZES: dict[str, list[object]] = {
-    "encoder": [
-        "--policy",
-        "mixed_bfloat16",
-        "--shapes",
-        "64x512",
-        "8x2048",
-        "--rounds",
-        3,
-        "--products",
-        8192,
-        8192,
-        8192,
-    ],
-    "fused": ["--policy", "mixed_bfloat16", "--shapes", "64x512", "8x2048", "2x8192", "--rounds", 3],
-    "decode": ["--policy", "bfloat16", "--batch-size", 8, "--rounds", 3, "--transformers", "--memory", 8],
-    "pretrained": ["--policy", "mixed_bfloat16", "--batch-size", 64, "--length", 256, "--rounds", 3],
-    "memory": ["--policy", "mixed_bfloat16", "--lengths", 8192, 32768, "--rounds", 2, "--together"],
-}
-SMALL_SIZES: dict[str, list[object]] = {
-    "encoder": [
-        "--policy",
-        "mixed_bfloat16",
-        "--shapes",
-        "2x32",
-        "--layers",
-        1,
-        "--rounds",
-        1,
-        "--products",
-        256,
-        256,
-        256,
-    ],
-    "fused": ["--policy", "mixed_bfloat16", "--shapes", "2x64", "--rounds", 1],
-    "decode": [
-        "--policy",
-        "bfloat16",
-        "--layers",
-        1,
-        "--new-tokens",
-        4,
-        "--rounds",
-        1,
-        "--transformers",
-        "--memory",
-        0.1,
-    ],
-    "pretrained": ["--policy", "mixed_bfloat16", "--batch-size", 2, "--length", 16, "--layers", 1, "--rounds", 1],
-    "memory": ["--policy", "mixed_bfloat16", "--lengths", 256, "--only", "attention", "--rounds", 1],
-}
 
 
 def main() -> None:
@@ -231,7 +187,8 @@ def main() -> None:
             "JAX_COMPILATION_CACHE_DIR": str(Path(folder, "jax")),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",  # the tests' processes compile much that is the same
         }
-        words = {**machine(environment), "Packages": " ".join(packages.split())}
+        command = " ".join(["scripts/gpu", *sys.argv[1:]])
+        words = {**machine(environment), "Command": f"`{command}`", "Packages": " ".join(packages.split())}
         small = {backend: arguments.small or not has_gpu(words, backend) for backend in NAMES}
         if all(small.values()):
             environment["OMP_NUM_THREADS"] = "1"  # small sizes gain nothing from more

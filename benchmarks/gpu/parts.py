@@ -72,6 +72,7 @@ class Running:
                 env={**os.environ, **job.environment},
                 cwd=ROOT,
                 start_new_session=True,
+                preexec_fn=_listen_to_interrupts,
             )
         except OSError:
             self._output.close()
@@ -107,6 +108,11 @@ class Running:
         except ProcessLookupError:
             pass
         self._process.wait()
+
+
+def _listen_to_interrupts() -> None:
+    """A shell that starts this program in the background makes it, and so its children, ignore interrupts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def last_line(output: str) -> str:

@@ -41,9 +41,11 @@ def operations(folder: str) -> dict[str, float]:
     planes = planes or [plane for plane in trace.planes if plane.name == "/host:CPU"]
     seconds: collections.Counter[str] = collections.Counter()
     for plane in planes:
-        for line in plane.lines:
-            if on_gpu and not line.name.startswith("Stream"):
-                continue  # the other lines say the same once more, by module and by framework
+        lines = list(plane.lines)
+        if on_gpu:  # the other lines say the same once more, by module and by framework
+            streams = [line for line in lines if line.name.startswith("Stream")]
+            lines = streams or [line for line in lines if line.name == "XLA Ops"]
+        for line in lines:
             for event in line.events:
                 if on_gpu or "hlo_op" in dict(event.stats):
                     seconds[event.name] += event.duration_ns / 1e9
