@@ -1,4 +1,4 @@
-"""Runs a benchmark by its name: python -m benchmarks NAME [its options]; without a name, lists them."""
+"""Runs a benchmark: python -m benchmarks NAME [options]. Without a name it lists the benchmarks."""
 
 import ast
 import importlib
@@ -9,7 +9,7 @@ FOLDER = Path(__file__).parent
 
 
 def described() -> dict[str, str]:
-    """The benchmarks, which are the modules with a `main`, and the first line of their docstrings; none is imported."""
+    """The benchmarks (modules with a function `main`) and the first line of their docstrings; imports none of them."""
     trees = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("[!_]*.py"))}
     return {
         name: (ast.get_docstring(tree) or "").partition("\n")[0]

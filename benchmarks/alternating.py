@@ -1,4 +1,4 @@
-"""Runs timed in turns, and what came out as a table and as JSON lines."""
+"""Times several runs in turns and reports their rates, as lines of text and as JSON lines."""
 
 import argparse
 import json
@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 Runs = Mapping[str, Callable[[], object]]
-OURS = "keras_tx"  # how our side is called in every table
+OURS = "keras_tx"  # the name of our side in every table
 
 
 def parser(description: str, rounds: int = 5) -> argparse.ArgumentParser:
-    """A parser with what all benchmarks take."""
+    """A parser with the options that all benchmarks have."""
     made = argparse.ArgumentParser(description=description.splitlines()[0])
     made.add_argument("--rounds", type=int, default=rounds, help="how often each side is timed")
     made.add_argument("--json", type=Path, help="a file that gets a JSON line for each row of the tables")
@@ -27,7 +27,7 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def in_turns(runs: Runs, rounds: int) -> dict[str, list[float]]:
-    """Seconds of every run by round; each second round in reverse, so that none always follows the same other."""
+    """Seconds of every run, by round. Every other round is in reverse, so that no run always follows the same one."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(rounds):
         for name in list(runs)[:: 1 if turn % 2 else -1]:
@@ -48,13 +48,18 @@ def report(
     file: Path | None = None,
     limit: float | None = None,
     variants: Sequence[str] = (),
+    steps: int = 1,
 ) -> dict[str, float]:
-    """Prints `amount` a second in every run, and how many times as fast `ours` is by round; returns these medians.
+    """Prints the rate of every run and how many times as fast `ours` is; returns the medians of these ratios by run.
 
-    `variants` are names of further runs of ours: printed is how many times as fast each is, too.
-
-    One run has `amount` of `unit`. The medians are those of the rounds' ratios, not ratios of medians. `limit` is how
-    much a second there would be if a run were nothing but the machine's matrix products, or its reading of memory.
+    Args:
+        case: what is measured, the title of the lines.
+        times: seconds of every round, by run.
+        amount: how much of `unit` one run processes, in `steps` equal steps.
+        ours: the run that the others are compared with, round by round: the median is that of the rounds' ratios.
+        file: gets a JSON line for each run.
+        limit: the rate if a run were nothing but the machine's matrix products, or nothing but its reading of memory.
+        variants: names of further runs of ours; the others are compared with these, too.
     """
     medians = {}
     print(f"\n{case}")
@@ -70,12 +75,13 @@ def report(
             ratio += f", {variant} {spread(of_variants[variant], '.2f')}"
         print(f"  {name:32} {spread(rates, ',.1f'):>36} {unit}/s{of_limit}{ratio}")
         row = {"case": case, "run": name, "ours": ours, "unit": f"{unit}/s", "rates": rates, "ratios": ratios}
+        row["steps"] = [one / steps for one in taken]  # seconds
         write(file, row | {"limit": limit, "of_variants": of_variants})
     return medians
 
 
 def write(file: Path | None, row: Mapping[str, object]) -> None:
-    """One more line of JSON in `file`, if there is one, with the command that was given."""
+    """Appends `row` and the command of this process to `file` as a JSON line; does nothing if `file` is None."""
     if file:
         with file.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps({**row, "command": command()}) + "\n")

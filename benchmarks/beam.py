@@ -3,9 +3,9 @@
 python -m benchmarks beam
 python -m benchmarks beam --layers 2 --rounds 1
 
-The sizes of BART with a width of 512, 8 heads, feed-forward 2048 and 32,000 tokens, random float32 weights; 16 sources
-of 32 tokens, 4 beams, 32 new tokens each, of which none ends a beam. keras_tx and KerasHub are compiled by XLA, PyTorch
-is eager with all cores.
+BART with a width of 512, 8 heads, a feed-forward of 2048, 32,000 tokens and random float32 weights; 16 sources of 32
+tokens, 4 beams, 32 new tokens each. No end token stops a beam. keras_tx and KerasHub are compiled by XLA; PyTorch runs
+eagerly.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--beams", type=int, default=4)
     parser.add_argument("--source-tokens", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=32)
-    parser.add_argument("--layers", type=int, default=6, help="of the encoder, and as many of the decoder")
+    parser.add_argument("--layers", type=int, default=6, help="layers of the encoder; the decoder has as many")
     arguments = parser.parse_args()
     keras.utils.set_random_seed(7)
     shape = (arguments.batch_size, arguments.source_tokens)

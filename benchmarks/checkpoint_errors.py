@@ -1,9 +1,10 @@
-"""Errors of loaded checkpoints against what PyTorch computed: of keras_tx and of KerasHub, as a table.
+"""A table of how far loaded checkpoints are from PyTorch's results, in keras_tx and in KerasHub.
 
 python -m benchmarks checkpoint_errors FOLDER
 
-FOLDER has a folder for each checkpoint, with config.json, weights and reference.npz: inputs and outputs by the names of
-transformers (`input_ids`, `attention_mask`, `hidden_states`, `logits`, ...). Only tokens that are not padding count.
+FOLDER has a folder for each checkpoint, with config.json, the weights and reference.npz, which holds inputs and outputs
+by the names that transformers gives them (`input_ids`, `attention_mask`, `hidden_states`, `logits`, ...). Only real
+tokens count.
 """
 
 import argparse
@@ -24,7 +25,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def largest(ours: Any, expected: np.ndarray, mask: np.ndarray | None) -> float:
-    """The largest difference, at tokens where `mask` (B, T) is 1 if the arrays are (B, T) or (..., B, T, D)."""
+    """The largest difference. Of arrays (B, T) and (..., B, T, D) only tokens with a 1 in `mask` (B, T) count."""
     found = np.asarray(keras.ops.convert_to_numpy(ours), "float64")
     if found.shape != expected.shape:
         raise ValueError(f"shape {found.shape} instead of {expected.shape}")
@@ -37,7 +38,7 @@ def largest(ours: Any, expected: np.ndarray, mask: np.ndarray | None) -> float:
 
 
 def of_keras_tx(folder: Path, reference: Arrays) -> dict[str, float]:
-    """{"hidden states": the worst of all layers, "logits": ...}."""
+    """The largest error of each output by its name; of the hidden states, that of the worst layer."""
     model = pretrained.from_pretrained(folder, output_hidden_states=True)
     outputs = model({name: reference[name] for name in model.family.inputs if name in reference})
     errors: dict[str, float] = {}
@@ -82,7 +83,7 @@ def _mask(name: str, reference: Arrays) -> np.ndarray | None:
 
 
 def said(function: Callable[[Path, Arrays], Any], *arguments: Any) -> Any:
-    """What it returns, or the first line of what it raises, which is a result here."""
+    """The result of a call, or the first line of its error: a checkpoint that cannot be loaded is a result, too."""
     try:
         return function(*arguments)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A version -> answers, and how long they take, in a process as clean as a stock server: no Keras, XLA off.
+"""Serves a SavedModel and times its answers in a process like a stock server's: without Keras, with XLA off.
 
 `CleanServer` starts this file as a script: python -P clean_server.py VERSION
 """
@@ -14,7 +14,7 @@ BECOMING_A_SERVER = Path(__file__).parents[1] / "keras_tx" / "serving" / "check"
 
 
 class CleanServer:
-    """A version, loaded without Keras in a process of its own; ends with its `with` block."""
+    """A process that has loaded an exported version without Keras; a context manager that ends it."""
 
     def __init__(self, version):
         command = [sys.executable, "-P", __file__, str(Path(version).resolve())]
@@ -28,15 +28,15 @@ class CleanServer:
         self.process.wait()
 
     def answer(self, signature, **inputs):
-        """{output: list} for inputs as lists."""
+        """The outputs by name, as lists, for inputs given as lists."""
         return self._ask(signature=signature, inputs=inputs)
 
     def prepare(self, name, signature, requests):
-        """Keeps requests, each a dict of lists, as tensors under a name, and answers each once."""
+        """Turns requests, dicts of lists, into tensors that are kept as `name`, and answers each once to warm up."""
         self._ask(prepare=name, signature=signature, requests=requests)
 
     def run(self, name):
-        """The seconds of each of the requests that were prepared."""
+        """Seconds of each request that was prepared as `name`."""
         return self._ask(run=name)
 
     def _ask(self, **command):

@@ -1,13 +1,14 @@
-"""Greedy generation at the sizes of GPT-2 small: tokens a second of CausalLM, KerasHub and CTranslate2, in turns.
+"""Greedy generation with a model of GPT-2 small's size: tokens a second of CausalLM and of its peers.
 
 python -m benchmarks decode
 python -m benchmarks decode --batch-size 8 --rounds 7 --ctranslate2
 python -m benchmarks decode --int8
 python -m benchmarks decode --first-call
 
-All have random float32 weights. keras_tx and KerasHub's GPT2CausalLM generate on the TensorFlow backend as they are
-made: compiled by XLA. CTranslate2 (`pip install ctranslate2 transformers torch`) has all cores, and its weights from
-transformers. With --int8 keras_tx generates with int8 weights, too, quantized by Keras.
+All models have random weights of the dtype policy. keras_tx and KerasHub's GPT2CausalLM run on the Keras backend with
+their defaults: on TensorFlow and JAX both are compiled by XLA. --transformers and --ctranslate2 (`pip install
+ctranslate2 transformers torch`) add these peers, --int8 adds keras_tx with int8 weights, quantized by Keras. The limit
+is a decode step that does nothing but read each weight once.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable
 
-os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
@@ -27,8 +28,7 @@ import keras_tx
 from benchmarks import alternating
 
 VOCABULARY, HIDDEN, HEADS, INTERMEDIATE, POSITIONS = 50257, 768, 12, 3072, 1024
-READ = 2**29  # bytes
-PROMPT, SHORTER_PROMPT = 32, 27  # tokens; both are padded to 32
+PROMPT, SHORTER_PROMPT = 32, 27  # tokens; keras_tx pads both to 32
 
 
 def our_model(num_layers: int) -> keras.Model:
@@ -90,12 +90,37 @@ def ctranslate2_run(num_layers: int, prompts: np.ndarray, new_tokens: int) -> Ca
     return run
 
 
-def read_memory() -> Callable[[], object]:
-    """Reads `READ` bytes, with all cores."""
-    import tensorflow as tf
+def transformers_run(num_layers: int, prompts: np.ndarray, new_tokens: int) -> Callable[[], np.ndarray]:
+    """transformers' GPT-2 with PyTorch's fused attention, on the GPU if there is one."""
+    import torch
+    import transformers
 
-    numbers = tf.ones((READ // 4,))
-    return tf.function(lambda: tf.reduce_max(numbers))
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_positions=POSITIONS, n_embd=HIDDEN, n_layer=num_layers, n_head=HEADS
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = getattr(torch, keras.config.dtype_policy().compute_dtype)
+    model = transformers.GPT2LMHeadModel(config).to(device, dtype).eval()
+    model.set_attn_implementation("sdpa")
+    ids = torch.tensor(prompts, dtype=torch.long, device=device)
+    options = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
+
+    def run() -> np.ndarray:
+        with torch.inference_mode():
+            return model.generate(ids, attention_mask=torch.ones_like(ids), **options).cpu().numpy()
+
+    return run
+
+
+def read_memory(size: int) -> Callable[[], object]:
+    """Reads `size` bytes, with all cores."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        numbers = tf.ones((size // 4,))
+        return tf.function(lambda: tf.reduce_max(numbers))
+    numbers = keras.ops.ones((size // 4,))
+    return lambda: keras.ops.convert_to_numpy(keras.ops.max(numbers))
 
 
 def random_prompts(batch_size: int, length: int) -> np.ndarray:
@@ -103,7 +128,7 @@ def random_prompts(batch_size: int, length: int) -> np.ndarray:
 
 
 def first_calls(arguments: argparse.Namespace) -> None:
-    """Ours alone: what compiling costs, and that a prompt of another length costs it no second time."""
+    """Times keras_tx alone: what compiling costs, and that a prompt of another length does not compile again."""
     model = our_model(arguments.layers)
     for name, length in (
         (f"first call, {PROMPT} tokens: compiles", PROMPT),
@@ -131,6 +156,8 @@ def side_by_side(arguments: argparse.Namespace) -> None:
             warnings.simplefilter("ignore")  # Keras warns of every layer that has no kernel
             rounded.quantize("int8")
         runs["keras_tx, int8"] = lambda: rounded.generate(prompts, max_new_tokens=new_tokens)
+    if arguments.transformers:
+        runs["transformers, PyTorch"] = transformers_run(arguments.layers, prompts, new_tokens)
     if arguments.ctranslate2:
         runs["ctranslate2"] = ctranslate2_run(arguments.layers, prompts, new_tokens)
     for name, run in runs.items():  # also the warm-up
@@ -139,12 +166,16 @@ def side_by_side(arguments: argparse.Namespace) -> None:
         assert shape == (arguments.batch_size, PROMPT + new_tokens), shape
         print(f"{name:14} first call {time.perf_counter() - started:.1f} s")
 
-    case = f"greedy, batch {arguments.batch_size}, {new_tokens} tokens after {PROMPT}"
-    runs["memory"] = read_memory()
+    case = f"greedy, batch {arguments.batch_size}, {new_tokens} tokens after {PROMPT}, {arguments.policy}"
+    size = int(arguments.memory * 2**30)
+    runs["memory"] = read_memory(size)
+    runs["memory"]()
     times = alternating.in_turns(runs, arguments.rounds)
-    speed = READ / np.median(times.pop("memory"))  # bytes a second
-    limit = arguments.batch_size * speed / (4 * ours.count_params())
-    alternating.report(case, times, arguments.batch_size * new_tokens, "tokens", file=arguments.json, limit=limit)
+    speed = size / np.median(times.pop("memory"))  # bytes a second
+    number_bytes = 4 if keras.config.dtype_policy().variable_dtype == "float32" else 2
+    limit = arguments.batch_size * speed / (number_bytes * ours.count_params())
+    options = {"file": arguments.json, "limit": limit, "steps": new_tokens}
+    alternating.report(case, times, arguments.batch_size * new_tokens, "tokens", **options)
     print(f"  the limit, each weight read once a step: {speed / 1e9:.1f} GB/s")
 
 
@@ -153,13 +184,18 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--policy", default="float32", help="dtype policy")
+    parser.add_argument("--memory", type=float, default=0.5, help="GiB that are read to measure the limit")
+    parser.add_argument("--transformers", action="store_true", help="transformers on PyTorch, too")
     parser.add_argument("--ctranslate2", action="store_true", help="CTranslate2, too")
     parser.add_argument("--int8", action="store_true", help='keras_tx after `quantize("int8")`, too')
     parser.add_argument("--first-call", action="store_true", help="only keras_tx, only the first three calls")
     arguments = parser.parse_args()
+    keras.config.set_dtype_policy(arguments.policy)
     print(
         f"{arguments.layers} layers, prompts of {PROMPT}, {arguments.new_tokens} new tokens, "
-        f"batch {arguments.batch_size}, {os.cpu_count()} cores, medians of {arguments.rounds} rounds (least to most)"
+        f"batch {arguments.batch_size}, {arguments.policy}, "
+        f"{os.cpu_count()} cores, medians of {arguments.rounds} rounds (least to most)"
     )
     first_calls(arguments) if arguments.first_call else side_by_side(arguments)
 

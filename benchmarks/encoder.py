@@ -1,11 +1,12 @@
-"""A stack of encoder layers over padded tokens: tokens a second in training and at inference, of ours and of peers.
+"""A stack of encoder layers over padded batches: tokens a second in training and inference, keras_tx and its peers.
 
 python -m benchmarks encoder
 python -m benchmarks encoder --shapes 16x128 4x512 1x2048 --policy mixed_bfloat16 --xla --jax
 
-6 layers, width 512, 8 heads, feed-forward 2048, dropout 0.1, Adam. KerasHub and PyTorch get the same batches; a quarter
-of the tokens is padding, which ours computes in one run and skips in another. The fraction is that of the matrix
-products that the same machine reaches in the same run, all tokens counted.
+6 layers, width 512, 8 heads, feed-forward 2048, dropout 0.1, Adam. All sides get the same batches, in which a quarter
+of the tokens is padding. On TensorFlow keras_tx runs twice: once it computes the padding tokens like the others, once
+it skips them. "of the limit" compares a rate with that of plain matrix products, measured in the same rounds; padding
+tokens count.
 """
 
 import argparse
@@ -26,13 +27,13 @@ import keras_tx
 from benchmarks import alternating
 
 VOCABULARY, LAYERS, WIDTH, HEADS, INTERMEDIATE, DROPOUT = 1009, 6, 512, 8, 2048, 0.1
-STEPS = 4  # in one run
+STEPS = 4  # batches in one run
 SKIPPING = f"{alternating.OURS}, skip_padding"
 Sides = tuple[Callable[[], object], Callable[[], object]]  # training and inference, `STEPS` batches each
 
 
 def batch(size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (B, T) with 0 as padding, half of it in even rows, and targets (B, T)."""
+    """Ids (B, T), padded with 0, and targets (B, T). Padding is the second half of every other row."""
     random = np.random.default_rng(7)
     ids = random.integers(1, VOCABULARY, (size, length), dtype="int32")
     targets = random.normal(size=(size, length)).astype("float32")
@@ -42,7 +43,7 @@ def batch(size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def of_keras(build: Callable[[keras.KerasTensor], keras.KerasTensor], ids, targets, jit: bool = False) -> Sides:
-    jit = jit or keras.backend.backend() == "jax"  # which is not made to go without
+    jit = jit or keras.backend.backend() == "jax"  # without it JAX would run one operation at a time
     inputs = keras.Input((ids.shape[1],), batch_size=ids.shape[0], dtype="int32")
     model = keras.Model(inputs, keras.layers.Dense(1, dtype="float32")(build(inputs))[..., 0])
     model.compile(keras.optimizers.Adam(1e-4), "mean_squared_error", jit_compile=jit)
@@ -65,7 +66,8 @@ def our_stack(
 ) -> keras.KerasTensor:
     options = {"position_encoding": "learned", "max_length": max_length, "dropout": 0.0}
     hidden = keras_tx.layers.TokenEmbedding(vocabulary_size, WIDTH, **options)(inputs)
-    encoder = keras_tx.layers.Encoder(LAYERS, INTERMEDIATE, HEADS, dropout=DROPOUT, skip_padding=skip_padding)
+    sizes = {"num_heads": HEADS, "intermediate_dim": INTERMEDIATE}
+    encoder = keras_tx.layers.Encoder(LAYERS, **sizes, dropout=DROPOUT, skip_padding=skip_padding)
     return encoder(hidden)
 
 
@@ -90,7 +92,7 @@ def torch_model(vocabulary_size: int, max_length: int):
             self.tokens = torch.nn.Embedding(vocabulary_size, WIDTH)
             self.positions = torch.nn.Embedding(max_length, WIDTH)
             layer = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, INTERMEDIATE, DROPOUT, batch_first=True)
-            layer.dropout.p = 0.0  # inside the feed-forward, where the others have none
+            layer.dropout.p = 0.0  # inside the feed-forward, where the other sides have no dropout
             self.encoder = torch.nn.TransformerEncoder(layer, LAYERS)
             self.head = torch.nn.Linear(WIDTH, 1)
 
@@ -146,8 +148,9 @@ def pytorch(ids, targets) -> Sides:
 
 
 def keras_hub_on_jax(size: int, length: int) -> Sides:
-    """In a process of its own, which runs what is asked of it, compiled."""
+    """KerasHub on JAX, compiled, in a process of its own that runs a part when it is asked to."""
     command = [sys.executable, "-m", "benchmarks", "encoder", "--shapes", f"{size}x{length}", "--serve"]
+    command += ["--layers", str(LAYERS)]
     process = subprocess.Popen(
         [*command, "--policy", keras.config.dtype_policy().name],
         env={**os.environ, "KERAS_BACKEND": "jax"},
@@ -171,14 +174,14 @@ def serve(sides: Sides) -> None:
         print("done", flush=True)
 
 
-def matrix_products(dtype: str) -> Callable[[], object]:
-    """Products of 4096 x 1024 and 1024 x 4096: 34.4 GFLOP; waits for the last number."""
-    a, b = keras.ops.ones((4096, 1024), dtype), keras.ops.ones((1024, 4096), dtype)
+def matrix_products(dtype: str, rows: int, inner: int, columns: int) -> Callable[[], object]:
+    """A product of `rows` x `inner` and `inner` x `columns` numbers; waits for the last one."""
+    a, b = keras.ops.ones((rows, inner), dtype), keras.ops.ones((inner, columns), dtype)
     return lambda: keras.ops.convert_to_numpy(keras.ops.matmul(a, b)[-1:, -1:])
 
 
 def operations(size: int, length: int) -> float:
-    """Of the matrix products of a forward pass over a batch: projections, feed-forward, scores and what they weigh."""
+    """The floating-point operations of a forward pass's matrix products: projections, feed-forward and attention."""
     by_token = 2 * (4 * WIDTH * WIDTH + 2 * WIDTH * INTERMEDIATE) + 2 * 2 * length * WIDTH
     return float(LAYERS * size * length * by_token)
 
@@ -189,28 +192,36 @@ def sizes(shape: str) -> tuple[int, int]:
 
 
 def main() -> None:
+    global LAYERS
     parser = alternating.parser(__doc__)
     parser.add_argument("--shapes", nargs="+", default=["16x128", "4x512", "1x2048"])
     parser.add_argument("--policy", default="float32", help="dtype policy")
+    parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--xla", action="store_true", help="KerasHub compiled by XLA, too")
     parser.add_argument("--jax", action="store_true", help="KerasHub on JAX, too")
+    parser.add_argument(
+        "--products", type=int, nargs=3, default=[4096, 1024, 4096], help="sizes of the products that give the limit"
+    )
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     keras.config.set_dtype_policy(arguments.policy)
+    LAYERS = arguments.layers
     if arguments.serve:
         return serve(keras_hub(*batch(*sizes(arguments.shapes[0])), jit=True))
     backend = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}[keras.backend.backend()]
     makers: dict[str, Callable[..., Sides]] = {
         alternating.OURS: ours,
-        SKIPPING: lambda *data: ours(*data, skip_padding=True),
         f"KerasHub, {backend}": keras_hub,
         "PyTorch, nn.Transformer": pytorch,
     }
+    if backend == "TensorFlow":  # the other backends skip no padding
+        makers[SKIPPING] = lambda *data: ours(*data, skip_padding=True)
     if arguments.xla:
         makers["KerasHub, TensorFlow, XLA"] = lambda *data: keras_hub(*data, jit=True)
     if arguments.jax:
         makers["KerasHub, JAX"] = lambda ids, _: keras_hub_on_jax(*ids.shape)
-    product = matrix_products(keras.config.dtype_policy().compute_dtype)
+    product = matrix_products(keras.config.dtype_policy().compute_dtype, *arguments.products)
+    product_operations = 2 * np.prod(arguments.products, dtype="float64")
     for shape in arguments.shapes:
         size, length = sizes(shape)
         sides = {name: make(*batch(size, length)) for name, make in makers.items()}
@@ -218,11 +229,13 @@ def main() -> None:
             runs = {name: side[part] for name, side in sides.items()} | {"matrix products": product}
             alternating.in_turns(runs, 2)  # compiles
             times = alternating.in_turns(runs, arguments.rounds)
-            products = 2 * 4096 * 4096 * 1024 / np.median(times.pop("matrix products"))  # operations a second
+            products = product_operations / np.median(times.pop("matrix products"))  # operations a second
             limit = products * size * length / (passes * operations(size, length))
             case = f"{case}, {shape}, {arguments.policy}"
             amount = STEPS * size * length
-            alternating.report(case, times, amount, "tokens", file=arguments.json, limit=limit, variants=[SKIPPING])
+            variants = [SKIPPING] if SKIPPING in times else []
+            options = {"file": arguments.json, "limit": limit, "variants": variants, "steps": STEPS}
+            alternating.report(case, times, amount, "tokens", **options)
             print(f"  the limit, plain matrix products: {products / 1e9:.0f} GFLOP/s")
 
 

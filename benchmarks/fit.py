@@ -1,4 +1,4 @@
-"""Options of Keras' `compile`: tokens a second of `fit` as it is, by XLA, and with 16 steps in a call, in turns.
+"""Options of Keras' `compile`: tokens a second of `fit` with the defaults, with XLA, and with 16 steps in a call.
 
 python -m benchmarks fit
 python -m benchmarks fit --width 512 --batch 16 --length 128 --rounds 3

@@ -1,9 +1,10 @@
-"""One layer of attention with the kernels that it takes by itself, without them, and Keras' own: tokens a second.
+"""One attention layer with fused kernels, without them, and Keras' own layer: tokens a second.
 
 KERAS_BACKEND=torch python -m benchmarks fused
 KERAS_BACKEND=jax python -m benchmarks fused --policy mixed_bfloat16   # on a GPU
 
-Width 512, 8 heads, causal; a step of stochastic gradient descent, and inference.
+Width 512, 8 heads, causal attention; training with stochastic gradient descent, and inference. "keras_tx" chooses by
+itself whether it uses a kernel, as it does in a model.
 """
 
 import os
@@ -19,7 +20,7 @@ import keras_tx
 from benchmarks import alternating
 from benchmarks.encoder import HEADS, WIDTH, sizes
 
-STEPS = 4  # in one run
+STEPS = 4  # batches in one run
 
 
 def sides(layer: keras.layers.Layer, size: int, length: int) -> tuple[Callable[[], None], Callable[[], None]]:
@@ -60,7 +61,7 @@ def main() -> None:
             alternating.in_turns(runs, 2)  # compiles
             times = alternating.in_turns(runs, arguments.rounds)
             case = f"{case}, {shape}, {arguments.policy}, {keras.backend.backend()}"
-            alternating.report(case, times, STEPS * size * length, "tokens", file=arguments.json)
+            alternating.report(case, times, STEPS * size * length, "tokens", file=arguments.json, steps=STEPS)
 
 
 if __name__ == "__main__":

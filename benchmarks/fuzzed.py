@@ -1,4 +1,4 @@
-"""Texts that nobody would write, and whether a servable answers them in the right shape."""
+"""Sends unusual texts (control characters, broken UTF-8, a mebibyte) to exported models and checks the answers."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,9 @@ def _drawn(random: np.random.Generator, alphabet: Sequence[str], most: int = 60)
 
 def _code_points(random: np.random.Generator) -> bytes:
     points = random.integers(0, 0x110000, random.integers(1, 60))
-    return "".join(chr(point) for point in points).encode("utf-8", "surrogatepass")  # lone surrogates are no UTF-8
+    return "".join(chr(point) for point in points).encode(
+        "utf-8", "surrogatepass"
+    )  # lone surrogates are not valid UTF-8
 
 
 def _one_mebibyte(random: np.random.Generator) -> bytes:
@@ -73,13 +75,13 @@ KINDS: dict[str, Callable[[np.random.Generator], bytes]] = {
 
 
 def fuzzed(count: int, seed: int = 7) -> list[bytes]:
-    """Texts of all kinds in turn."""
+    """Generates texts, each kind in its turn."""
     random = np.random.default_rng(seed)
     return [make(random) for make in itertools.islice(itertools.cycle(KINDS.values()), count)]
 
 
 def problem(servable: Servable, signature: str, rows: int, outputs: Mapping[str, np.ndarray]) -> str | None:
-    """What is wrong with an answer to `rows` texts; None if nothing is."""
+    """Says what is wrong with an answer to `rows` texts; None if nothing is."""
     function = servable.signatures[signature]
     for name, spec in function.structured_outputs.items():
         value = outputs[name]
@@ -104,7 +106,7 @@ def problem(servable: Servable, signature: str, rows: int, outputs: Mapping[str,
 
 
 def fuzz(loaded: Mapping[str, Servable], texts: Sequence[bytes], seed: int = 7) -> list[str]:
-    """Asks every signature that takes texts, 1 to 8 of them at a time; returns what went wrong."""
+    """Sends 1 to 8 texts at a time to every signature that takes texts; returns the problems."""
     random, start, wrong = np.random.default_rng(seed), 0, []
     bar = keras.utils.Progbar(len(texts))
     while start < len(texts):
@@ -117,7 +119,7 @@ def fuzz(loaded: Mapping[str, Servable], texts: Sequence[bytes], seed: int = 7) 
                 try:
                     request = Request(name, signature, inputs_for(servable, signature, part, random))
                     found = problem(servable, signature, len(part), answer(loaded, request))
-                except Exception as error:  # whatever a kernel raises
+                except Exception as error:  # an operation may raise anything
                     found = f"an error: {error}"
                 if found:
                     wrong.append(f"{name}, {signature}: {found[:300]}; for {[text[:40] for text in part]}")

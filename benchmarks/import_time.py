@@ -1,4 +1,4 @@
-"""What `import keras_tx` costs after `import keras`: fresh processes, medians.
+"""How long `import keras_tx` takes after `import keras`: medians over fresh processes.
 
 python -m benchmarks import_time
 """
@@ -16,7 +16,7 @@ CODE = (
 
 def main():
     runs = []
-    for _ in range(RUNS + 1):  # the first fills the file cache
+    for _ in range(RUNS + 1):  # the first one fills the file cache and does not count
         output = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True).stdout
         runs.append([float(seconds) for seconds in output.split()])
     for name, times in zip(("import keras", "import keras_tx after it"), zip(*runs[1:], strict=True), strict=True):

@@ -1,4 +1,4 @@
-"""Exports that are killed, and a watcher of their folder that loads what it sees, as a server does."""
+"""Kills exports at random moments while a watcher loads every version that it sees, as a server does."""
 
 import collections
 import multiprocessing
@@ -9,7 +9,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-import tensorflow_text  # noqa: F401  # a server has its operations
+import tensorflow_text  # noqa: F401  # registers operations that the exported graphs use
 
 from benchmarks import servables
 from benchmarks.loaded import LABELS, TOLERANCE, difference
@@ -19,7 +19,7 @@ ALL_FILES = ["saved_model.pb", "variables/variables.index", "MODEL_CARD.json", "
 
 
 def export_in_a_loop(base: str, connection) -> None:
-    """What is killed: makes a tiny model, the same each time, and exports it until the end; tells when each begins."""
+    """Exports the same tiny model again and again, and says when each export begins. This process is killed."""
     tokenizer = servables.tokenizer(200, max_length=16)
     model = tiny_model(tokenizer.vocabulary_size)
     while True:
@@ -35,7 +35,7 @@ def tiny_model(vocabulary_size: int) -> keras.Model:
 
 
 class Watcher:
-    """Polls a folder as a server does, and loads and asks each version as soon as it is there."""
+    """Polls a folder as a server does: loads each version as soon as it is there, and sends it a request."""
 
     def __init__(self, base: Path, interval: float = 0.002):
         self.base, self.interval = base, interval
@@ -75,7 +75,7 @@ class Watcher:
             signature = tf.saved_model.load(str(version)).signatures["serving_default"]
             outputs = signature(text=tf.constant(["A short one.", ""]))
             found = {name: value.numpy() for name, value in outputs.items()}
-        except Exception as error:  # whatever is wrong with the files
+        except Exception as error:  # damaged files may raise anything
             self.problems.append(f"version {version.name} does not load and answer: {error}")
             return
         self.loaded += 1
@@ -89,7 +89,7 @@ def versions(base: Path) -> int:
 
 
 def stage(base: Path) -> str:
-    """How far an export was, by what is left of it."""
+    """Says how far an export had come, judged by the files that are left."""
     incomplete = list(base.glob("incomplete-*"))
     if not incomplete:
         return "nothing on the disk"

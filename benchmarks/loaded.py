@@ -1,4 +1,4 @@
-"""A classifier and a translator, loaded, and requests to them: from one thread, and from several at once."""
+"""Exports and loads a classifier and a translator, and sends them requests from one thread or from several."""
 
 import itertools
 import os
@@ -18,13 +18,13 @@ from keras_tx.generation import Beam
 from keras_tx.serving.warmup import serialized
 
 LABELS = ["bad", "good"]
-TOLERANCE = 1e-6  # of numbers, relative to those over 1
+TOLERANCE = 1e-6  # absolute for numbers up to 1, relative for larger ones
 MEBIBYTE = 1 << 20
 
 
 @dataclass
 class Servable:
-    """A loaded version, and what its requests are made with."""
+    """A loaded version, and what its requests need."""
 
     signatures: Mapping[str, Any]
     tokenizer: Any
@@ -61,7 +61,7 @@ def exported(folder: Path, vocabulary_size: int = 2000, new_tokens: int = 16, **
 def inputs_for(
     servable: Servable, signature: str, texts: Sequence, random: np.random.Generator
 ) -> dict[str, tf.Tensor]:
-    """A row for each text, and beside it whatever the signature takes."""
+    """The inputs of a signature for these texts, one row a text."""
     rows, tokenizer = len(texts), servable.tokenizer
     ids = tokenizer(texts)["token_ids"].numpy()
     known = {
@@ -97,7 +97,7 @@ def answer(loaded: Mapping[str, Servable], request: Request) -> dict[str, np.nda
 
 
 def difference(got: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
-    """The largest of the numbers, relative to those over 1; infinite where strings, integers or shapes differ."""
+    """The largest difference, relative for numbers over 1; infinite where strings, integers or shapes differ."""
     if set(got) != set(expected):
         return np.inf
     largest = 0.0
@@ -113,14 +113,14 @@ def difference(got: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
 
 
 def resident_mebibytes() -> float:
-    """The memory of this process that is in use, as Linux counts it."""
+    """Resident memory of this process in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGESIZE") / MEBIBYTE
 
 
 @dataclass
 class Load:
-    """What came of a load: differences to the single-threaded answers, errors, and the memory by part."""
+    """The result of a load: differences from the single-threaded answers, errors, and the memory after each part."""
 
     differences: list[float]
     errors: list[str]
@@ -156,7 +156,7 @@ def under_load(
                     return
                 try:
                     load.differences.append(difference(answer(loaded, requests[index]), expected[index]))
-                except Exception as error:  # whatever a kernel raises
+                except Exception as error:  # an operation may raise anything
                     load.errors.append(f"{requests[index].model}, {requests[index].signature}: {error}")
 
         clients = [threading.Thread(target=client) for _ in range(threads)]

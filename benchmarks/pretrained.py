@@ -4,16 +4,16 @@ python -m benchmarks pretrained
 python -m benchmarks pretrained --batch-size 16 --length 128 --rounds 7
 python -m benchmarks pretrained --padding 0.5
 
-All have random float32 weights, a dropout of 0.1 and Adam; TensorFlow without XLA, PyTorch eager, all cores. With
-`--padding` texts of evenly spread lengths are padded to the length of the batch, all sides get the same batches, and
-ours leaves padding out in a further run; counted are the tokens that are no padding.
+All sides have random weights, a dropout of 0.1 and Adam; TensorFlow runs without XLA and PyTorch eagerly, with its
+fused attention. With `--padding` the texts have evenly spread lengths and are padded to the longest, and on TensorFlow
+keras_tx runs once more with `skip_padding`. The rates count real tokens only.
 """
 
 import functools
 import os
 from collections.abc import Callable
 
-os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
@@ -23,7 +23,7 @@ from benchmarks import alternating
 from keras_tx import pretrained
 
 VOCABULARY, HIDDEN, HEADS, INTERMEDIATE, POSITIONS, RATE = 30522, 768, 12, 3072, 512, 2e-5
-STEPS = 3  # in one run
+STEPS = 3  # batches in one run
 SKIPPING = f"{alternating.OURS}, skip_padding"
 PARTS = ("forward", "fine-tuning")
 Sides = tuple[Callable[[], object], Callable[[], object]]  # forward and training, `STEPS` batches each
@@ -50,12 +50,15 @@ def config(num_layers: int) -> dict:
 
 def of_keras(model: keras.Model, inputs: dict[str, np.ndarray], labels: np.ndarray) -> Sides:
     """As `predict` and `fit` compute: in compiled graphs."""
-    import tensorflow as tf
-
+    on_tensorflow = keras.backend.backend() == "tensorflow"
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(RATE), loss, jit_compile=False)
-    tensors = {name: tf.constant(x) for name, x in inputs.items()}
-    answer, targets = tf.function(lambda x: model(x, training=False)), tf.constant(labels)
+    model.compile(keras.optimizers.Adam(RATE), loss, jit_compile=False if on_tensorflow else "auto")
+    tensors = {name: keras.ops.convert_to_tensor(x) for name, x in inputs.items()}
+    targets, answer = keras.ops.convert_to_tensor(labels), model.predict_on_batch
+    if on_tensorflow:
+        import tensorflow as tf
+
+        answer = tf.function(lambda x: model(x, training=False))
 
     def forward():
         for _ in range(STEPS):
@@ -94,21 +97,26 @@ def transformers(num_layers: int, inputs: dict[str, np.ndarray], labels: np.ndar
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.set_num_threads(os.cpu_count() or 1)
-    model = BertForSequenceClassification(BertConfig(**config(num_layers)))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    half = keras.config.dtype_policy().compute_dtype == "bfloat16"
+    model = BertForSequenceClassification(BertConfig(**config(num_layers))).to(device)
+    model.set_attn_implementation("sdpa")  # PyTorch's fused attention
     optimizer = torch.optim.Adam(model.parameters(), RATE)
-    tensors = {name: torch.tensor(x, dtype=torch.long) for name, x in inputs.items()}
-    targets = torch.tensor(labels, dtype=torch.long)
+    tensors = {name: torch.tensor(x, dtype=torch.long, device=device) for name, x in inputs.items()}
+    targets = torch.tensor(labels, dtype=torch.long, device=device)
 
     def forward():
         model.eval()
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.autocast(device, torch.bfloat16, enabled=half):
             for _ in range(STEPS):
-                model(**tensors)
+                logits = model(**tensors).logits
+        logits.float().cpu()  # waits for a GPU
 
     def train():
         model.train()
         for _ in range(STEPS):
-            loss = model(**tensors, labels=targets).loss
+            with torch.autocast(device, torch.bfloat16, enabled=half):
+                loss = model(**tensors, labels=targets).loss
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -124,7 +132,9 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--padding", type=float, default=0.0, help="share of the tokens that is padding, at most 0.5")
+    parser.add_argument("--policy", default="float32", help="dtype policy")
     arguments = parser.parse_args()
+    keras.config.set_dtype_policy(arguments.policy)
     if not 0 <= arguments.padding <= 0.5:
         parser.error(f"--padding must be from 0 to 0.5. Received: {arguments.padding}")
     random, shape = np.random.default_rng(7), (arguments.batch_size, arguments.length)
@@ -134,8 +144,10 @@ def main() -> None:
     inputs |= {"attention_mask": real.astype("int32"), "token_type_ids": np.zeros(shape, "int32")}
     labels = random.integers(0, 2, arguments.batch_size, dtype="int32")
     sides = {}
-    makers = {alternating.OURS: ours, "transformers, PyTorch": transformers, "KerasHub, TensorFlow": keras_hub}
-    if arguments.padding:
+    backend = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}[keras.backend.backend()]
+    makers = {alternating.OURS: ours, "transformers, PyTorch": transformers, f"KerasHub, {backend}": keras_hub}
+    skips = arguments.padding and backend == "TensorFlow"  # the other backends skip no padding
+    if skips:
         makers[SKIPPING] = functools.partial(ours, skip_padding=True)
     for name, make in makers.items():
         parameters, sides[name] = make(arguments.layers, inputs, labels)
@@ -145,9 +157,9 @@ def main() -> None:
         runs = {name: side[PARTS.index(part)] for name, side in sides.items()}
         alternating.in_turns(runs, 1)  # compiles
         times = alternating.in_turns(runs, arguments.rounds)
-        case = f"{part}, {shape[0]} x {shape[1]}, {1 - real.mean():.0%} padding"
-        variants = [SKIPPING] if arguments.padding else []
-        alternating.report(case, times, tokens, "real tokens", file=arguments.json, variants=variants)
+        case = f"{part}, {shape[0]} x {shape[1]}, {1 - real.mean():.0%} padding, {arguments.policy}"
+        options = {"file": arguments.json, "variants": [SKIPPING] if skips else [], "steps": STEPS}
+        alternating.report(case, times, tokens, "real tokens", **options)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Training on texts as they are: real tokens a second, of batches by length and of padding to a fixed length.
+"""Training on texts of many lengths: real tokens a second with batches by length and with padding to a fixed length.
 
 python -m benchmarks real_text --multi30k FOLDER --imdb TFDS_FOLDER
 python -m benchmarks real_text --multi30k FOLDER --count 500
 
-The encoder of `python -m benchmarks encoder`, with Adam, over all of the first texts once. keras_tx: `bucket_by_length`
-by a budget of tokens, what padding is left computed in one run and skipped in another; KerasHub: every text padded to a
-fixed length, 40 for captions and 512 for reviews, as its guides do; PyTorch: sorted by length, padded to the longest of
-each batch. All batches have at most as many tokens.
+Each run is one epoch over the first texts, with the encoder of `python -m benchmarks encoder` and Adam. keras_tx
+batches with `bucket_by_length`; it computes the padding that is left in one run and skips it in another. KerasHub pads
+every text to a fixed length, 40 for captions and 512 for reviews, as its guides do. PyTorch sorts the texts by length
+and pads to the longest of each batch. No batch has more than --tokens tokens.
 """
 
 import argparse
@@ -120,8 +120,8 @@ def main() -> None:
     parser = alternating.parser(__doc__, rounds=3)
     parser.add_argument("--multi30k", type=Path, help="folder of parallel files; left out if not given")
     parser.add_argument("--imdb", type=Path, help="folder in which TFDS has prepared imdb_reviews; left out as above")
-    parser.add_argument("--count", type=int, default=1000, help="of the first captions; of reviews an eighth")
-    parser.add_argument("--tokens", type=int, default=4096, help="at most in a batch, padding included")
+    parser.add_argument("--count", type=int, default=1000, help="captions that are used; of reviews an eighth of that")
+    parser.add_argument("--tokens", type=int, default=4096, help="the most tokens of a batch, padding included")
     arguments = parser.parse_args()
     if not (arguments.multi30k or arguments.imdb):
         parser.error("one of --multi30k and --imdb is needed")

@@ -8,7 +8,7 @@ import numpy as np
 from keras_tx import data
 from keras_tx.text import BertTokenizer
 
-NEW_TOKENS = 32  # at most, of a model that writes
+NEW_TOKENS = 32  # the most that a generative model generates
 
 
 @functools.cache
@@ -24,14 +24,14 @@ def texts(count: int, seed: int = 7, most: int = 6) -> list[str]:
 
 
 def tokenizer(vocabulary_size: int, max_length: int = 64) -> BertTokenizer:
-    """WordPieces of the sample, and unused ones up to the size, as BERT has them."""
+    """A tokenizer trained on the sample; [unused0] and so on fill the vocabulary, as in BERT's."""
     trained = BertTokenizer.train(sentences()[:2000], vocabulary_size).vocabulary
     unused = [f"[unused{index}]" for index in range(vocabulary_size - len(trained))]
     return BertTokenizer(trained + unused, max_length=max_length)
 
 
 def with_noise(model: keras.Model, seed: int = 1, scale: float = 0.1) -> keras.Model:
-    """Noise on every weight: with those of initializers, answers to different texts are nearly alike."""
+    """Adds noise to every weight: with fresh weights the answers to different texts are nearly alike."""
     random = np.random.default_rng(seed)
     model.set_weights([one + scale * random.normal(size=one.shape).astype(one.dtype) for one in model.get_weights()])
     return model

@@ -1,10 +1,10 @@
-"""Exported models in turns with `model.predict`, with a pipeline of transformers, and with `generate` under XLA.
+"""Exported models against `model.predict`, a pipeline of transformers, and `generate` compiled by XLA.
 
 python -m benchmarks serving
 python -m benchmarks serving --parts decoding --rounds 7
 
-All have random float32 weights. What is exported answers in a process of its own, without Keras and with XLA off, as a
-stock server does. `predict` also shows the same SavedModel in the process of the live model.
+All models have random float32 weights. Exported models answer in a process of their own, without Keras and with XLA
+off, as on a stock server. The part `predict` also times the SavedModel inside the process of the Keras model.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from benchmarks.clean_server import CleanServer
 from keras_tx import models, pretrained, serving
 
 CLEAN = "exported, clean process"
-TOKENS = 64  # of a text to classify
-CLASSIFIER = dict(num_layers=6, hidden_dim=384, num_heads=6, intermediate_dim=1536)  # as MiniLM
-WRITERS = {
+TOKENS = 64  # in a text that is classified
+CLASSIFIER = dict(num_layers=6, hidden_dim=384, num_heads=6, intermediate_dim=1536)  # the size of MiniLM
+GENERATORS = {
     "language model, 4 layers of width 256": lambda size: models.CausalLM(
         size, num_layers=4, hidden_dim=256, num_heads=4, intermediate_dim=1024
     ),
@@ -39,7 +39,7 @@ WRITERS = {
 
 
 def predict(arguments: argparse.Namespace, folder: Path) -> None:
-    """Texts of one length, and so one shape, for which `predict` traces once."""
+    """Times classification of texts of one length, for which `predict` traces once."""
     tokenizer = servables.tokenizer(arguments.vocabulary, TOKENS)
     model = servables.with_noise(models.TextClassifier(tokenizer.vocabulary_size, 2, **CLASSIFIER), scale=0.03)
     model.compile()
@@ -80,7 +80,7 @@ def predict(arguments: argparse.Namespace, folder: Path) -> None:
 
 
 def pipeline(arguments: argparse.Namespace, folder: Path) -> None:
-    """A BERT of transformers with random weights, the same checkpoint exported, and a `TextClassifier` of its size."""
+    """Times a random BERT of transformers, the same checkpoint exported, and a `TextClassifier` of its size."""
     import torch
     import transformers
 
@@ -94,7 +94,7 @@ def pipeline(arguments: argparse.Namespace, folder: Path) -> None:
         num_hidden_layers=CLASSIFIER["num_layers"],
         num_attention_heads=CLASSIFIER["num_heads"],
         intermediate_size=CLASSIFIER["intermediate_dim"],
-        initializer_range=0.1,  # or all answers are nearly alike
+        initializer_range=0.1,  # else all answers are nearly alike
     )
     torch.manual_seed(7)
     bert = transformers.BertForSequenceClassification(config).eval()
@@ -149,11 +149,11 @@ def pipeline(arguments: argparse.Namespace, folder: Path) -> None:
 
 
 def decoding(arguments: argparse.Namespace, folder: Path) -> None:
-    """Greedy decoding of texts, all `NEW_TOKENS` long: no token stops it."""
+    """Times greedy decoding of `NEW_TOKENS` tokens; no end token stops it."""
     tokenizer = servables.tokenizer(arguments.vocabulary)
     options = {"max_new_tokens": servables.NEW_TOKENS, "stop_tokens": ()}
     texts = servables.texts(max(arguments.batch_sizes), most=3)
-    for name, make in WRITERS.items():
+    for name, make in GENERATORS.items():
         model = servables.with_noise(make(tokenizer.vocabulary_size))
         version = serving.export(model, folder / name.partition(",")[0], tokenizer=tokenizer, generation=options)
         print(f"\n{name}, {model.count_params():,} parameters")
@@ -178,8 +178,8 @@ def main() -> None:
     parser = alternating.parser(__doc__)
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--batch-sizes", type=int, nargs="*", default=[1, 8, 32])
-    parser.add_argument("--texts", type=int, default=64, help="that are classified in a round")
-    parser.add_argument("--vocabulary", type=int, default=8000, help="its size")
+    parser.add_argument("--texts", type=int, default=64, help="texts that are classified in a round")
+    parser.add_argument("--vocabulary", type=int, default=8000, help="size of the vocabulary")
     arguments = parser.parse_args()
     if keras.backend.backend() != "tensorflow":
         parser.error("it must run on the TensorFlow backend")

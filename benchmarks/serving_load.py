@@ -1,10 +1,10 @@
-"""Servables under load: 8 threads and 5,000 requests, 1,000 fuzzed texts, and 100 exports that are killed.
+"""Exported models under load: 5,000 requests from 8 threads, 1,000 unusual texts, and 100 exports that are killed.
 
 python -m benchmarks serving_load
 python -m benchmarks serving_load --requests 500 --fuzzed 0 --kills 0
 
-Exit code 1 if an answer differs from the single-threaded one, has a wrong shape or is an error, if memory grows, or if
-a version that could be seen does not load.
+The exit status is 1 if an answer differs from the single-threaded one, has a wrong shape or is an error, if memory
+grows, or if a version in the export folder does not load.
 """
 
 import argparse
@@ -37,8 +37,8 @@ from benchmarks.loaded import (
 )
 from keras_tx import serving
 
-GROWTH = 0.05  # of the memory, that passes for flat
-DISTINCT = 500  # requests, from which those of the load are drawn
+GROWTH = 0.05  # memory may grow by this share
+DISTINCT = 500  # different requests; the load repeats them
 
 
 def load_part(loaded: Mapping[str, Servable], count: int, threads: int) -> bool:
@@ -100,17 +100,17 @@ def kill_part(folder: Path, count: int) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, default=8)
-    parser.add_argument("--requests", type=int, default=5000, help="0: no load")
-    parser.add_argument("--fuzzed", type=int, default=1000, help="texts; 0: none")
-    parser.add_argument("--kills", type=int, default=100, help="0: none")
+    parser.add_argument("--requests", type=int, default=5000, help="requests under load; 0 leaves the load out")
+    parser.add_argument("--fuzzed", type=int, default=1000, help="unusual texts; 0 leaves them out")
+    parser.add_argument("--kills", type=int, default=100, help="exports that are killed; 0 leaves them out")
     arguments = parser.parse_args()
     if keras.backend.backend() != "tensorflow":
         parser.error("it must run on the TensorFlow backend")
-    faulthandler.enable()  # a crash in a kernel shows where
+    faulthandler.enable()  # prints where an operation crashes
     keras.utils.set_random_seed(7)
     right = []
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.kills:  # first: the server that forks has imported, and no more
+        if arguments.kills:  # first, while the process that the exports are forked from is small
             right.append(kill_part(Path(folder), arguments.kills))
         if arguments.requests or arguments.fuzzed:
             loaded = exported(Path(folder))

@@ -1,4 +1,4 @@
-"""JSON lines that other benchmarks wrote -> tables in Markdown, with the command of each row.
+"""Makes tables in Markdown, with the command of each row, from the JSON lines of other benchmarks.
 
 python -m benchmarks encoder --json lines.jsonl
 python -m benchmarks table lines.jsonl
@@ -21,7 +21,8 @@ def of_speed(row: Row) -> list[str]:
     for variant, ratios in row.get("of_variants", {}).items():
         ratio += f"; {variant.removeprefix(row['ours'] + ', ')} {alternating.spread(ratios, '.2f')}"
     rate = f"{alternating.spread(row['rates'], ',.0f')} {row['unit']}"
-    return [row["case"], row["run"], rate, limit, ratio, f"`{row['command']}`"]
+    step = f"{1000 * statistics.median(row['steps']):,.2f} ms"
+    return [row["case"], row["run"], rate, step, limit, ratio, f"`{row['command']}`"]
 
 
 def of_memory(row: Row) -> list[str]:
@@ -36,10 +37,18 @@ def lines(title: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """Rows with rates, and rows with peaks of memory, in a table each."""
+    """One table for the rows with rates, and one for those with a peak of memory."""
     speed = [of_speed(row) for row in rows if "rates" in row]
     memory = [of_memory(row) for row in rows if "GiB" in row or "error" in row]
-    columns = ["what", "run", "median (least to most)", "of the limit", "keras_tx is times as fast", "command"]
+    columns = [
+        "what",
+        "run",
+        "median (least to most)",
+        "a step",
+        "of the limit",
+        "keras_tx is times as fast",
+        "command",
+    ]
     made = lines(columns, speed)
     made += lines(["what", "run", "peak", "a step", "command"], memory)
     return "\n".join(made)
@@ -47,7 +56,9 @@ def tables(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", type=Path, nargs="+", help="JSON lines, as --json of the others writes them")
+    parser.add_argument(
+        "file", type=Path, nargs="+", help="JSON lines, as the option --json of the other benchmarks writes them"
+    )
     files = parser.parse_args().file
     print(tables([json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]))
 

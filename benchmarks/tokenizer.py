@@ -1,4 +1,4 @@
-"""Sentences to ids: sentences a second of BertTokenizer in the graph and of transformers' BertTokenizer, in turns.
+"""Tokenization: sentences a second of BertTokenizer in the TensorFlow graph and of transformers' BertTokenizer.
 
 python -m benchmarks tokenizer
 python -m benchmarks tokenizer --data sentences.txt --vocabulary vocab.txt
@@ -19,7 +19,7 @@ from transformers import BertTokenizer as HuggingFace
 from benchmarks import alternating
 from keras_tx.text import BertTokenizer
 
-SENTENCES = 16384  # made, where there is no --data
+SENTENCES = 16384  # that are made up if there is no --data
 WORDS = 2000
 LETTERS = np.array(list("eeeeaaaiiooutttnnnsssrrrhhldcumfpgwybvkäöüß"))
 
@@ -48,8 +48,12 @@ def all_of(function, batches) -> None:
 
 def main() -> None:
     parser = alternating.parser(__doc__)
-    parser.add_argument("--data", type=Path, nargs="*", default=[], help="text files, a sentence a line, .gz or not")
-    parser.add_argument("--vocabulary", type=Path, help="vocab.txt; without it one of up to 8,000 tokens is trained")
+    parser.add_argument(
+        "--data", type=Path, nargs="*", default=[], help="text files with one sentence a line; .gz is read, too"
+    )
+    parser.add_argument(
+        "--vocabulary", type=Path, help="vocab.txt; if left out, a vocabulary of up to 8,000 tokens is trained"
+    )
     parser.add_argument("--batch-size", type=int, default=1024)
     arguments = parser.parse_args()
 

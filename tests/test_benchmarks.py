@@ -37,14 +37,14 @@ def test_a_table_has_each_run_with_its_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "benchmarks", "some", "--json", "a.jsonl", "--rounds", "3"])
     file = tmp_path / "a.jsonl"
     times = {"keras_tx": [1.0, 2.0, 5.0], "a peer": [3.0, 2.0, 10.0]}
-    alternating.report("a case", times, 10, "tokens", file=file, limit=20.0)
+    alternating.report("a case", times, 10, "tokens", file=file, limit=20.0, steps=4)
     assert "0.25 of the limit" in capsys.readouterr().out
     alternating.write(file, {"case": "attention", "run": "a peer", "GiB": 1.234, "seconds": 5.678})
     alternating.write(file, {"case": "attention", "run": "another", "error": "no memory"})
     printed = table.tables([json.loads(line) for line in file.read_text().splitlines()])
     command = "`python -m benchmarks some --rounds 3`"
-    assert f"| a case | keras_tx | 5 (2 to 10) tokens/s | 0.25 |  | {command} |" in printed
-    assert f"| a case | a peer | 3 (1 to 5) tokens/s | 0.17 | 2.00 (1.00 to 3.00) | {command} |" in printed
+    assert f"| a case | keras_tx | 5 (2 to 10) tokens/s | 500.00 ms | 0.25 |  | {command} |" in printed
+    assert f"| a case | a peer | 3 (1 to 5) tokens/s | 750.00 ms | 0.17 | 2.00 (1.00 to 3.00) | {command} |" in printed
     assert f"| attention | a peer | 1.23 GiB | 5.68 s | {command} |" in printed
     assert f"| attention | another | fails |  | {command} |" in printed
 
@@ -52,10 +52,10 @@ def test_a_table_has_each_run_with_its_command(tmp_path, capsys, monkeypatch):
 def test_a_second_run_of_ours_has_ratios_of_its_own(tmp_path, capsys):
     file = tmp_path / "a.jsonl"
     times = {"keras_tx": [2.0, 2.0], "keras_tx, fast": [1.0, 2.0], "a peer": [4.0, 4.0]}
-    alternating.report("a case", times, 8, "tokens", file=file, variants=["keras_tx, fast"])
+    alternating.report("a case", times, 8, "tokens", file=file, steps=2, variants=["keras_tx, fast"])
     assert "keras_tx is 2.00 (2.00 to 2.00) times as fast, keras_tx, fast 3.00" in capsys.readouterr().out
     own, fast, peer = table.tables([json.loads(line) for line in file.read_text().splitlines()]).splitlines()[2:]
-    assert "| keras_tx | 4 (4 to 4) tokens/s |  |  |" in own
+    assert "| keras_tx | 4 (4 to 4) tokens/s | 1,000.00 ms |  |  |" in own
     assert "| 0.75 (0.50 to 1.00) |" in fast
     assert "| 2.00 (2.00 to 2.00); fast 3.00 (2.00 to 4.00) |" in peer
 

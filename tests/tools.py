@@ -53,8 +53,9 @@ def gradients(function, tensors):
     else:
         import torch
 
-        tensors = [torch.tensor(x, requires_grad=True) for x in tensors]
+        device = keras.ops.convert_to_tensor(0.0).device  # where Keras computes
+        tensors = [torch.tensor(x, requires_grad=True, device=device) for x in tensors]
         output = function(*tensors)
-        (output * torch.tensor(normal(*output.shape, seed=99))).sum().backward()
+        (output * torch.tensor(normal(*output.shape, seed=99), device=device)).sum().backward()
         output, slopes = output.detach(), [torch.zeros_like(x) if x.grad is None else x.grad for x in tensors]
     return [to_numpy(x) for x in (output, *slopes)]

@@ -11,10 +11,11 @@ import time
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from keras_tx.training import Muon, Resume, backups
 from tests.tools import to_numpy
+
+tf = pytest.importorskip("tensorflow")
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="forks processes")
 IDS = np.random.default_rng(0).integers(1, 11, size=(23, 3)).astype("int32")
