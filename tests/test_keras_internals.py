@@ -326,10 +326,10 @@ def test_sentencepiece_tokenize():
     import tensorflow as tf
 
     pytest.importorskip("tensorflow_text")
-    from keras_tx.text.sentencepiece_model import unigram_model
+    from keras_tx.text.sentencepiece_model import build_unigram_model
 
     vocabulary = [["<unk>", 0.0], ["▁", -2.0], ["ab", -1.0], ["a", -3.0], ["b", -3.0]]
-    model = unigram_model({"model": {"unk_id": 0, "vocab": vocabulary}}, b"")
+    model = build_unigram_model({"model": {"unk_id": 0, "vocab": vocabulary}}, b"")
     texts = tf.constant(["ab", "", "ba"])
     ids, splits = keras_internals.sentencepiece_tokenize(model, "test_keras_internals", texts, tf.int32)
     assert ids.numpy().tolist() == [1, 2, 1, 4, 3] and splits.numpy().tolist() == [0, 2, 2, 5]

@@ -45,7 +45,7 @@ def make_projection(
         bias_initializer=clone_initializer(layer.bias_initializer),
         kernel_regularizer=layer.kernel_regularizer,
         bias_regularizer=layer.bias_regularizer,
-        activity_regularizer=layer._activity_regularizer,
+        activity_regularizer=layer.projection_activity_regularizer,
         kernel_constraint=layer.kernel_constraint,
         bias_constraint=layer.bias_constraint,
         dtype=layer.dtype_policy,
