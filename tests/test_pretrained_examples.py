@@ -32,6 +32,14 @@ def run_without(folder, name, *arguments):
     return done.stdout
 
 
+@pytest.fixture(autouse=True, scope="module")
+def without_xla():
+    """Keras leaves XLA out where TensorFlow is deterministic. For a few steps it costs far more than they do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TF_DETERMINISTIC_OPS", "1")
+        yield
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """With mine.jsonl in it."""
@@ -146,7 +154,9 @@ def test_finetune_bert_saves_lora_as_part_of_the_kernels(finetuned, adapted):
 
 @pytest.mark.parametrize("results", ["finetuned", "adapted"])
 def test_transformers_loads_what_finetune_bert_saved(results, request):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     directory = request.getfixturevalue(results)[0] / "checkpoint"
     logging.getLogger("transformers").setLevel(logging.ERROR)
     architecture = transformers.AutoModelForSequenceClassification

@@ -7,7 +7,6 @@ import pytest
 from keras_tx import pretrained
 from keras_tx.pretrained import PretrainedModel
 from tests.pretrained.tiny import (
-    NAMES,
     assert_equals_reference,
     checkpoint,
     inputs_of,
@@ -96,9 +95,10 @@ def test_fit_evaluate_and_predict_take_dicts_with_and_without_the_optional_keys(
     y = np.array([2, 0, 1])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.003), loss, run_eagerly=keys is not None, jit_compile=False)
-    before = model.evaluate(x, y, verbose=0)
-    model.fit(x, y, epochs=3, verbose=0)
-    assert model.evaluate(x, y, verbose=0) < before
+    losses = model.fit(x, y, epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    if keys is not None:  # as a graph evaluation is traced below
+        assert model.evaluate(x, y, verbose=0) < losses[0]
     predicted = model.predict(x, verbose=0)
     np.testing.assert_allclose(predicted["logits"], to_numpy(model(x)["logits"]), rtol=0, atol=1e-5)
 
@@ -162,15 +162,6 @@ def test_half_precision_errs_no_more_than_in_transformers(policy):
     ours, usual = [np.abs(x - reference("bert")["logits"])[real] for x in (logits, rough)]
     assert ours.mean() < 1.5 * usual.mean() and ours.max() < 2 * usual.max()
     assert PretrainedModel.from_config(model.get_config()).get_config() == model.get_config()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_new_model_of_a_config_has_the_same_variables(name):
-    model = loaded(name)
-    new = PretrainedModel(model.config, tied=model.tied)
-    shapes = [{x.path: tuple(x.shape) for x in one.weights} for one in (new, model)]
-    assert shapes[0] == shapes[1] and len(shapes[0]) == len(model.weights)
-    assert len({layer.name for layer in new.layers}) == len(new.layers)
 
 
 def test_inputs_that_cannot_be_are_refused():

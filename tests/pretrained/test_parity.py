@@ -142,8 +142,13 @@ def test_half_precision_on_disk_is_computed_in_float32(variant):
 
 # Generation
 
+not_on_jax = pytest.mark.skipif(
+    keras.backend.backend() == "jax",
+    reason="JAX compiles each search for seconds; tests/generation covers its searches",
+)
 
-# The others: compiled below, and from prompts of different lengths in test_causal.py.
+
+@not_on_jax  # The other names: compiled below, and from prompts of different lengths in test_causal.py.
 @pytest.mark.parametrize("name", ["bart", "gpt2", "llama", "llama3", "marian", "qwen2", "t5_v11"])
 def test_greedy_ids_equal_transformers(name):
     ids = loaded(name).generate(prompts_of(name), generation.Greedy(), max_new_tokens=14, jit_compile=False)
@@ -153,6 +158,7 @@ def test_greedy_ids_equal_transformers(name):
     np.testing.assert_array_equal(ids, expected)
 
 
+@not_on_jax
 @pytest.mark.parametrize("name", GENERATIVE)
 def test_the_ids_and_scores_of_four_beams_equal_transformers(name):
     arrays, model = reference(name), loaded(name)
@@ -169,11 +175,13 @@ def test_the_ids_and_scores_of_four_beams_equal_transformers(name):
 
 
 @pytest.mark.slow
+@pytest.mark.tensorflow
 def test_a_compiled_search_generates_the_same():
     ids = loaded("t5").generate(prompts_of("t5"), max_new_tokens=14)
     np.testing.assert_array_equal(ids, reference("t5")["greedy_ids"][:, 1:])
 
 
+@not_on_jax
 @pytest.mark.parametrize("name", ["gpt2_inner", "llama"])
 def test_a_padding_id_that_the_model_generates_is_a_token(name):
     """What follows it is what the whole model computes from the same ids without a mask."""

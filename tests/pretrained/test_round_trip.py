@@ -143,6 +143,9 @@ def test_a_keras_file_holds_all_of_it(name, tmp_path):
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras")
     assert again.get_config() == model.get_config() and again.generation_config == model.generation_config
+    assert [weight.path for weight in again.weights] == [weight.path for weight in model.weights]
+    assert len({weight.path for weight in again.weights}) == len(again.weights)
+    assert len({layer.name for layer in again.layers}) == len(again.layers)
     for ours, theirs in zip(again.weights, model.weights, strict=True):
         np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs))
     outputs = [keras.tree.flatten(one(inputs_of(name, model))) for one in (model, again)]
