@@ -6,8 +6,8 @@ import itertools
 import keras
 import numpy as np
 import pytest
-from keras.src.backend import get_keras_mask
 
+from keras_tx.keras_internals import get_keras_mask
 from keras_tx.layers import MultiHeadAttention
 from tests.tools import assert_close, normal, randomize, to_numpy
 

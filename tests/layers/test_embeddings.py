@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_tx.keras_internals import get_keras_mask
 from keras_tx.layers import SinusoidalPositionalEncoding, TokenEmbedding, xla
 from tests.tools import assert_close, normal, randomize, to_numpy
 
@@ -69,8 +70,6 @@ def test_the_mask_is_where_there_is_no_padding_id():
 
 
 def test_a_given_mask_counts_instead_of_the_padding_id():
-    from keras.src.backend import get_keras_mask
-
     layer = embedding(position_encoding="sinusoidal")
     mask = np.array([[False, False, True, True, True]] * 2)
     output = layer(IDS, mask=mask)
