@@ -109,7 +109,7 @@ class TokenEmbedding(Composite):
         self.embeddings_initializer = initializers.get(embeddings_initializer)
         if max_length is not None and position_encoding != "learned":
             raise ValueError(
-                "`max_length` is the number of learned positions. Received: "
+                "`max_length`, the number of learned positions, must be given only with them. Received: "
                 f"max_length={max_length}, position_encoding={position_encoding!r}"
             )
         self.positions = self._position_layer()
@@ -203,9 +203,13 @@ class TokenEmbedding(Composite):
             if tensor is not None:
                 check_shape(name, tensor, inputs.shape, exact=True)
         if segment_ids is not None and not self.num_segments:
-            raise ValueError("`segment_ids` need `num_segments`. Received: segment_ids, num_segments=0")
+            raise ValueError(
+                "`segment_ids` must be given only with `num_segments` above 0. Received: segment_ids, num_segments=0"
+            )
         if positions is not None and self.positions is None:
-            raise ValueError("`positions` need a `position_encoding`. Received: positions, position_encoding=None")
+            raise ValueError(
+                "`positions` must be given only with a `position_encoding`. Received: positions, position_encoding=None"
+            )
 
     def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Any:
         is_ids = "int" in keras.backend.standardize_dtype(inputs.dtype)

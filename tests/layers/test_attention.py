@@ -6,8 +6,8 @@ import itertools
 import keras
 import numpy as np
 import pytest
-from keras.src.backend import get_keras_mask
 
+from keras_tx.keras_internals import get_keras_mask
 from keras_tx.layers import MultiHeadAttention
 from tests.tools import assert_close, normal, randomize, to_numpy
 
@@ -237,7 +237,7 @@ def test_a_constructor_refuses_what_cannot_work(arguments, message):
         ({"value_mask": np.ones((B, T), "bool")}, r"`value_mask` must have the shape \(2, 7\). .*shape=\(2, 5\)"),
         ({"key_mask": np.ones((B, S, 1), "bool")}, r"`key_mask` must have the shape .* key_mask.shape=\(2, 7, 1\)"),
         ({"attention_mask": np.ones(S, "bool")}, r"`attention_mask` must have at least 2 axes.*shape=\(7,\)"),
-        ({"attention_mask": np.array([[0.0] * 6 + [-1e9]])}, "what is added .* is `attention_bias`.* value -1"),
+        ({"attention_mask": np.array([[0.0] * 6 + [-1e9]])}, "numbers to add .* `attention_bias`.* value -1"),
         ({"key": np.ones((B, S + 1, 13))}, r"`value` and `key`.* must be equal. Received: value_shape=\(2, 7, 13\)"),
     ],
 )
@@ -247,7 +247,9 @@ def test_a_call_refuses_tensors_of_the_wrong_shape(call, message):
 
 
 def test_a_causal_mask_over_two_axes_is_refused():
-    with pytest.raises(ValueError, match=r"need a single attention axis. Received: attention_axes=\(1, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"must be used with a single attention axis. Received: attention_axes=\(1, 2\)"
+    ):
         MultiHeadAttention(N, H)(normal(2, 3, 5, 8), normal(2, 3, 5, 8), use_causal_mask=True)
 
 
@@ -285,5 +287,5 @@ def test_what_keras_takes_by_name_is_not_dropped_by_position():
 
 def test_rotary_attention_over_other_axes_is_refused():
     layer = MultiHeadAttention(N, H + H % 2, rotary=True, attention_axes=2)
-    with pytest.raises(ValueError, match=r"`rotary` needs the attention axis 1. Received: attention_axes=\(2,\)"):
+    with pytest.raises(ValueError, match=r"`rotary` must have the attention axis 1. Received: attention_axes=\(2,\)"):
         layer(normal(B, T, S, 11), normal(B, T, S, 11))

@@ -227,11 +227,11 @@ def test_the_growing_part_of_a_cache_can_be_taken_out_and_put_back():
     [
         (
             lambda layer, x, state: layer(x, cache=state),
-            "`start` must be given with a `cache` that grows, .*Received: start=None, cache of type KeyValue",
+            "`start` must be given with a `KeyValue` as `cache`, .*Received: start=None, cache of type KeyValue",
         ),
         (
             lambda layer, x, state: layer(x, start=3),
-            "`start` must be given with a `cache` that grows, .*Received: start=3, cache of type NoneType",
+            "`start` must be given with a `KeyValue` as `cache`, .*Received: start=3, cache of type NoneType",
         ),
         (
             lambda layer, x, state: layer(x, cache=state, start=5),

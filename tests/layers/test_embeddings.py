@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_tx.keras_internals import get_keras_mask
 from keras_tx.layers import SinusoidalPositionalEncoding, TokenEmbedding, xla
 from tests.tools import assert_close, normal, randomize, to_numpy
 
@@ -69,8 +70,6 @@ def test_the_mask_is_where_there_is_no_padding_id():
 
 
 def test_a_given_mask_counts_instead_of_the_padding_id():
-    from keras.src.backend import get_keras_mask
-
     layer = embedding(position_encoding="sinusoidal")
     mask = np.array([[False, False, True, True, True]] * 2)
     output = layer(IDS, mask=mask)
@@ -117,8 +116,14 @@ def test_segments_outside_their_table_are_refused():
     [
         ({"segment_ids": np.zeros((3, 5), "int32")}, r"`segment_ids` must have the shape \(2, 5\).*shape=\(3, 5\)"),
         ({"mask": np.ones((2, 4), "bool")}, r"`mask` must have the shape \(2, 5\). Received: mask.shape=\(2, 4\)"),
-        ({"segment_ids": np.zeros((2, 5), "int32")}, "`segment_ids` need `num_segments`. .*num_segments=0"),
-        ({"positions": np.arange(5)}, "`positions` need a `position_encoding`. .*position_encoding=None"),
+        (
+            {"segment_ids": np.zeros((2, 5), "int32")},
+            "`segment_ids` must be given only with `num_segments` .*num_segments=0",
+        ),
+        (
+            {"positions": np.arange(5)},
+            "`positions` must be given only with a `position_encoding`. .*position_encoding=None",
+        ),
     ],
 )
 def test_what_plays_no_part_or_has_a_wrong_shape_is_refused(call, message):
@@ -155,7 +160,7 @@ def test_a_graph_refuses_ids_outside_the_table(wrong):
         ({"padding_id": V}, r"`padding_id` must be None or in \[0, vocabulary_size\). Received: padding_id=23"),
         ({"position_encoding": "learnt"}, "`position_encoding` must be one of .*Received: position_encoding='learnt'"),
         ({"position_encoding": "learned"}, "`max_length` must be given with learned positions. Received: max_length=N"),
-        ({"max_length": 9}, "`max_length` is the number of learned positions. Received: max_length=9"),
+        ({"max_length": 9}, "`max_length`, the number of learned positions, must .* Received: max_length=9"),
         ({"padding_id": "[PAD]"}, r"`padding_id` must be None or in .* Received: padding_id='\[PAD\]'"),
         ({"max_length": 0}, "`max_length` must be a positive integer or None. Received: max_length=0"),
         ({"num_segments": -1}, "`num_segments` must be a positive integer. Received: num_segments=-1"),

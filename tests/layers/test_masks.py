@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_tx import layers
+from keras_tx.keras_internals import get_keras_mask
 from keras_tx.layers import masks
 from keras_tx.layers.masked_layer import mask_of
 from keras_tx.models.pooling import TokenPooling
@@ -136,7 +137,7 @@ def test_no_mask_is_found_where_tokens_moved():
     moves.append(keras.layers.Lambda(lambda t: keras.ops.flip(t, axis=1))(x * 2.0))  # of the same shape
     for moved in moves:
         assert mask_of(moved) is None
-    assert mask_of(x) is x._keras_mask  # its own
+    assert mask_of(x) is get_keras_mask(x)  # its own
     assert mask_of(x * 2.0) is not None
     assert mask_of(keras.Input((5, D)) * 2.0) is None
 
@@ -156,8 +157,6 @@ def test_masks_of_two_sources_are_joined():
 
 
 def test_a_mask_given_by_hand_is_handed_on():
-    from keras.src.backend import get_keras_mask
-
     x = keras.ops.convert_to_tensor(np.ones((2, 3, D), "float32"))
     mask = np.array([[True, True, False], [True, False, False]])
     assert_close(get_keras_mask(layers.EncoderLayer(17, 3)(x, mask=mask)), mask)

@@ -5,8 +5,8 @@ from fractions import Fraction
 import keras
 import numpy as np
 import pytest
-from keras.src.backend import get_keras_mask, set_keras_mask
 
+from keras_tx.keras_internals import get_keras_mask, set_keras_mask
 from keras_tx.layers.position_bias import AlibiBias, RelativePositionBias, buckets, slopes_of
 from tests.tools import assert_close, normal, randomize, to_numpy
 

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_tx.keras_internals import get_keras_mask
 from keras_tx.layers import LearnedPositionalEncoding, TokenEmbedding
 from tests.tools import assert_close, normal, randomize, to_numpy
 
@@ -29,7 +30,7 @@ def test_a_narrow_embedding_is_a_projection_of_one_of_that_width():
     expected = to_numpy(inner(IDS, segment_ids=segments)) @ kernel + bias
     output = layer(IDS, segment_ids=segments)
     assert_close(output, expected, atol=5e-6)
-    assert_close(keras.src.backend.get_keras_mask(output), IDS != 0)
+    assert_close(get_keras_mask(output), IDS != 0)
     table = to_numpy(layer.tokens.embeddings)
     assert table.shape == (V, E)
     assert_close(layer(normal(2, 5, E), reverse=True), normal(2, 5, E) @ table.T, atol=3e-6)

@@ -313,7 +313,7 @@ def test_what_does_not_go_with_it_is_refused():
         encoder(normal(B, T, D), mask=RIGHT)
     layer = MultiHeadAttention(3, 4)
     x = normal(B, T, D)
-    with pytest.raises(ValueError, match="`unpadding` does not go with a `cache`. Received: cache of type KeyValue"):
+    with pytest.raises(ValueError, match="`unpadding` must come without a `cache`. Received: cache of type KeyValue"):
         layer(x, x, cache=layer.new_cache(B, T), start=0, unpadding=object())
 
 

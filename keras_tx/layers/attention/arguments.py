@@ -90,7 +90,7 @@ def visible_keys(
     """
     if len(axes) > 1 and (causal or window):
         raise ValueError(
-            "`use_causal_mask` and `sliding_window` need a single attention axis. Received: "
+            "`use_causal_mask` and `sliding_window` must be used with a single attention axis. Received: "
             f"attention_axes={axes}, use_causal_mask={causal}, sliding_window={window}"
         )
     if attention_mask is not None:
@@ -115,6 +115,6 @@ def _refuse_additive_mask(attention_mask: Tensor) -> None:
         values = values_of(attention_mask)
         if values is not None and values.size and values.min() < 0:
             raise ValueError(
-                "`attention_mask` must be boolean, or 1 and 0; what is added to the products is `attention_bias`. "
+                "`attention_mask` must be boolean, or 1 and 0; numbers to add to the logits go into `attention_bias`. "
                 f"Received: attention_mask with the value {values.min()}"
             )

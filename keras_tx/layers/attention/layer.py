@@ -193,7 +193,7 @@ class MultiHeadAttention(Composite):
 
     def build(self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None = None) -> None:
         if self.rotary is not None and self.attention_axes not in (None, (1,)):
-            raise ValueError(f"`rotary` needs the attention axis 1. Received: attention_axes={self.attention_axes}")
+            raise ValueError(f"`rotary` must have the attention axis 1. Received: attention_axes={self.attention_axes}")
         key_shape = value_shape if key_shape is None else key_shape
         arguments.check_same_positions(value_shape, key_shape)
         key_heads, bias = self.num_key_value_heads, self.use_bias
@@ -220,7 +220,7 @@ class MultiHeadAttention(Composite):
     def __call__(self, query: Tensor, value: Any = None, key: Any = None, *args: Any, **kwargs: Any) -> Any:
         if len(args) > len(_POSITIONAL):
             raise TypeError(
-                "Arguments behind `attention_mask` must be given by name. Received: "
+                "Arguments after `attention_mask` must be given by name. Received: "
                 f"{len(args) + 3} arguments by position"
             )
         kwargs.update(zip(_POSITIONAL, args, strict=False))
@@ -272,11 +272,11 @@ class MultiHeadAttention(Composite):
         is_memory = isinstance(cache, caches.Memory)
         if isinstance(cache, caches.KeyValue) != (start is not None):
             raise ValueError(
-                "`start` must be given with a `cache` that grows, and not without. Received: "
+                "`start` must be given with a `KeyValue` as `cache`, and only with one. Received: "
                 f"start={start}, cache of type {type(cache).__name__}"
             )
         if unpadding is not None and cache is not None:
-            raise ValueError(f"`unpadding` does not go with a `cache`. Received: cache of type {type(cache).__name__}")
+            raise ValueError(f"`unpadding` must come without a `cache`. Received: cache of type {type(cache).__name__}")
         gate = self._gate_dense(query) if self.use_gate else None
         key, value = (ops.swapaxes(x, 1, 2) for x in cache) if is_memory else self._keys_and_values(value, key)
         query = self.query_dense(query)
