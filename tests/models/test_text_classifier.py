@@ -1,5 +1,6 @@
 """TextClassifier: ids to logits, saved, loaded, compiled, masked; pooling by hand."""
 
+import functools
 import subprocess
 import sys
 
@@ -32,6 +33,12 @@ def classifier(kind="default", **arguments):
     return randomize(TextClassifier(V, C, **OPTIONS, **{**KINDS[kind], **arguments}), scale=0.1)
 
 
+@functools.cache
+def shared():
+    """A model that several tests call and none changes."""
+    return classifier()
+
+
 def test_pooling_by_hand():
     x = np.array([[[1.0, -5.0], [3.0, -7.0], [100.0, 100.0]], [[9.0, 9.0], [2.0, 4.0], [4.0, 8.0]]], "float32")
     mask = np.array([[True, True, False], [False, True, True]])
@@ -55,7 +62,8 @@ def test_pooling_of_nothing_is_zero(pooling):
 def test_a_saved_model_loads_without_custom_objects_and_trains_on(kind, tmp_path):
     model = classifier(kind)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=kind != "bfloat16")
-    model.compile("adam", loss, jit_compile=False)
+    eagerly = keras.backend.backend() == "tensorflow" and kind != "segments"  # a graph is traced for one kind only
+    model.compile("adam", loss, jit_compile=False, run_eagerly=eagerly)
     features = {"token_ids": IDS, "segment_ids": IDS % 2}
     model.fit(features, np.array([0, 2]), verbose=0)
     model.save(tmp_path / "model.keras")
@@ -69,6 +77,8 @@ def test_a_saved_model_loads_without_custom_objects_and_trains_on(kind, tmp_path
     assert again.optimizer.iterations == 2
 
 
+@pytest.mark.slow
+@pytest.mark.process
 def test_a_saved_model_loads_in_another_process_after_import_keras_tx(tmp_path):
     model = classifier("concatenated")
     model.save(tmp_path / "model.keras")
@@ -81,8 +91,10 @@ def test_a_saved_model_loads_in_another_process_after_import_keras_tx(tmp_path):
     assert_close(np.load(tmp_path / "out.npy"), model(IDS), atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bfloat16"])
-@pytest.mark.parametrize("pooling", ["first", "mean", "max"])
+@pytest.mark.parametrize(
+    ("kind", "pooling"),
+    [("default", "mean"), ("segments", "max"), ("learned", "first"), ("concatenated", "max"), ("default", "first")],
+)
 def test_padding_left_or_right_changes_no_logit(kind, pooling):
     model = classifier(kind, pooling=pooling)
     features = lambda ids: {"token_ids": np.array([ids]), "segment_ids": np.zeros((1, len(ids)), "int32")}
@@ -92,7 +104,7 @@ def test_padding_left_or_right_changes_no_logit(kind, pooling):
 
 
 def test_ids_may_come_as_a_tensor_or_in_a_dict_with_more_keys():
-    model = classifier()
+    model = shared()
     assert_close(model({"token_ids": IDS, "segment_ids": IDS * 0}), model(IDS), atol=0)
     assert_close(model.predict({"token_ids": IDS, "other": IDS}, verbose=0), model.predict(IDS, verbose=0), atol=0)
 
@@ -111,7 +123,7 @@ def test_the_output_is_float32_under_a_half_precision_policy():
 
 
 def test_attention_scores_are_those_that_the_model_computes_with():
-    model = classifier()
+    model = shared()
     scores = to_numpy(model.attention_scores(IDS))
     assert scores.shape == (2, 2, 3, 5, 5)
     assert not scores[0, ..., 3:].any() and not scores[0, ..., 3:, :].any()
@@ -152,17 +164,17 @@ def test_ids_that_are_none_are_refused(ids, message):
     if keras.backend.backend() == "jax" and "Received" not in message:
         pytest.skip("JAX reads 64-bit integers as 32-bit ones before the model sees them")
     with pytest.raises(ValueError, match=message):
-        classifier()(ids)
+        shared()(ids)
 
 
 def test_a_mask_that_half_the_model_would_ignore_is_refused():
     with pytest.raises(ValueError, match="`mask` cannot be given: .*Received: mask"):
-        classifier()(IDS, mask=np.ones_like(IDS, "bool"))
+        shared()(IDS, mask=np.ones_like(IDS, "bool"))
 
 
 def test_the_summary_names_the_parts():
     lines = []
-    classifier().summary(print_fn=lambda text, **_: lines.append(text))
+    shared().summary(print_fn=lambda text, **_: lines.append(text))
     for part in ("token_ids", "embedding", "encoder", "pooling", "dropout", "head"):
         assert part in "\n".join(lines)
 
