@@ -77,29 +77,18 @@ def small_generator(**options):
 
 
 @pytest.fixture(scope="session")
-def generators(tokenizer, tmp_path_factory):
-    """The versions of three generative models: with beams, without a start or stop token, without a tokenizer."""
+def generator(tokenizer, tmp_path_factory):
+    """The version of a small language model with some of its signatures, since tracing all takes long."""
 
-    def four(*arguments):  # of the signatures, since tracing all takes long
+    def some(*arguments):
         made = generator_signatures(*arguments)
-        return {name: made[name] for name in ("serving_default", "generate", "tokens", "score") if name in made}
+        return {name: made[name] for name in ("serving_default", "generate", "tokens", "score")}
 
-    folder = tmp_path_factory.mktemp("generators")
-    unmarked = {"max_new_tokens": 3, "start_token": False, "stop_tokens": ()}
+    folder = tmp_path_factory.mktemp("saved_models") / "generator"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporters, "generator_signatures", four)
-        return {
-            "beams": export(
-                small_generator(),
-                folder / "beams",
-                tokenizer=tokenizer,
-                generation=BEAM,
-                warmup=["the cat"],
-                max_batch=2,
-            ),
-            "unmarked": export(small_generator(), folder / "unmarked", tokenizer=tokenizer, generation=unmarked),
-            "ids": export(small_generator(padding_id=1), folder / "ids", generation={"max_new_tokens": 4}),
-        }
+        patch.setattr(exporters, "generator_signatures", some)
+        options = {"tokenizer": tokenizer, "generation": BEAM, "warmup": ["the cat"], "max_batch": 2}
+        return export(small_generator(), folder, **options)
 
 
 @pytest.fixture(scope="session")

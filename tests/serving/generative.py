@@ -14,6 +14,7 @@ RULES = {
     "forbidden_tokens": [0, 10, (5, 6)],
     "forced_tokens": {1: 8, -1: 9},
 }
+FEW_RULES = {"max_new_tokens": NEW, "min_new_tokens": 2}  # each rule is traced anew for each signature
 SIZES = {"hidden_dim": 12, "num_heads": 6, "intermediate_dim": 17}
 
 

@@ -136,10 +136,10 @@ def test_a_text_that_the_model_fails_on_is_named(tokenizer, tmp_path):
 # Generative models
 
 
-def test_a_generative_model_is_exported_with_warmup_card_and_parity(generators, tokenizer):
+def test_a_generative_model_is_exported_with_warmup_card_and_parity(generator, tokenizer):
     import tensorflow as tf
 
-    path = generators["beams"]
+    path = generator
     served = tf.saved_model.load(str(path)).signatures
     expected = generate(small_generator(), ["the cat sat"], tokenizer=tokenizer, jit_compile=False, **BEAM)[0][0]
     assert served["serving_default"](text=tf.constant(["the cat sat"]))["text"].numpy()[0].decode() == expected
@@ -150,6 +150,25 @@ def test_a_generative_model_is_exported_with_warmup_card_and_parity(generators, 
     assert {name for name, _ in asked} == set(served) == {"serving_default", "generate", "tokens", "score"}
     numbers = next(inputs for name, inputs in asked if name == "generate")
     assert numbers["max_new_tokens"].tolist() == [3] and numbers["top_k"].dtype == "int32"
+
+
+@pytest.mark.parametrize(
+    "options, names",
+    [
+        ({"start_token": False, "stop_tokens": ()}, ("serving_default", "tokens", "score")),
+        ({"padding_id": 1}, ("tokens",)),  # without a tokenizer
+    ],
+)
+def test_requests_for_the_parity_file_are_answered_whatever_the_options(options, names, tokenizer):
+    if "padding_id" in options:
+        model, tokenizer, generation = small_generator(**options), None, None
+    else:
+        model, generation = small_generator(), {"max_new_tokens": 3, **options}
+    exporter = exporter_for(model, {"tokenizer": tokenizer, "source_tokenizer": None}, generation, None)
+    made = exporter.signatures()
+    signatures = {name: made[name] for name in ("serving_default", *names)}
+    rows = exporter.parity(signatures)["signatures"]
+    assert set(rows) == set(signatures) and all(row["outputs"] for one in rows.values() for row in one)
 
 
 # Checkpoints
