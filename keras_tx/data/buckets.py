@@ -99,7 +99,7 @@ def _batch_sizes(batch_size: Any, max_tokens: Any, boundaries: Sequence[int], ex
     """The batch size of each of the `extended` boundaries, and one more, which tf.data wants for longer elements."""
     if (batch_size is None) == (max_tokens is None):
         raise ValueError(
-            "One of `batch_size` and `max_tokens` must be given, and the other not. Received: "
+            "Exactly one of `batch_size` and `max_tokens` must be given. Received: "
             f"batch_size={batch_size}, max_tokens={max_tokens}"
         )
     if max_tokens is not None:
@@ -109,7 +109,7 @@ def _batch_sizes(batch_size: Any, max_tokens: Any, boundaries: Sequence[int], ex
     sizes = [positive_int("batch_size", size) for size in batch_size]
     if len(sizes) != len(boundaries) + 1:
         raise ValueError(
-            "`batch_size` must be an integer or hold one for each of `boundaries` and one more. Received: "
+            "`batch_size` must be an integer, or a list with one for each of `boundaries` and one more. Received: "
             f"batch_size={batch_size}, boundaries={boundaries}"
         )
     return sizes + sizes[-1:] * (len(extended) + 1 - len(sizes))

@@ -90,7 +90,9 @@ def pack_sequences(
     parts = _parts(sequences, _in_memory)
     counts = [int(part.nrows()) for part in tf.nest.flatten(parts)]
     if min(counts) < max(counts) or not counts[0]:
-        raise ValueError(f"`sequences` must have one or more of ids, and as many of all else. Received: {counts}")
+        raise ValueError(
+            f"`sequences` must hold at least one sequence, and equally many of everything. Received: {counts}"
+        )
     _check_lengths(parts, limit)
     windows = tf.data.Dataset.from_tensor_slices(parts).batch(window)
     packed = list(windows.map(pack, num_parallel_calls=tf.data.AUTOTUNE))
@@ -195,7 +197,7 @@ def _as_ragged(values: Tensor) -> Tensor:
 
 def _check_lengths(parts: tuple[Any, ...], limit: int | None) -> None:
     sizes = parts[0]["token_ids"].row_lengths()
-    rule = "Whatever is in an element of `sequences` must be as long as its token ids. Received:"
+    rule = "Everything in an element of `sequences` must be as long as its token ids. Received:"
     for others in (part.row_lengths() for part in tf.nest.flatten(parts)):
         first = tf.argmax(others != sizes)
         _require(others[first] == sizes[first], rule, others[first], "values for", sizes[first], "token ids")

@@ -50,7 +50,7 @@ def find(
             whole = [prefix]
         if len(whole) > 1:
             raise ValueError(
-                f"The files of {part!r} must be the only ones, or be chosen by what their names begin with. Received: "
+                f"The files of {part!r} must be only two, or be chosen by the prefix of their names. Received: "
                 f"{str(place)!r} with {whole}"
             )
         if whole:
@@ -58,7 +58,7 @@ def find(
         elif stems or prefix or part == "train":
             names = [path.name for stem in stems for path in files[stem].values()]
             raise FileNotFoundError(
-                f"The files of {part!r} must be there in {languages[0]!r} and {languages[1]!r}. Received: "
+                f"The files of {part!r} must exist in {languages[0]!r} and {languages[1]!r}. Received: "
                 f"{str(place)!r} with {names}"
             )
     return found, languages

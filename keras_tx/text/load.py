@@ -10,7 +10,7 @@ from keras_tx.text.files import folder_of, read_json
 from keras_tx.text.marian import MarianTokenizer
 from keras_tx.text.sentence_piece import SentencePieceTokenizer, is_sentence_piece
 
-# The first of these files that a directory contains decides the class. The content of tokenizer.json says it itself.
+# The first of these files that a directory contains decides the class. The content of tokenizer.json names its kind.
 FILES: dict[str, type[Tokenizer] | None] = {
     "source.spm": MarianTokenizer,
     "target.spm": MarianTokenizer,

@@ -113,7 +113,7 @@ def read_sentencepiece_model(folder: Path, settings: Settings) -> Any:
     Raises:
         ValueError: the file is malformed, or the directory does not name the model type.
     """
-    kind = _kind(settings, SENTENCEPIECE, folder, "a SentencePiece model")
+    kind = _kind(settings, SENTENCEPIECE, folder, "SentencePiece model")
     path = folder / MODEL_FILES.get(kind, "sentencepiece.bpe.model")
     if not path.is_file():
         names = sorted(file.name for file in folder.iterdir())
@@ -138,8 +138,8 @@ def read_sentencepiece_model(folder: Path, settings: Settings) -> Any:
 def _kind(settings: Settings, known: dict[str, str], folder: Path, what: str) -> str:
     if settings.kind not in known:
         raise ValueError(
-            f"`directory` must say whose {what} it holds: tokenizer_class in tokenizer_config.json or model_type in "
-            f"config.json, one of {sorted(known)}. Received: {settings.kind!r} in {folder}"
+            f"`directory` must name the model type of its {what}: tokenizer_class in tokenizer_config.json or "
+            f"model_type in config.json, one of {sorted(known)}. Received: {settings.kind!r} in {folder}"
         )
     return known[settings.kind]
 

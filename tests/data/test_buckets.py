@@ -150,8 +150,14 @@ def test_the_longest_of_the_ids_counts_and_no_label(features, longest):
         ({"batch_size": 0}, r"`batch_size` must be a positive integer. Received: batch_size=0"),
         ({"batch_size": [2, -1]}, r"`batch_size` must be a positive integer. Received: batch_size=-1"),
         ({"batch_size": [2, 2, 2]}, r"and one more. Received: batch_size=\[2, 2, 2\], boundaries=\(4,\)"),
-        ({"max_tokens": 9}, r"and the other not. Received: batch_size=2, max_tokens=9"),
-        ({"batch_size": None}, r"and the other not. Received: batch_size=None, max_tokens=None"),
+        (
+            {"max_tokens": 9},
+            r"Exactly one of `batch_size` and `max_tokens` must be given. Received: batch_size=2, max_tokens=9",
+        ),
+        (
+            {"batch_size": None},
+            r"Exactly one of `batch_size` and `max_tokens` must be given. Received: batch_size=None, max_tokens=None",
+        ),
         ({"batch_size": None, "max_tokens": 0}, r"`max_tokens` must be a positive integer. Received: max_tokens=0"),
         ({"boundaries": (7, 4)}, r"`boundaries` must be increasing .* Received: boundaries=\(7, 4\)"),
         ({"boundaries": ()}, r"`boundaries` must be increasing .* Received: boundaries=\(\)"),
@@ -177,6 +183,17 @@ def test_a_label_alone_counts_where_length_says_so():
     both = bucket_by_length(data, max_tokens=12, boundaries=(5, 10), length=lambda *sides: tf.size(sides[1]))
     assert [len(target) for _, target in both] == [1, 1]
     assert [len(target) for _, target in bucket_by_length(data, max_tokens=12, boundaries=(5, 10))] == [2]
+
+
+def test_numpy_numbers_are_numbers():
+    data = elements([2, 5, 3, 1, 7], "bare")
+    expected = rows(bucket_by_length(data, 2, boundaries=(3, 7), padding_values=0).as_numpy_iterator())
+    one = bucket_by_length(data, np.int64(2), boundaries=np.array([3, 7]), padding_values=np.int64(0))
+    assert rows(one.as_numpy_iterator()) == expected
+    sizes = bucket_by_length(data, np.array([2, 2, 2]), boundaries=(np.int32(3), 7))
+    assert rows(sizes.as_numpy_iterator()) == expected
+    batches = bucket_by_length(data, max_tokens=np.int32(9), boundaries=(3, 9))
+    assert sorted(batch.shape for batch in batches.as_numpy_iterator()) == [(1, 5), (1, 7), (3, 3)]
 
 
 def test_what_is_no_dataset_is_refused():

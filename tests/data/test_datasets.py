@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from keras_tx.data import from_tfds, load_dataset
 from keras_tx.data.splits import hold_out
 from tests.data.tfds_folder import prepared
-
-SHARED = Path(__file__).resolve().parents[3] / "shared"
+from tests.tools import SHARED
 
 
 def listed(dataset):
@@ -70,6 +69,16 @@ def test_one_file_is_split_by_class_and_by_seed(tmp_path):
     assert [label for _, label in listed(test)] == [0] * 12 + [1] * 4
     assert listed(load_dataset(path, test_fraction=0.2).train) == listed(train) == listed(train)
     assert listed(load_dataset(path, test_fraction=0.2, seed=1).test) != listed(test)
+
+
+def test_numpy_numbers_are_numbers(tmp_path):
+    path = write(tmp_path / "f.jsonl", jsonl([{"text": f"t{i}", "label": i % 2} for i in range(20)]))
+    found = load_dataset(path, test_fraction=np.float32(0.25), seed=np.int64(3))
+    expected = load_dataset(path, test_fraction=0.25, seed=3)
+    assert [listed(part) for part in found[:2]] == [listed(part) for part in expected[:2]]
+    for arguments, message in (({"seed": np.float64(3)}, "integer of at least 0"), ({"test_fraction": True}, "number")):
+        with pytest.raises(ValueError, match=message):
+            load_dataset(path, **arguments)
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.floats(0.01, 0.99), st.integers(0, 99))
@@ -303,7 +312,10 @@ def test_a_host_that_answers_with_an_error_is_reached(monkeypatch):
         from_tfds._prepare("n", builder)
 
 
-@pytest.mark.skipif(not (SHARED / "tfds/imdb_reviews").exists(), reason="the prepared imdb_reviews is not there")
+@pytest.mark.skipif(
+    not (SHARED / "tfds/imdb_reviews").exists(),
+    reason="needs imdb_reviews as TFDS prepares it, in ../shared/tfds: the repository has no right to hold it",
+)
 def test_imdb_reviews():
     train, test, labels = load_dataset("imdb_reviews", data_dir=SHARED / "tfds")
     assert (int(train.cardinality()), int(test.cardinality()), labels) == (25000, 5000, ("neg", "pos"))
@@ -311,7 +323,10 @@ def test_imdb_reviews():
     assert 400 < sum(first) < 600
 
 
-@pytest.mark.skipif(not (SHARED / "data/rt_polarity").exists(), reason="rt_polarity is not there")
+@pytest.mark.skipif(
+    not (SHARED / "data/rt_polarity").exists(),
+    reason="needs rt_polarity in ../shared/data: the repository has no right to hold it",
+)
 def test_rt_polarity():
     folder = SHARED / "data/rt_polarity"
     train, test, labels = load_dataset(folder / "train.jsonl.gz", test=folder / "test.jsonl.gz")

@@ -48,6 +48,15 @@ def test_each_pass_over_a_dataset_chooses_others_and_a_seed_the_same():
     assert (seeded[0] == seeded[1]).all() and (seeded[0] != seeded[2]).any()
 
 
+def test_numpy_numbers_are_numbers():
+    ids = sentences(31)
+    for rate in (np.float32(0.5), np.float64(0.5)):
+        hidden, labels = mask_tokens(ids, TOKENIZER, rate=rate, seed=np.array([1, 2]))
+        expected = mask_tokens(ids, TOKENIZER, rate=0.5, seed=(1, 2))
+        np.testing.assert_array_equal(hidden, expected[0])
+        np.testing.assert_array_equal(labels, expected[1])
+
+
 def test_what_cannot_be_masked_is_refused():
     with pytest.raises(ValueError, match=r"`rate` must be a number in \(0, 1\). Received: rate=0"):
         mask_tokens(sentences(2), TOKENIZER, rate=0)

@@ -148,6 +148,14 @@ def test_labels_weights_and_other_features_stay_with_their_tokens(in_memory):
     assert not any(values[4:].any() for values in (weights, *features.values()))
 
 
+def test_numpy_numbers_are_numbers():
+    options = {"padding_id": 9, "label_padding": -100, "window": 3}
+    expected = list(pack_sequences(SEQUENCES, 8, **options).as_numpy_iterator())
+    same = {name: np.int64(value) for name, value in options.items()}
+    packed = list(pack_sequences(SEQUENCES, np.int32(8), **same).as_numpy_iterator())
+    tf.nest.map_structure(np.testing.assert_array_equal, packed, expected)
+
+
 def test_a_window_is_packed_by_itself():
     rows = pack_sequences([[1], [2], [3], [4], [5]], 3, window=2)
     found = [features["token_ids"].tolist() for features, _ in rows.as_numpy_iterator()]
@@ -169,8 +177,8 @@ def test_rows_are_nearly_full():
         (SEQUENCES, {"padding_id": 0.5}, ValueError, r"`padding_id` must be an integer. Received: padding_id=0.5"),
         (SEQUENCES, {"label_padding": True}, ValueError, r"`label_padding` must be .* Received: label_padding=True"),
         (SEQUENCES, {"length": 5}, ValueError, r"not be longer than `length`, .* Received: 7 tokens, length = 5"),
-        ([], {}, ValueError, r"must have one or more of ids, and as many of all else. Received: \[0\]"),
-        (([[1], [2]], [[1]]), {}, ValueError, r"as many of all else. Received: \[2, 1\]"),
+        ([], {}, ValueError, r"at least one sequence, and equally many of everything. Received: \[0\]"),
+        (([[1], [2]], [[1]]), {}, ValueError, r"equally many of everything. Received: \[2, 1\]"),
         (([[1], [2, 3]], [[1], [4, 5, 6]]), {}, ValueError, r"as its token ids. Received: 3 values for 2 token ids"),
         ([[0.5]], {}, ValueError, r"must have integer token ids. Received: float64"),
         ({"ids": [[1]]}, {}, ValueError, r"with 'token_ids' among .* Received: features \['ids'\] and 0 more"),

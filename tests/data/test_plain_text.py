@@ -5,12 +5,12 @@ import math
 import re
 from collections import Counter, defaultdict
 
+import numpy as np
 import pytest
 
 from keras_tx.data import load_text, sample_scenes
 from keras_tx.data.sample_scenes import PEOPLE, PLACES
 from tests.data.processes import same_in_every_process
-from tests.tools import SHARED
 
 
 @pytest.mark.parametrize("name", ["f.txt", "f.gz", "noname"])
@@ -20,6 +20,7 @@ def test_the_text_of_a_file_is_cut_in_two(tmp_path, name):
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
     assert load_text(tmp_path / name) == (text[:45], text[45:])
     assert load_text(str(tmp_path / name), validation_fraction=0.5) == (text[:25], text[25:])
+    assert load_text(tmp_path / name, validation_fraction=np.float32(0.5)) == (text[:25], text[25:])
 
 
 @pytest.mark.parametrize(
@@ -57,9 +58,9 @@ def test_wrong_arguments_are_named(arguments, error, message):
         load_text(**arguments)
 
 
-@pytest.mark.skipif(not (SHARED / "data/tinyshakespeare").exists(), reason="tinyshakespeare is not there")
-def test_tinyshakespeare_is_cut_as_nanogpt_cuts_it():
-    train, validation = load_text(SHARED / "data/tinyshakespeare/input.txt.gz")
+def test_a_text_of_tinyshakespeare_s_length_is_cut_as_nanogpt_cuts_it(tmp_path):
+    (tmp_path / "input.txt.gz").write_bytes(gzip.compress(b"a" * 1_115_394))
+    train, validation = load_text(tmp_path / "input.txt.gz")
     assert (len(train), len(validation)) == (1003854, 111540)  # as printed by its prepare.py
 
 

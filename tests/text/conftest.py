@@ -26,21 +26,30 @@ def sentences():
     return SENTENCES
 
 
-@pytest.fixture(scope="session", params=[True, False], ids=["uncased", "cased"])
-def pair(request, tmp_path_factory):
-    """Our tokenizer and transformers', which reads what ours wrote."""
-    ours = BertTokenizer.train(SENTENCES * 3, 400, lowercase=request.param)
-    directory = tmp_path_factory.mktemp("tokenizer")
-    ours.save(directory)
-    theirs = HuggingFace.from_pretrained(directory)
-    assert theirs.get_vocab() == {token: i for i, token in enumerate(ours.vocabulary)}
-    assert theirs.do_lower_case == request.param
-    return ours, theirs
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory):
+    """Our tokenizer and transformers', which reads what ours saved, with and without capital letters."""
+
+    def pair(lowercase):
+        ours = BertTokenizer.train(SENTENCES * 3, 400, lowercase=lowercase)
+        directory = tmp_path_factory.mktemp("tokenizer")
+        ours.save(directory)
+        theirs = HuggingFace.from_pretrained(directory)
+        assert theirs.get_vocab() == {token: i for i, token in enumerate(ours.vocabulary)}
+        assert theirs.do_lower_case == lowercase
+        return ours, theirs
+
+    return {"uncased": pair(True), "cased": pair(False)}
+
+
+@pytest.fixture(scope="session", params=["uncased", "cased"])
+def pair(request, pairs):
+    return pairs[request.param]
 
 
 @pytest.fixture(scope="session")
-def uncased():
-    return BertTokenizer.train(SENTENCES * 3, 400)
+def uncased(pairs):
+    return pairs["uncased"][0]
 
 
 @pytest.fixture(scope="session")

@@ -94,13 +94,15 @@ def test_directories_without_a_tokenizer(tmp_path, made):
         r"must contain \['source.spm', 'target.spm', 'vocab.json'\]. Received: .*\['a.bin'\]",
         text.MarianTokenizer.from_pretrained,
     )
-    refused(tmp_path, "must say whose a SentencePiece model it holds", text.SentencePieceTokenizer.from_pretrained)
+    refused(
+        tmp_path, "must name the model type of its SentencePiece model", text.SentencePieceTokenizer.from_pretrained
+    )
     (tmp_path / "merges.txt").touch()
     refused(tmp_path, r"must contain tokenizer.json, or vocab.json and merges.txt.*\['a.bin', 'merges.txt'\]")
     refused(made / "t5", "must contain tokenizer.json, or vocab.json", text.BytePairTokenizer.from_pretrained)
     refused(
         made / "gpt2",
-        r"must say whose .*one of \['Camembert'.*Received: 'gpt2'",
+        r"must name the model type .*one of \['Camembert'.*Received: 'gpt2'",
         text.SentencePieceTokenizer.from_pretrained,
     )
     with pytest.raises(TypeError, match="`tokenizer` must be a tokenizer of transformers. Received: tokenizer=7"):
@@ -116,10 +118,12 @@ def test_other_kinds_are_refused_by_name(copy):
     (folder / "tokenizer.json").unlink()
     old = copy("gpt2")
     change(old / "config.json", lambda data: data.update(model_type="clip"))
-    refused(old, r"must say whose vocab.json and merges.txt it holds.*\['Bart', 'GPT2'.*Received: 'clip' in .*gpt2")
+    refused(
+        old, r"must name the model type of its vocab.json and merges.txt.*\['Bart', 'GPT2'.*Received: 'clip' in .*gpt2"
+    )
     pieces = copy("t5")
     change(pieces / "config.json", lambda data: data.update(model_type="albert"))
-    refused(pieces, r"must say whose a SentencePiece model it holds.*\['Camembert'.*Received: 'albert'")
+    refused(pieces, r"must name the model type of its SentencePiece model.*\['Camembert'.*Received: 'albert'")
     change(pieces / "config.json", lambda data: data.update(model_type="llama"))
     refused(pieces, r"must hold tokenizer.model for Llama. Received: .*'spiece.model'")
 

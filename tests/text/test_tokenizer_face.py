@@ -95,25 +95,35 @@ def test_it_generates(made):
     assert generate(translator, ["a dog", "Hi"], tokenizer=marian, **options) == marian.decode(rows)
 
 
+WITHOUT_TENSORFLOW = """
+import json, sys
+sys.modules["tensorflow"] = None
+from keras_tx import text
+folders, sentences = map(json.loads, sys.argv[1:])
+tokenizers = map(text.load_tokenizer, folders)
+found = [[t("a dog")["token_ids"].tolist(), t.decode(t.tokenize("a dog"))] for t in tokenizers]
+print(json.dumps([found, text.BertTokenizer.train(sentences, 300).vocabulary]))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.process
-def test_where_tensorflow_is_not_installed(made):
-    code = (
-        "import sys; sys.modules['tensorflow'] = None; from keras_tx import text; import json; "
-        "print(json.dumps([t('a dog')['token_ids'].tolist() + [t.decode(t.tokenize('a dog'))] for t in "
-        "map(text.load_tokenizer, json.loads(sys.argv[1]))]))"
-    )
+def test_another_process_without_tensorflow_does_the_same(made, sentences):
+    """Training too, for which the `tokenizers` library has a seed of its own in every process."""
     kinds = ["gpt2", "t5", "marian"]
+    arguments = [json.dumps([str(made / kind) for kind in kinds]), json.dumps(sentences * 2)]
     run = subprocess.run(
-        [sys.executable, "-c", code, json.dumps([str(made / kind) for kind in kinds])],
+        [sys.executable, "-c", WITHOUT_TENSORFLOW, *arguments],
         capture_output=True,
         text=True,
-        env={**os.environ, "KERAS_BACKEND": "torch"},
+        env={**os.environ, "KERAS_BACKEND": "jax"},
     )
     assert run.returncode == 0, run.stderr
-    for kind, found in zip(kinds, json.loads(run.stdout.splitlines()[-1]), strict=True):
+    found, vocabulary = json.loads(run.stdout.splitlines()[-1])
+    for kind, answer in zip(kinds, found, strict=True):
         ours = text.load_tokenizer(made / kind)
-        assert found == [*ours("a dog")["token_ids"].tolist(), ours.decode(ours.tokenize("a dog"))]
+        assert answer == [ours("a dog")["token_ids"].tolist(), ours.decode(ours.tokenize("a dog"))]
+    assert vocabulary == text.BertTokenizer.train(sentences * 2, 300).vocabulary
 
 
 @pytest.mark.parametrize(
