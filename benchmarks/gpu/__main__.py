@@ -201,7 +201,9 @@ def main() -> None:
             report.add(result)
 
         run(parts(arguments.parts, environment, small, report.rows), left, done)
-    print(f"{statuses.count('ok')} of {len(statuses)} jobs ok; see {arguments.out}/table.md and log.txt")
+        print(
+            f"{statuses.count('ok')} of {len(statuses)} jobs ok; see {arguments.out}/table.md and log.txt", flush=True
+        )
     sys.exit(any(status != "ok" for status in statuses))
 
 
