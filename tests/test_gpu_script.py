@@ -26,6 +26,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(parts, "GRACE", 0.3)
 
 
+@pytest.mark.process
 def test_help_names_all_parts():
     done = subprocess.run([ROOT / "scripts" / "gpu", "--help"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -59,6 +60,7 @@ def test_every_part_has_commands_that_get_the_file_for_its_rows(small, tmp_path)
             )
 
 
+@pytest.mark.process
 def test_a_part_that_fails_or_takes_too_long_is_a_row_and_stops_no_other(tmp_path, quick):
     written = report.Report(tmp_path / "out", {"GPU": "none"}, small=True)
     row = {"kind": "fit", "case": "CausalLM", "policy": "float32", "backend": "jax", "losses": [3, 1], "first": 2}
@@ -67,22 +69,26 @@ def test_a_part_that_fails_or_takes_too_long_is_a_row_and_stops_no_other(tmp_pat
         Part("first", [job("one", "print('half'); raise SystemExit('no | luck')"), Job("two", ["/no/such/program"])]),
         Part("slow", [job("one", "print('begun', flush=True); import time; time.sleep(60)")], summary=parts.last_line),
         Part("deaf", [job("one", "import signal, time; signal.signal(2, signal.SIG_IGN); time.sleep(60)")]),
+        Part(
+            "late", [job("one", "import sys, signal, time; signal.signal(2, lambda *_: sys.exit(0)); time.sleep(60)")]
+        ),
         Part("last", [job("one", code), job("two", "print(7)")], together=True),
     ]
     started = time.monotonic()
-    parts.run(made, 6.0, written.add)
-    assert time.monotonic() - started < 8
+    parts.run(made, 9.0, written.add)
+    assert time.monotonic() - started < 14
     table = (tmp_path / "out" / "table.md").read_text()
     assert "- Sizes: small: there is no GPU" in table
     assert "| first | one | failed | 0 s | no \\| luck |" in table
     assert "| first | two | failed |" in table and "No such file" in table
     assert "| slow | one | out of time |" in table and "; KeyboardInterrupt |" in table
     assert "| deaf | one | out of time |" in table
+    assert "| late | one | ok |" in table  # all was done when the interruption came
     assert "| last | one | ok |" in table and "| last | two | ok |" in table
     assert "| CausalLM | jax | float32 | 3.000 to 1.000 | 2.0 s | 50.0 ms |" in table
     log = (tmp_path / "out" / "log.txt").read_text()
     assert "GPU: none" in log and "===== first, one: failed" in log and "half\nno | luck" in log
-    assert log.count("=====") == 6
+    assert log.count("=====") == 7
 
 
 def test_the_table_has_the_figures_of_each_kind_and_the_tests_that_failed(tmp_path):

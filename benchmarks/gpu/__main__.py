@@ -25,7 +25,7 @@ BENCHMARKS = ("encoder", "fused", "decode", "pretrained", "memory", "profile")
 SHARES = {"tests": 120, "fit": 50, "kernels": 40}
 SHARES |= {"encoder": 110, "fused": 50, "decode": 50, "pretrained": 45, "memory": 55, "profile": 20}
 TESTS = ("tests/layers/test_fused_attention.py", "tests/layers", "tests/models", "tests/generation", "tests/training")
-FEW_TESTS = ("tests/layers/test_fused_attention.py", "tests/layers/test_masks.py", "tests/training/test_schedules.py")
+FEW_TESTS = ("tests/layers/test_activations.py", "tests/layers/test_masks.py", "tests/training/test_schedules.py")
 # The options of the benchmarks.
 GPU_SIZES = {
     "encoder": "--policy mixed_bfloat16 --shapes 64x512 8x2048 --rounds 3 --products 8192 8192 8192",
@@ -201,7 +201,9 @@ def main() -> None:
             report.add(result)
 
         run(parts(arguments.parts, environment, small, report.rows), left, done)
-    print(f"{statuses.count('ok')} of {len(statuses)} jobs ok; see {arguments.out}/table.md and log.txt")
+        print(
+            f"{statuses.count('ok')} of {len(statuses)} jobs ok; see {arguments.out}/table.md and log.txt", flush=True
+        )
     sys.exit(any(status != "ok" for status in statuses))
 
 

@@ -94,12 +94,12 @@ class Running:
         output = self._output.read().decode(errors="replace")[-LONGEST:]
         self._output.close()
         words = self.part.summary(output)
-        if self._interrupted:
+        if self._process.returncode == 0:
+            status = "ok"  # also where the interruption came when all was done
+        elif self._interrupted:
             status, words = "out of time", "; ".join(filter(None, [f"limit {self.limit:.0f} s", words]))
-        elif self._process.returncode:
-            status, words = "failed", words or last_line(output) or f"exit status {self._process.returncode}"
         else:
-            status = "ok"
+            status, words = "failed", words or last_line(output) or f"exit status {self._process.returncode}"
         return Result(self.part.name, self.job.name, status, seconds, words, output)
 
     def _kill(self) -> None:
