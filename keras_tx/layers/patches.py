@@ -108,7 +108,8 @@ class PatchEmbedding(Composite):
                 "`inputs` must be images (B, height, width, C) of known sizes, multiples of `patch_size`. Received: "
                 f"inputs.shape={tuple(inputs_shape)}, patch_size={self.patch_size}"
             )
-        return (height // self.patch_size) * (width // self.patch_size) + bool(self.has_class_token)
+        num_patches: int = (height // self.patch_size) * (width // self.patch_size)
+        return num_patches + bool(self.has_class_token)
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         size, batch = self.patch_size, ops.shape(inputs)[0]
