@@ -32,14 +32,6 @@ def run_without(folder, name, *arguments):
     return done.stdout
 
 
-@pytest.fixture(autouse=True, scope="module")
-def without_xla():
-    """Keras leaves XLA out where TensorFlow is deterministic. For a few steps it costs far more than they do."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TF_DETERMINISTIC_OPS", "1")
-        yield
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """With mine.jsonl in it."""
