@@ -228,7 +228,7 @@ def test_embeddings_are_means_over_real_tokens(models, signatures, tokenizer):
 @pytest.mark.parametrize(
     ("name", "asked"),
     [
-        ("language_model", ("serving_default", "generate", "explain")),
+        ("language_model", ("generate", "explain")),
         ("translator", ("beam", "score", "tokens", "embed")),
     ],
 )
