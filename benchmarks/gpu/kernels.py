@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks import alternating
 from keras_tx.layers.attention.dense import attend
-from keras_tx.layers.attention.fused import attend_fused, takes_fused
+from keras_tx.layers.attention.fused import attend_fused, prefers_fused
 from keras_tx.layers.masks import Visible
 
 # By dtype: the largest errors that are allowed, forward and backward. Rounding once costs 0.004, 0.0005 and 6e-8.
@@ -122,7 +122,7 @@ def row(name: str, dtype: str, small: bool) -> dict[str, Any]:
     allowed = ALLOWED[dtype]
     forward, backward = errors[0], float(np.max(errors[1:]))
     made = [keras.ops.cast(keras.ops.convert_to_tensor(x), dtype) for x in tensors]
-    taken = takes_fused(*made, seen, bias=None, training=True, long=False)
+    taken = prefers_fused(*made, seen, bias=None, training=True, long=False)
     absent = taken and (not kernels or kernels == ["math"])  # PyTorch's "math" is no kernel
     ok = forward <= allowed[0] and backward <= allowed[1] and not absent
     reason = {"reason": "keras_tx takes a kernel here, and none ran"} if absent else {}
