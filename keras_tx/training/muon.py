@@ -1,11 +1,13 @@
 """An optimizer that treats the kernels of attention, which have three axes, as matrices."""
 
+import inspect
 import math
 import re
 from types import SimpleNamespace
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_tx.keras_internals import MuonByVariable
@@ -61,6 +63,12 @@ class Muon(MuonByVariable):
         True
     """
 
+    __signature__ = inspect.signature(MuonByVariable)  # the arguments that `__init__` hides
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        # Keras refuses NumPy's float32 as a learning rate.
+        super().__init__(*map(_as_python, args), **{name: _as_python(value) for name, value in kwargs.items()})
+
     def build(self, variables: list[Any]) -> None:
         self._matrix_shapes = [_matrix_shape(variable) for variable in variables]  # in updates, variables have no path
         super().build(variables)
@@ -76,6 +84,11 @@ class Muon(MuonByVariable):
         update = ops.add(gradient, self.momentum * momentum) if self.nesterov else momentum
         update = self.zeropower_via_newtonschulz5(ops.reshape(update, shape), self.ns_steps)
         self.assign_sub(variable, ops.reshape(self.lr_adjust(learning_rate * update), variable.shape))
+
+
+def _as_python(value: Any) -> Any:
+    """A number of NumPy as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _matrix_shape(variable: Any) -> tuple[int, ...]:

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.tensorflow
 V, NEW = built.V, 6
 PROMPTS = [[5, 7, 11, 3, 17], [9], [2, 2, 13]]
 SOURCES = [[4, 3, 21], [8, 30, 6, 1, 36], [12]]
-RULES = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "forbidden_tokens": [0, (5, 6)], "stop_tokens": (8, 11)}
+STOP = {"stop_tokens": (8, 11)}
+RULES = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "forbidden_tokens": [0, (5, 6)], **STOP}
 RULES |= {"min_new_tokens": 2, "forced_tokens": {0: 9, -1: 8}}
 
 
@@ -48,27 +49,27 @@ def traced(model, strategy, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy"),
+    ("name", "strategy", "rules"),
     [
-        ("biases_and_a_skip", Beam(3, num_return_sequences=2)),
-        ("nested", Sample(0.8, top_k=9, top_p=0.9, min_p=0.02, seed=3)),
-        ("encoder_and_decoder", Beam(2)),
-        ("packed", Greedy()),
+        ("biases_and_a_skip", Beam(3, num_return_sequences=2), RULES),
+        ("nested", Sample(0.8, top_k=9, top_p=0.9, min_p=0.02, seed=3), STOP),
+        ("encoder_and_decoder", Beam(2), STOP),
+        ("packed", Greedy(), RULES),
     ],
 )
 @pytest.mark.usefixtures("eager")
-def test_a_graph_for_any_shapes_generates_what_generate_does(name, strategy):
+def test_a_graph_for_any_shapes_generates_what_generate_does(name, strategy, rules):
     model = built.made(name)
-    run = traced(model, strategy, **RULES)
+    run = traced(model, strategy, **rules)
     nodes = run.graph.as_graph_def()
     nodes = [*nodes.node, *(node for one in nodes.library.function for node in one.node_def)]
     assert not [node.op for node in nodes if "Xla" in node.op or "PyFunc" in node.op]
     count = 1 if isinstance(strategy, Sample) else 3  # in a graph each row has the noise of a first row
     inputs = {"source": SOURCES, "target": PROMPTS} if name == "encoder_and_decoder" else PROMPTS[:count]
-    options = {**RULES, "max_new_tokens": NEW, "jit_compile": False, "return_scores": True}
+    options = {**rules, "max_new_tokens": NEW, "jit_compile": False, "return_scores": True}
     rows, scores = generate(model, inputs, strategy, **options)
     ids, found = run(ragged(PROMPTS), ragged(SOURCES))
-    lengths = in_graph.lengths(ids, RULES["stop_tokens"], NEW).numpy()
+    lengths = in_graph.lengths(ids, rules["stop_tokens"], NEW).numpy()
     for index, prompt in enumerate(PROMPTS[:count]):
         expected = rows[index] if ids.shape[1] > 1 else [rows[index]]
         for n, row in enumerate(expected):

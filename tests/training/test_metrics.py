@@ -94,7 +94,8 @@ def test_numbers_of_numpy_are_numbers(kind, options):
     numpy_options = {
         name: np.float32(value) if isinstance(value, float) else np.int64(value) for name, value in options.items()
     }
-    ours, plain = (json.dumps(keras.saving.serialize_keras_object(kind(**x))) for x in (numpy_options, options))
+    made = [kind(**x, **({"name": "n"} if kind is not NoamSchedule else {})) for x in (numpy_options, options)]
+    ours, plain = (json.dumps(keras.saving.serialize_keras_object(one)) for one in made)
     assert ours == plain
 
 
