@@ -96,7 +96,8 @@ sentences = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=9), min_s
 @functools.cache
 def every_way():
     """A function from ids to the outputs of all models; on TensorFlow one graph for all lengths."""
-    function = lambda ids: {way: model(way)(ids) for way in (*WAYS, *POOLINGS)}
+    models = {way: model(way) for way in (*WAYS, *POOLINGS)}  # made outside of the graph
+    function = lambda ids: {way: one(ids) for way, one in models.items()}
     if keras.backend.backend() != "tensorflow":
         return function
     import tensorflow as tf

@@ -41,8 +41,8 @@ class MultiHeadAttention(Composite):
         value_dim: the size of each head of values; `key_dim` if None.
         dropout: rate in [0, 1) of dropout on the attention scores.
         use_bias: whether the projections have biases.
-        output_shape: int or tuple, the feature axes of the output; those of the query if None. The layer has it as the
-            attribute `output_features`, as Keras uses `output_shape` for something else.
+        output_shape: int or tuple, the feature axes of the output; those of the query if None. The attribute is
+            `output_features`, as Keras uses `output_shape` for something else.
         attention_axes: int or tuple, the axes to attend over, counted with the batch axis; if None all but batch and
             features.
         sliding_window: a query looks only at keys less than this many positions away, on both sides; None for no limit.
@@ -50,7 +50,7 @@ class MultiHeadAttention(Composite):
             PyTorch, and on JAX in half precision on NVIDIA GPUs. True always uses one, and raises where there is none;
             it allows no dropout and no scores. False never uses one. Not every kernel has a second derivative.
         kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer, activity_regularizer,
-            kernel_constraint, bias_constraint: for each projection.
+            kernel_constraint, bias_constraint: for each projection (attribute: `projection_activity_regularizer`).
         use_gate: whether the output of each head is multiplied by the sigmoid of a projection of the query.
         seed: integer, seed of the dropout.
         num_key_value_heads: K, a divisor of `num_heads`, to which it defaults. Fewer make the key-value cache smaller;
