@@ -173,21 +173,23 @@ def test_an_exported_model_equals_the_model_without_xla_ops(tmp_path):
 
 
 @rows
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "float16"])
-def test_half_precision_stays_near_single_precision(row, policy):
-    exact, rough = row.make(), built(row, dtype=policy)
-    expected = exact(**row.inputs())
-    exact.set_weights([to_numpy(keras.ops.cast(weight, "float32")) for weight in rough.weights])
-    expected = to_numpy(exact(**row.inputs())) if exact.weights else to_numpy(expected)
-    outputs = to_numpy(keras.ops.cast(rough(**row.inputs()), "float32"))
-    error = np.abs(outputs - expected).max() / np.abs(expected).max()
-    assert error < (0.05 if "bfloat16" in policy else 0.01)
+def test_half_precision_stays_near_single_precision(row):
+    exact = built(row)
+    expected = to_numpy(exact(**row.inputs()))
+    for policy in ("mixed_bfloat16", "float16"):
+        rough = row.make(dtype=policy)
+        rough(**row.inputs())
+        rough.set_weights(exact.get_weights())
+        outputs = to_numpy(keras.ops.cast(rough(**row.inputs()), "float32"))
+        error = np.abs(outputs - expected).max() / np.abs(expected).max()
+        assert error < (0.05 if "bfloat16" in policy else 0.01), policy
 
 
 def test_every_weight_gets_a_gradient():
     model, inputs = model_of(*per_example), inputs_of(*per_example)
     losses = dict.fromkeys(map(label, per_example), "mse")
-    model.compile(keras.optimizers.SGD(1.0), loss=losses, jit_compile=keras.backend.backend() == "jax")
+    eagerly = keras.backend.backend() == "tensorflow"  # a graph of the gradients takes longer to trace than to run
+    model.compile(keras.optimizers.SGD(1.0), loss=losses, run_eagerly=eagerly)
     before = model.get_weights()
     random = np.random.default_rng(3)
     targets = {name: random.normal(size=to_numpy(x).shape).astype("float32") for name, x in model(inputs).items()}

@@ -225,7 +225,7 @@ def test_symbolic_hidden_states_have_the_shape_and_dtype_of_real_ones(cls, score
         assert one.dtype == keras.backend.standardize_dtype(other.dtype)
 
 
-def test_a_model_with_all_of_this_writes_what_it_says_step_by_step():
+def test_a_model_with_all_of_this_generates_the_tokens_of_its_own_logits():
     vocabulary_size, ids = 23, keras.Input((None,), dtype="int32", name="ids")
     embedding = TokenEmbedding(vocabulary_size, D, normalization="layer_norm_no_bias")
     decoder = Decoder(3, F, N, normalize_first=True, normalize_inputs=False, attention_options=BY_LAYER)
@@ -233,6 +233,6 @@ def test_a_model_with_all_of_this_writes_what_it_says_step_by_step():
     model = randomize(keras.Model(ids, embedding(hidden[:, -1], reverse=True)))
     model_of_output = keras.Model(ids, embedding(decoder(embedding(ids)), reverse=True))
     prompt = np.array([[3, 5, 7, 11]], "int32")
-    written = generation.generate(model_of_output, prompt, max_new_tokens=5, jit_compile=False)
+    generated = generation.generate(model_of_output, prompt, max_new_tokens=5, jit_compile=False)
     for length in range(4, 9):
-        assert to_numpy(model(written[:, :length]))[0, -1].argmax() == written[0, length]
+        assert to_numpy(model(generated[:, :length]))[0, -1].argmax() == generated[0, length]

@@ -78,13 +78,13 @@ def test_layers_equal_those_of_keras():
             assert_close(ours(normal(2, 13), reverse=True), theirs(normal(2, 13), reverse=True), atol=0)
 
 
-def test_a_quantized_model_generates_what_its_own_logits_say():
+def test_a_quantized_model_generates_the_tokens_of_its_own_logits():
     model = models.CausalLM(41, **SIZES)
     model.quantize("int8")
     rows = [IDS[0, :5].tolist(), IDS[1, :2].tolist()]
     for compiled in (True, False):
-        for row, written in zip(rows, model.generate(rows, max_new_tokens=4, jit_compile=compiled), strict=True):
-            for new in np.asarray(written)[len(row) :]:
+        for row, generated in zip(rows, model.generate(rows, max_new_tokens=4, jit_compile=compiled), strict=True):
+            for new in np.asarray(generated)[len(row) :]:
                 logits = np.asarray(model(np.array([row])))[0, -1]
                 assert logits[new] > logits.max() - 1e-3  # of activations, too, are rounded: equal up to near ties
                 row = [*row, int(new)]

@@ -102,7 +102,7 @@ def test_packing_changes_neither_the_loss_nor_its_gradients(positions):
         assert_close(together, apart, atol=1e-5)
 
 
-def test_what_is_written_is_the_same_packed_or_not():
+def test_a_packed_model_generates_what_a_plain_one_does():
     packed, plain = pair()
     options = {"max_new_tokens": 3, "jit_compile": False}
     assert packed.generate([FIRST], **options) == plain.generate([FIRST], **options)

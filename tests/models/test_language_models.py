@@ -155,7 +155,7 @@ def test_half_precision_stays_near_single_precision(kind):
 
 @kinds
 @pytest.mark.parametrize(("wrong", "received"), [(V, f"{V}"), (-1, "-1"), (1.5, "dtype float")])
-def test_ids_that_are_none_are_refused(kind, wrong, received):
+def test_wrong_ids_are_refused(kind, wrong, received):
     model = shared(kind)
     for name in model.id_inputs:
         inputs = features(model, *ROWS)

@@ -30,7 +30,7 @@ def test_vocabularies_and_logits_share_a_table_or_do_not():
     assert Seq2Seq(V, hidden_dim=D, num_heads=N).intermediate_dim == 4 * D
 
 
-def test_logits_are_over_the_target_vocabulary_and_see_the_source_and_what_was_written():
+def test_logits_are_over_the_target_vocabulary_and_depend_on_the_source_and_earlier_target_tokens():
     model = made(V, TARGET_V)
     logits = to_numpy(model([SOURCE, TARGET]))
     assert logits.shape == (2, 4, TARGET_V)
@@ -43,7 +43,7 @@ def test_logits_are_over_the_target_vocabulary_and_see_the_source_and_what_was_w
     assert_close(model({"source_ids": longer, "target_ids": TARGET}), logits, atol=5e-6)
 
 
-def test_an_encoder_that_skips_padding_changes_no_logit_and_no_text():
+def test_an_encoder_that_skips_padding_changes_no_logit_and_no_generated_token():
     plain, skipping = made(V), made(V, encoder_options={"skip_padding": True})
     skipping.set_weights(plain.get_weights())
     assert_close(skipping([SOURCE, TARGET]), plain([SOURCE, TARGET]), atol=5e-6)

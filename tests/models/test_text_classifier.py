@@ -160,7 +160,7 @@ def test_word_order_is_learned_where_words_alone_say_nothing():
         ({"token_ids": np.array([[-1]])}, r"`token_ids` must be in \[0, 31\). Received: -1"),
     ],
 )
-def test_ids_that_are_none_are_refused(ids, message):
+def test_wrong_ids_are_refused(ids, message):
     if keras.backend.backend() == "jax" and "Received" not in message:
         pytest.skip("JAX reads 64-bit integers as 32-bit ones before the model sees them")
     with pytest.raises(ValueError, match=message):
