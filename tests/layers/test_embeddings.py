@@ -127,7 +127,7 @@ def test_segments_outside_their_table_are_refused():
     ],
 )
 def test_what_plays_no_part_or_has_a_wrong_shape_is_refused(call, message):
-    layer = embedding(num_segments=2) if "must" in message else embedding()
+    layer = embedding(num_segments=2) if "must have" in message else embedding()
     with pytest.raises(ValueError, match=message):
         layer(IDS, **call)
 
