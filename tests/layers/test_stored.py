@@ -1,4 +1,4 @@
-"""Attention over a cache as it lies gives what attention over turned keys gives."""
+"""Attention over a key-value cache, stored with the heads first, equals attention over keys in the usual order."""
 
 import numpy as np
 import pytest
@@ -23,8 +23,8 @@ def test_single_queries_get_what_attend_gives(heads, key_heads, of_heads):
     bias = ops.convert_to_tensor(normal(1, heads, 1, S, seed=2)) if of_heads else None
     visible = masks.Visible(mask=ops.convert_to_tensor(seen), causal=True, start=S - 2)
     found = attend_cached(query, caches.KeyValue(key, value), visible, bias=bias, scale=0.4)
-    turned = [ops.swapaxes(x, 1, 2) for x in (key, value)]
-    expected, _ = attend(query, *turned, mask=visible.whole(1, S), bias=bias, scale=0.4)
+    usual = [ops.swapaxes(x, 1, 2) for x in (key, value)]
+    expected, _ = attend(query, *usual, mask=visible.whole(1, S), bias=bias, scale=0.4)
     assert_close(found, expected, atol=1e-6)
     assert found.shape == (B, 1, heads, VALUE) and not np.any(found[1])
 
