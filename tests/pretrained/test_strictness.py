@@ -119,7 +119,7 @@ def test_files_with_other_tensors_are_refused(name, tmp_path):
     key = [*needed(name)][-1]
     changes = {
         "Received: no such tensor": lambda arrays: arrays.pop(key),
-        "Received: 'surprise', which has none": lambda arrays: arrays.update(surprise=np.ones(3, "float32")),
+        "Received: 'surprise', which is not": lambda arrays: arrays.update(surprise=np.ones(3, "float32")),
         f"'{key}' must have the shape": lambda arrays: arrays.update({key: arrays[key][:-1]}),
     }
     for index, (message, change) in enumerate(changes.items()):
@@ -193,7 +193,7 @@ def test_a_config_is_refused_before_a_layer_is_built(monkeypatch):
             {"quantization_config": {"bits": 4}},
             "`quantization_config` in .* not supported for model_type='bert'",
         ),
-        ("bert", {"auto_map": {"AutoModel": "x.Y"}}, r"code that comes with the checkpoint, .* auto_map=\{'AutoModel'"),
+        ("bert", {"auto_map": {"AutoModel": "x.Y"}}, r"code inside the checkpoint, .* auto_map=\{'AutoModel'"),
         (
             "bert",
             {"model_type": "bart_ish"},
@@ -366,7 +366,7 @@ def test_paths_and_files_that_cannot_be_are_refused(tmp_path):
     with pytest.raises(ValueError, match="`path` must have a config.json. Received: path="):
         pretrained.from_pretrained(tmp_path)
     with pytest.raises(
-        ValueError, match="`path` must be a directory, or an id of the hub. Received: path='/no/such/folder'"
+        ValueError, match="`path` must be a directory, or a model id of the hub. Received: path='/no/such/folder'"
     ):
         pretrained.from_pretrained("/no/such/folder")
     (tmp_path / "config.json").write_text("[1, 2")
@@ -422,7 +422,7 @@ def with_config(name, folder, **values):
         (
             "t5",
             {"dense_act_fn": "silu"},
-            "`feed_forward_proj` and `dense_act_fn` .* say the same. Received: .*'relu', dense_act_fn='silu'",
+            "`feed_forward_proj` and `dense_act_fn` .* agree. Received: .*'relu', dense_act_fn='silu'",
         ),
         (
             "llama",
