@@ -152,7 +152,7 @@ def test_lengths_may_be_unknown_and_xla_computes_the_same(parts):
 
     query = normal(2, 23, 3, 5)
     if "documents" in parts:
-        parts = {"documents": np.repeat(parts["documents"], 2, 0)}
+        parts = {**parts, "documents": np.repeat(parts["documents"], 2, 0)}
 
     def slopes(query):
         with tf.GradientTape() as tape:
