@@ -142,7 +142,7 @@ def test_a_version_in_order_is_reported_with_what_it_answers(reports, copies, mo
     monkeypatch.setitem(main.__globals__, "check", lambda path: reports["classifier"])
     assert main([str(copies["classifier"])]) == 0
     first, *signatures, saved, parity = capsys.readouterr().out.splitlines()
-    assert first == f"{copies['as_exported']}: ok"
+    assert first == f"{copies['classifier']}: ok"
     assert all(re.search(r"; \d+\.\d ms$", line) for line in signatures)
     assert sorted(line.rpartition(";")[0] for line in signatures) == [
         "  classify: inputs string[-1] -> classes string[-1, 3], scores float32[-1, 3]",

@@ -156,11 +156,11 @@ def test_a_generative_model_is_exported_with_warmup_card_and_parity(generator, t
     "options, names",
     [
         ({"start_token": False, "stop_tokens": ()}, ("serving_default", "tokens", "score")),
-        ({"padding_id": 1}, ("tokens",)),  # without a tokenizer
+        ({"embedding_options": {"padding_id": 1}}, ("tokens",)),  # without a tokenizer
     ],
 )
 def test_requests_for_the_parity_file_are_answered_whatever_the_options(options, names, tokenizer):
-    if "padding_id" in options:
+    if "embedding_options" in options:
         model, tokenizer, generation = small_generator(**options), None, None
     else:
         model, generation = small_generator(), {"max_new_tokens": 3, **options}
