@@ -78,7 +78,7 @@ def small_generator(**options):
 
 @pytest.fixture(scope="session")
 def generator(tokenizer, tmp_path_factory):
-    """The version of a small language model with some of its signatures, since tracing all takes long."""
+    """A small language model, and its version with some of its signatures, since tracing all takes long."""
 
     def some(*arguments):
         made = generator_signatures(*arguments)
@@ -88,7 +88,8 @@ def generator(tokenizer, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporters, "generator_signatures", some)
         options = {"tokenizer": tokenizer, "generation": BEAM, "warmup": ["the cat"], "max_batch": 2}
-        return export(small_generator(), folder, **options)
+        model = small_generator()
+        return SimpleNamespace(model=model, path=export(model, folder, **options))
 
 
 @pytest.fixture(scope="session")

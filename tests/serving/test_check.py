@@ -128,7 +128,7 @@ def command(copies):
 @pytest.fixture(scope="module")
 def reports(copies, generator):
     """What `check` says of each: one clean process for all, where `check` itself starts one for each."""
-    folders = {**copies, "generator": generator}
+    folders = {**copies, "generator": generator.path}
     script = Path(audit.__file__).with_name("clean_process.py")
     arguments = [sys.executable, "-P", str(script), *map(str, folders.values())]
     run = subprocess.run(arguments, capture_output=True, text=True)
@@ -142,7 +142,7 @@ def test_a_version_in_order_is_reported_with_what_it_answers(reports, copies, mo
     monkeypatch.setitem(main.__globals__, "check", lambda path: reports["classifier"])
     assert main([str(copies["classifier"])]) == 0
     first, *signatures, saved, parity = capsys.readouterr().out.splitlines()
-    assert first == f"{copies['as_exported']}: ok"
+    assert first == f"{copies['classifier']}: ok"
     assert all(re.search(r"; \d+\.\d ms$", line) for line in signatures)
     assert sorted(line.rpartition(";")[0] for line in signatures) == [
         "  classify: inputs string[-1] -> classes string[-1, 3], scores float32[-1, 3]",
@@ -257,7 +257,7 @@ def test_answers_of_models_without_labels_are_compared_too(reports):
 def test_a_generative_model_is_asked_what_it_takes(reports, generator):
     report = reports["generator"]
     assert report.ok, report
-    rows = json.loads((generator / PARITY).read_text())["signatures"]
+    rows = json.loads((generator.path / PARITY).read_text())["signatures"]
     assert set(rows) == set(report.signatures) == set(report.milliseconds) and all(rows.values())
 
 
