@@ -124,6 +124,7 @@ def test_positions_may_be_given(tmp_path):
 
 def test_what_a_config_is_silent_about_is_as_in_transformers(tmp_path):
     sizes = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 64, "sliding_window": 4096}
+    sizes["intermediate_size"] = 37
     theirs = torch_models.make(tmp_path, "MistralForCausalLM", **{**SIZES, **sizes, "rope_parameters": None})
     silent = ("num_key_value_heads", "sliding_window", "rope_parameters", "rms_norm_eps", "head_dim", "hidden_act")
     edited(tmp_path, without=silent)
