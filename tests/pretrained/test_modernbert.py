@@ -95,7 +95,10 @@ def test_it_is_written_in_the_words_of_both_versions(tmp_path):
     [
         ({"layer_types": [FULL]}, r"`layer_types` .* must be 3 of .*=\['full_attention'\]"),
         ({"layer_types": [FULL, FULL, "chunked"]}, "`layer_types` .* must be 3 of .*'chunked'"),
-        ({"rope_parameters": {"rope_theta": 3.0}}, "`rope_parameters` .* by .* Received: .*'rope_theta': 3.0"),
+        (
+            {"rope_parameters": {"rope_theta": 3.0}},
+            "`rope_parameters` .* with the keys .* Received: .*'rope_theta': 3.0",
+        ),
         ({"rope_parameters": 3}, "`rope_parameters` .* Received: rope_parameters=3"),
         ({"rope_parameters": {FULL: 3}}, r"`rope_parameters\['full_attention'\]` .* must be a dict. Received: .*=3"),
         ({"rope_scaling": "linear"}, "`rope_scaling` .* must be a dict. Received: rope_scaling='linear'"),
