@@ -28,7 +28,7 @@ def check_output(model: Any) -> None:
 
 
 def check_no_softmax(operation: Any) -> None:
-    """Strategies would take probabilities for logits, and make the distribution nearly uniform."""
+    """Raises for a model that ends in a softmax: strategies would treat the probabilities as logits."""
     activation = getattr(operation, "activation", None)
     if isinstance(operation, keras.layers.Softmax) or activation is keras.activations.softmax:
         raise ValueError(
@@ -45,7 +45,7 @@ def refuse_layer(layer: Any) -> NoReturn:
 
 
 def check_causal(node: Node, target: str, depends_on_target: Callable[[Iterable[int]], bool]) -> None:
-    """Refuses attention of the target to later tokens, and cross-attention whose keys cannot be computed once."""
+    """Raises for attention of the target to later tokens, and for cross-attention whose keys change between steps."""
     layer = node.operation
     if node.kwargs.get("attention_mask") is not None:
         raise ValueError(
@@ -73,7 +73,7 @@ def check_causal(node: Node, target: str, depends_on_target: Callable[[Iterable[
 
 
 def check_masks(nodes: list[Node], cached_nodes: list[Node], target_value: int, padding_id: int | None) -> None:
-    """Refuses masks of the target other than `ids != padding_id`: decode steps replace them by the mask of padding."""
+    """Raises for masks of the target other than `ids != padding_id`, because decode steps use the padding mask."""
     made_by = {value: node for node in nodes for value in node.outputs}
     for node in cached_nodes:
         for name in MASKS:

@@ -32,8 +32,9 @@ class TokenModel(keras.Model):
 
     A subclass sets these attributes in its constructor:
 
-        embedding: the `TokenEmbedding` whose dtype policy is that of the model. id_inputs: {name of an input of ids:
-        the `TokenEmbedding` for it}. configured: {name of an argument `..._options`: the layer that it configures}.
+        embedding: the `TokenEmbedding` whose dtype policy is that of the model.
+        id_inputs: {name of an input of ids: the `TokenEmbedding` for it}.
+        configured: {name of an argument `..._options`: the layer that it configures}.
     """
 
     embedding: TokenEmbedding
