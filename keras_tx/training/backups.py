@@ -25,7 +25,7 @@ FORMAT = "keras_tx.training.Resume 1"
 
 
 def write(path: Path, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Writes the dict `state` and the arrays. An interruption at any moment leaves a complete file, the old or the new one."""
+    """Writes `state` and the arrays. An interruption at any moment leaves a complete file, the old or the new one."""
     text = json.dumps({"format": FORMAT, "arrays": list(arrays), **state}, default=_as_json).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
