@@ -4,8 +4,8 @@ Readable are `model.safetensors`, whole or in shards, and `tf_model.h5`; pickles
 `seek` and `read` instead of being mapped into memory, so that at most one tensor is in memory. The header is checked
 completely before the first tensor is read (headers.py).
 
-The safetensors format has no checksums, so damaged numbers in other programs' files go unnoticed. Files written here
-store a checksum for each tensor, over its name, dtype, shape and numbers, which is verified when the tensor is read.
+The safetensors format has no checksums, so damaged values in files of other programs go unnoticed. Files written here
+store a checksum for each tensor, over its name, dtype, shape and values, which is verified when the tensor is read.
 """
 
 import json
@@ -30,7 +30,7 @@ _CHUNK = 2**24
 
 
 class Tensors:
-    """The tensors of files by name. `read(name)` reads one tensor; the other methods read nothing.
+    """Tensors in files, by name. `read(name)` reads one tensor; the other methods only use the headers.
 
     Dtypes are NumPy's and `ml_dtypes.bfloat16`. An unknown name raises KeyError.
     """

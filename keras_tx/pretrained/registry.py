@@ -57,9 +57,9 @@ def read_family(
     absent: Collection[str] = (),
     dtype: Any = None,
 ) -> Family:
-    """Makes the family of a config with its layers, none of which is built yet.
+    """Creates the family of a config with its layers, none of which is built yet.
 
-    The whole config is read here, so that an unsupported config is refused before anything large is made.
+    The whole config is read here, so that an unsupported config raises an error before anything large is created.
 
     Args:
         values: the content of config.json.

@@ -1,4 +1,4 @@
-"""Texts -> assets.extra/tf_serving_warmup_requests, which a server answers before it lets clients in.
+"""Writes assets.extra/tf_serving_warmup_requests, which a server runs before it accepts requests of clients.
 
 The file is a TFRecord of `PredictionLog` (tensorflow_serving/apis/prediction_log.proto), at most 1,000 of them. A
 server that fails on one of them refuses the version, so each of them is answered here first.
@@ -27,7 +27,7 @@ TARGET = "a"  # for `score`; short, since text and target together must fit into
 
 
 class RequestSource(Protocol):
-    """What a request needs to know of a model; the exporters fulfil it."""
+    """The part of the interface of exporters that requests need."""
 
     request_defaults: dict[str, float]
 
@@ -69,7 +69,7 @@ def write_warmup(
         name: the model's name.
         signatures: {name: function} of the loaded version.
         warmup: texts, and requests as a server's REST interface takes them, `{"signature_name": ..., "inputs": ...}`.
-        source: the model's exporter, for the other inputs of a request.
+        source: the model's exporter, for inputs other than texts.
         max_batch: the number of rows of the largest batch.
 
     Returns:
