@@ -41,7 +41,7 @@ def unregularized(name: str, layer: Any) -> None:
     regularized = [one.name for one in layers_within(layer) if one.activity_regularizer is not None]
     if regularized:
         raise ValueError(
-            f"`{name}` does not go with `activity_regularizer`. Received: {name}=True, layers {regularized}"
+            f"`{name}` cannot be used with `activity_regularizer`. Received: {name}=True, layers {regularized}"
         )
 
 

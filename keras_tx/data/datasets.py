@@ -106,7 +106,7 @@ def load_dataset(
     order, held_out = splits.hold_out(labels, test_fraction, rng)
     if not len(held_out):
         raise ValueError(
-            "`name_or_path` must hold two examples of some class, or come with `test`. Received: "
+            "`name_or_path` must have at least two examples of some class, or `test` must be given. Received: "
             f"name_or_path={str(name_or_path)!r} with {len(labels)} examples of {len(names)} classes"
         )
     return TextDataset(_dataset(texts, labels, order), _dataset(texts, labels, held_out), tuple(names))

@@ -92,7 +92,7 @@ def pack_sequences(
     counts = [int(part.nrows()) for part in tf.nest.flatten(parts)]
     if min(counts) < max(counts) or not counts[0]:
         raise ValueError(
-            f"`sequences` must hold at least one sequence, and equally many of everything. Received: {counts}"
+            f"`sequences` must have at least one sequence, and as many labels and weights. Received: {counts}"
         )
     _check_lengths(parts, limit)
     windows = tf.data.Dataset.from_tensor_slices(parts).batch(window)

@@ -50,7 +50,7 @@ def find(
             whole = [prefix]
         if len(whole) > 1:
             raise ValueError(
-                f"The files of {part!r} must be only two, or be chosen by the prefix of their names. Received: "
+                f"There must be two files for {part!r}; choose them by a prefix of their names. Received: "
                 f"{str(place)!r} with {whole}"
             )
         if whole:

@@ -151,7 +151,7 @@ class Constraints:
                 )
             if index == max_new_tokens - 1 and forced.get(-1, token) != token:
                 raise ValueError(
-                    "`forced_tokens` must not give two tokens for one place, where -1 is the last. "
+                    "`forced_tokens` must not have two tokens for one index, where -1 is the last. "
                     f"{received}, max_new_tokens={max_new_tokens}"
                 )
             if token in forbidden:

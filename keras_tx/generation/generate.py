@@ -145,8 +145,10 @@ def stream(model: keras.Model, inputs: Any, strategy: Strategy | None = None, **
     arguments = inspect.signature(generate).bind(model, inputs, strategy, **options)
     arguments.apply_defaults()
     if arguments.arguments.pop("return_scores"):
-        raise ValueError("`return_scores` is not for `stream`: a score is known at the end. Received: True")
+        raise ValueError(
+            "`return_scores` must not be used with `stream`: scores are known only at the end. Received: True"
+        )
     request = GenerationRequest(**arguments.arguments)
     if isinstance(request.strategy, Beam) or request.strategy.rows_per_prompt > 1:
-        raise ValueError(f"`strategy` must have no beams to be streamed. Received: strategy={strategy}")
+        raise ValueError(f"`stream` needs a `strategy` without beams. Received: strategy={strategy}")
     return request.stream()

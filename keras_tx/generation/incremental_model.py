@@ -193,8 +193,8 @@ class IncrementalModel:
         is_float32 = all(getattr(node.operation, "compute_dtype", "float32") == "float32" for node in nodes)
         if error > (1e-3 if is_float32 else 0.1) * np.ptp(expected) + 1e-6:
             raise ValueError(
-                "A generative model must look at other tokens, and at the position of a token, only in layers of "
-                f"keras_tx. Received: a model whose steps differ from the whole by {error:.1e}; one of these is why: "
+                "A generative model must use other tokens, and the position of a token, only in layers of "
+                f"keras_tx. Received: decode steps that differ from the full model by {error:.1e}, because of one of "
                 f"{unknown}"
             )
 

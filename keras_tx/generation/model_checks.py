@@ -39,7 +39,7 @@ def check_no_softmax(operation: Any) -> None:
 
 def refuse_layer(layer: Any) -> NoReturn:
     raise ValueError(
-        "A generative model may look at other tokens only in `Decoder`, `DecoderLayer` and causal "
+        "A generative model may attend to other tokens only in `Decoder`, `DecoderLayer` and causal "
         f"`MultiHeadAttention` of keras_tx. Received: layer '{layer.name}' of type {type(layer).__name__}"
     )
 
@@ -49,7 +49,7 @@ def check_causal(node: Node, target: str, depends_on_target: Callable[[Iterable[
     layer = node.operation
     if node.kwargs.get("attention_mask") is not None:
         raise ValueError(
-            f"Layer '{layer.name}' gets an `attention_mask`, which does not grow with the ids. Received: attention_mask"
+            f"Layer '{layer.name}' must not get an `attention_mask` of a fixed size. Received: attention_mask"
         )
     if not isinstance(layer, MultiHeadAttention):
         if depends_on_target(node.numbers_of("memory", 1)):
@@ -84,6 +84,6 @@ def check_masks(nodes: list[Node], cached_nodes: list[Node], target_value: int, 
                 hidden_id = compared_with(source)
                 if hidden_id is not None and (padding_id is None or hidden_id != padding_id):
                     raise ValueError(
-                        f"The `{name}` of layer '{node.operation.name}' must be that of the padding, in a generative "
+                        f"The `{name}` of layer '{node.operation.name}' must be `ids != padding_id` in a generative "
                         f"model. Received: a mask of the id {hidden_id}, padding_id={padding_id}"
                     )

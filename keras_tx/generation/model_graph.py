@@ -67,7 +67,8 @@ class ModelGraph:
         if len(self.inputs) == 1:
             return self.inputs[0]
         raise ValueError(
-            "`target` must be given: no causal layer says which input grows. Received: target=None for a model with "
+            "`target` must be given: no causal layer shows which input is continued. "
+            "Received: target=None for a model with "
             f"the inputs {self.inputs}"
         )
 
@@ -88,7 +89,7 @@ class ModelGraph:
             elif looks_at_other_tokens(node.operation):
                 model_checks.refuse_layer(node.operation)
         if not self.cached_nodes:
-            raise ValueError("`model` must have a causal layer over the growing ids. Received: a model without one")
+            raise ValueError("`model` must have a causal layer over the generated ids. Received: a model without one")
 
     def _find_values(self) -> None:
         end = self.target_nodes.index(self.cached_nodes[-1]) + 1

@@ -30,7 +30,7 @@ def as_strings(inputs: Any) -> tuple[list[str], bool]:
         inputs, is_single = list(np.atleast_1d(array)), array.ndim == 0
     wrong = [text for text in inputs if not isinstance(text, (str, bytes))]
     if wrong:
-        raise ValueError(f"`inputs` must be texts alone, or rows of ids. Received: {wrong[0]!r} among texts")
+        raise ValueError(f"`inputs` must be only texts, or only rows of ids. Received: {wrong[0]!r} among texts")
     return [text.decode("utf-8") if isinstance(text, bytes) else str(text) for text in inputs], is_single
 
 

@@ -64,7 +64,7 @@ class GenerationRequest:
         self.is_single = all(is_single for _, is_single in rows_of.values())
         counts = {name: len(rows) for name, (rows, _) in rows_of.items()}
         if len(set(counts.values())) > 1:
-            raise ValueError(f"`inputs` must be equally many. Received: {counts}")
+            raise ValueError(f"All `inputs` must have the same number of rows. Received: {counts}")
         self.sources = {name: rows_of[name][0] for name in model.sources}
         if model.target in rows_of:
             self.prompts = rows_of[model.target][0]
@@ -120,7 +120,7 @@ class GenerationRequest:
         if padding_id is None:
             if len({len(row) for row in rows}) > 1:
                 raise ValueError(
-                    f"`{name}` must be of one length: its embedding has no `padding_id`. Received: lengths "
+                    f"`{name}` must have rows of the same length: its embedding has no `padding_id`. Received: lengths "
                     f"{sorted({len(row) for row in rows})}"
                 )
             return padded(rows, longest, 0, left=False)

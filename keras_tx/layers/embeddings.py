@@ -110,7 +110,7 @@ class TokenEmbedding(Composite):
         self.embeddings_initializer = initializers.get(embeddings_initializer)
         if max_length is not None and position_encoding != "learned":
             raise ValueError(
-                "`max_length`, the number of learned positions, must be given only with them. Received: "
+                "`max_length` must be given only with learned positions. Received: "
                 f"max_length={max_length}, position_encoding={position_encoding!r}"
             )
         self.positions = self._position_layer()
@@ -195,7 +195,8 @@ class TokenEmbedding(Composite):
     def _check_width(self, inputs: Tensor) -> None:
         if inputs.shape[-1] != self._width:
             raise ValueError(
-                f"`inputs` must be as wide as the token table with `reverse=True`, {self._width}. Received: "
+                f"With `reverse=True`, `inputs` must have a last axis of size {self._width}, that of the token "
+                "embeddings. Received: "
                 f"inputs.shape={tuple(inputs.shape)}"
             )
 

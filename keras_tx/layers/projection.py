@@ -80,7 +80,7 @@ class _Quantizable(keras.layers.Layer):
             return super().quantize(mode, type_check=type_check, config=config)
         if config is not None and config.get_config() != type(config)().get_config():
             raise ValueError(
-                "`config` must be the default one, as a saved model keeps no quantizers. Received: "
+                "`config` must be the default: saved models do not store custom quantizers. Received: "
                 f"config={config.get_config()}"
             )
         return super().quantize(mode, type_check=False, config=config)

@@ -84,7 +84,9 @@ def check_scaling(scaling: Any, base: float, fraction: float) -> dict[str, Any] 
     given = {key: value for key, value in scaling.items() if value is not None or key == "truncate"}
     kinds = [given.pop(key) for key in ("rope_type", "type") if key in given] or [None]
     if kinds[0] != kinds[-1]:
-        raise ValueError(f"The argument `scaling` must have one type. Received: scaling={scaling}")
+        raise ValueError(
+            f"The argument `scaling` must have the same 'type' and 'rope_type'. Received: scaling={scaling}"
+        )
     kind = checks.one_of("scaling['rope_type']", kinds[0], _KEYS)
     for key, name, value in (("rope_theta", "base", base), ("partial_rotary_factor", "fraction", fraction)):
         if given.pop(key, value) != value:

@@ -179,8 +179,8 @@ def _shards(index: Path) -> dict[str, Any]:
             name = sorted(held.keys() ^ named)[0]
             has, lacks = ("index", "shard") if name in named else ("shard", "index")
             raise ValueError(
-                f"The index {index} must name what {shard!r} holds. Received: {name!r}, which the {has} has and the "
-                f"{lacks} has not"
+                f"The index {index} must list the tensors of {shard!r}. Received: {name!r}, which the {has} has "
+                f"and the {lacks} has not"
             )
         found.update(held)
     return {name: found[name] for name in weight_map}

@@ -172,8 +172,8 @@ def tokenizer_to_json(name: str, tokenizer: Any) -> Any:
     """The tokenizer in the argument `name` as JSON."""
     if not hasattr(tokenizer, "get_config"):
         raise ValueError(
-            f"`{name}` must have `get_config` and `from_config`, to be taken to TensorFlow. Received: {name} of type "
-            f"{type(tokenizer).__name__}"
+            f"`{name}` must have `get_config` and `from_config`, to be exported from this backend. Received: {name} "
+            f"of type {type(tokenizer).__name__}"
         )
     return keras.saving.serialize_keras_object(tokenizer)
 
@@ -187,8 +187,8 @@ def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
             is_ours = kind in STRATEGIES and type(value) is getattr(strategies, kind)
             if not (is_ours and is_dataclass(value)):
                 raise ValueError(
-                    "`generation` must have a strategy of keras_tx, to be taken to TensorFlow. Received: strategy of "
-                    f"type {kind}"
+                    "`generation` must have a strategy of keras_tx, to be exported from this backend. Received: "
+                    f"strategy of type {kind}"
                 )
             config = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
             saved[name] = {"kind": kind, "config": config}

@@ -72,7 +72,7 @@ def _examples(name: str, function: Any, texts: Sequence[str], encoder: TextEncod
                 answer = function.python_function(**inputs)
         except Exception as error:  # a layer may raise any error
             raise ValueError(
-                "`model` must answer every text that `tokenizer` lets through. Received: "
+                "`model` must answer every text that `tokenizer` accepts. Received: "
                 f"{text!r}, on which {name!r} fails: {one_line(error)}"
             ) from error
         examples.append(example(name, inputs, answer, encoder.half_dtype))
@@ -151,7 +151,7 @@ def differences(signatures: Mapping[str, Any], examples: Mapping[str, list[Examp
             difference = float(np.max(found))  # NaN, if one of them is
             if not difference <= TOO_FAR * row["tolerance"]:
                 raise ValueError(
-                    "`model` must answer the same as a graph as it does live, every time. Received: answers of "
+                    "`model` must give the same answers live and as a graph, in every call. Received: answers of "
                     f"{name!r} that differ by {difference:.1e} for {row['inputs']}"
                 )
             largest = max(largest, difference)

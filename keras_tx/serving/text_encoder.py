@@ -174,7 +174,7 @@ def check_padding(encoder: TextEncoder, padding_id: int, ids: Any, length: int) 
         error = _relative_difference(second[name][tuple(slice(size) for size in expected.shape)], expected)
         if not error <= tolerance:
             raise ValueError(
-                f"`model` must not see padding, the id {padding_id}, or rows of different lengths could not share a "
+                f"`model` must ignore padding, the id {padding_id}, or rows of different lengths could not share a "
                 "batch: mask it (`TokenEmbedding(padding_id=...)`, `keras.layers.Embedding(mask_zero=True)`, an input "
                 f"'padding_mask'), or give the `keras.Input` of the ids its fixed length. Received: output '{name}' "
                 f"that differs by {error:.1e} between {len(ids)} tokens alone and padded to {length}"

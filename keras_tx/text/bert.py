@@ -189,7 +189,7 @@ class BertTokenizer(Tokenizer):
         second = None if pairs is None else as_string_tensor("pairs", pairs)
         if second is not None and not second.shape.is_compatible_with(first.shape):
             received = f"shapes texts={tuple(first.shape)}, pairs={tuple(second.shape)}"
-            raise ValueError(f"`pairs` must be as many as `texts`. Received: {received}")
+            raise ValueError(f"`pairs` must have the same length as `texts`. Received: {received}")
         checks.one_of("padding", padding, ("longest", "max_length"))
         limit = check_max_length(self.max_length if max_length is None else max_length, 2 if second is None else 3)
         special = {"cls_id": self.cls_id, "sep_id": self.sep_id, "pad_id": self.pad_id}

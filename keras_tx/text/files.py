@@ -192,7 +192,9 @@ def _options(config: dict[str, Any], place: Path) -> dict[str, Any]:
     options: dict[str, Any] = {}
     length = config.get("model_max_length", config.get("max_len"))
     if isinstance(length, bool) or not isinstance(length, (int, float, type(None))):
-        raise ValueError(f"`directory` must give a length. Received: model_max_length={length!r} in {place}")
+        raise ValueError(
+            f"`directory` must have a number as `model_max_length`. Received: model_max_length={length!r} in {place}"
+        )
     if length is not None and length < UNLIMITED:
         options["max_length"] = int(length)
     for theirs, allowed in {

@@ -110,7 +110,7 @@ class LibraryTokenizer(Tokenizer):
         limit = self.max_length if max_length is None else max_length
         template = self._templates[pairs is not None]
         if template is None:
-            raise ValueError("`pairs` must be None: this tokenizer has no place for a second text. Received: pairs")
+            raise ValueError("`pairs` must be None: this tokenizer does not support pairs of texts. Received: pairs")
         if limit is not None:
             limit = check_max_length(limit, max(1, template.size(pairs is not None)))
         elif padding == "max_length":
@@ -122,7 +122,7 @@ class LibraryTokenizer(Tokenizer):
         second, second_is_one = (None, is_one) if pairs is None else as_string_list("pairs", pairs)
         if second is not None and (len(second), second_is_one) != (len(first), is_one):
             received = f"{len(first)} texts, {len(second)} pairs"
-            raise ValueError(f"`pairs` must be as many as `texts`. Received: {received}")
+            raise ValueError(f"`pairs` must have the same length as `texts`. Received: {received}")
         encoded = None if second is None else self._encode(second)
         rows = template.fill(self._encode(first), encoded, limit, self.truncation_side)
         width = max((len(row) for row in rows), default=0) if length is None else length
@@ -207,7 +207,7 @@ class LibraryTokenizer(Tokenizer):
         second = None if pairs is None else as_string_tensor("pairs", pairs)
         if second is not None and not second.shape.is_compatible_with(first.shape):
             received = f"shapes texts={tuple(first.shape)}, pairs={tuple(second.shape)}"
-            raise ValueError(f"`pairs` must be as many as `texts`. Received: {received}")
+            raise ValueError(f"`pairs` must have the same length as `texts`. Received: {received}")
         encoded = None if second is None else self._encode_in_graph(second)
         rows = template.fill_ragged(self._encode_in_graph(first), encoded, limit, self.truncation_side)
         padding_id = self._padding_id(needed=first.shape.rank != 0 or length is not None)

@@ -155,10 +155,12 @@ class MarianTokenizer(LibraryTokenizer):
         for token in settings.added:
             flags = [name for name in ("single_word", "lstrip", "rstrip") if token[name]]
             if token["content"] not in {"<unk>", "<pad>", "</s>", *tokens.values()} or flags:
-                raise ValueError(f"`directory` must add no tokens to Marian's three. Received: {token} in {folder}")
+                raise ValueError(
+                    f"`directory` must have no special tokens except Marian's three. Received: {token} in {folder}"
+                )
             if token["id"] not in (None, vocabulary.get(token["content"])):
                 raise ValueError(
-                    f"`directory` must number its tokens alike in all files. Received: {token} in {folder}"
+                    f"`directory` must have the same token ids in all files. Received: {token} in {folder}"
                 )
         return {"max_length": 512, **models, "vocabulary": vocabulary} | settings.options | tokens
 

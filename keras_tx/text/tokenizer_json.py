@@ -267,7 +267,7 @@ def _add_tokens(tokenizer: Any, settings: Settings, folder: Path) -> None:
         i = tokenizer.token_to_id(token["content"])
         if token["id"] not in (None, i):
             raise ValueError(
-                f"`directory` must number its tokens alike in all files. Received: {token['content']!r} with ids "
+                f"`directory` must have the same token ids in all files. Received: {token['content']!r} with ids "
                 f"{token['id']} and {i} in {folder}"
             )
 

@@ -81,7 +81,7 @@ class Bleu(keras.callbacks.Callback):
         self.references = _strings("references", references)
         if not self.sources or len(self.sources) != len(self.references):
             raise ValueError(
-                "`sources` and `references` must be of one length, at least 1. Received: "
+                "`sources` and `references` must have the same length, at least 1. Received: "
                 f"{len(self.sources)} sources, {len(self.references)} references"
             )
         if translate is not None and not callable(translate):

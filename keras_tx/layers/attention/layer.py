@@ -199,7 +199,7 @@ class MultiHeadAttention(Composite):
 
     def build(self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None = None) -> None:
         if self.rotary is not None and self.attention_axes not in (None, (1,)):
-            raise ValueError(f"`rotary` must have the attention axis 1. Received: attention_axes={self.attention_axes}")
+            raise ValueError(f"`rotary` needs `attention_axes=1`. Received: attention_axes={self.attention_axes}")
         key_shape = value_shape if key_shape is None else key_shape
         arguments.check_same_positions(value_shape, key_shape)
         key_heads, bias = self.num_key_value_heads, self.use_bias
