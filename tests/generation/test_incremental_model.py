@@ -135,10 +135,10 @@ REFUSED = [
         lambda: decoded(lambda x, ids: Decoder(1, F, N, name="it")(x, attention_mask=ids[:, None, :] > 3)),
         "Layer 'it' must not get an `attention_mask` of a fixed size. Received: attention_mask",
     ),
-    (lambda: decoded(own_positions), r"in layers of keras_tx. Received: .*differ from the whole by .*'cumsum"),
+    (lambda: decoded(own_positions), r"in layers of keras_tx. Received: .*differ from the full model by .*'cumsum"),
     (
         lambda: decoded(lambda x, ids: Decoder(1, F, N)(x) + ops.flip(x, axis=1)),
-        "in layers of keras_tx. Received: .*differ from the whole by .*'flip",
+        "in layers of keras_tx. Received: .*differ from the full model by .*'flip",
     ),
 ]
 
