@@ -126,7 +126,7 @@ class IncrementalModel:
         return ops.cast(numbered[graph.output_value][:, -1], "float32"), tuple(new_cache)
 
     def full_logits(self, rows: list[Tensor]) -> Tensor:
-        """The logits (B, T, V) of the whole model; `rows` are the ids of `sources`, in their order, and of `target`."""
+        """The logits (B, T, V) of the full model; `rows` are the ids of `sources`, in their order, and of `target`."""
         by_name = dict(zip([*self.sources, self.target], rows, strict=True))
         inputs = [by_name[name] for name in self.inputs]
         return self._model(keras.tree.pack_sequence_as(self._model.input, inputs), training=False)

@@ -75,7 +75,7 @@ class AlibiBias(PositionBias):
         num_keys: S, the number of slots of a key-value cache, instead of a `key`.
 
     Returns:
-        (1, N, T, S) in float32 under any dtype policy, to be added to the scaled products of attention.
+        (1, N, T, S) in float32 under any dtype policy, to be added to the attention logits.
 
     Raises:
         ValueError: for sizes that are not positive, a `start` that is no scalar integer, queries outside the slots, or
@@ -115,7 +115,7 @@ class RelativePositionBias(PositionBias):
         num_keys: S, the number of slots of a key-value cache, instead of a `key`.
 
     Returns:
-        (1, N, T, S) in float32 under any dtype policy, to be added to the scaled products of attention.
+        (1, N, T, S) in float32 under any dtype policy, to be added to the attention logits.
 
     Raises:
         ValueError: for sizes that are not positive or too small for the buckets, a `start` that is no scalar integer,

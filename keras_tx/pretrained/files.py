@@ -192,12 +192,12 @@ def write_tensors(
     """Writes `model.safetensors`, or shards and `model.safetensors.index.json`, and replaces such files.
 
     If `tensors` is a generator, at most one tensor is in memory. Existing files are replaced only after everything has
-    been written; if a tensor is refused, nothing changes.
+    been written; if a tensor is not valid, no file is changed.
 
     Args:
         directory: the directory, which is created if needed.
         tensors: pairs of a name and an array. The memory order of the arrays does not matter.
-        max_shard_bytes: the most bytes of tensors in one file; a larger tensor gets its own file.
+        max_shard_bytes: the largest number of bytes of tensors in one file; a larger tensor gets its own file.
 
     Raises:
         ValueError: there are no tensors; a name is empty, duplicated or not a string; the format does not have a dtype;

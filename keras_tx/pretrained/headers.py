@@ -88,7 +88,7 @@ def parse(path: str | Path, size: int, read: Callable[[int], bytes]) -> dict[str
 
 
 def make(arrays: dict[str, tuple[np.dtype, tuple[int, ...]]], checksums: dict[str, str]) -> bytes:
-    """The first bytes of a file: the length and the header.
+    """Returns the first bytes of a file: the length of the header, and the header.
 
     Args:
         arrays: {name: (dtype, shape)}, in the order in which they are stored.

@@ -26,9 +26,9 @@ _MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention
 class PretrainedModel(keras.Model):
     """A Hugging Face model as a functional `keras.Model`, with inputs and outputs by Hugging Face's names.
 
-    `from_pretrained` returns one with the weights of a checkpoint; the constructor makes one with new weights. Call it
-    with a dict, with ids alone, or with ids and keyword arguments: arrays in `fit` and `predict`, or symbolic tensors
-    of your functional model.
+    `from_pretrained` returns one with the weights of a checkpoint; the constructor initializes the weights randomly.
+    Call it with a dict, with ids alone, or with ids and keyword arguments: arrays in `fit` and `predict`, or symbolic
+    tensors of your functional model.
 
     Inputs that you leave out have the same defaults as in transformers: without `attention_mask` all tokens are real,
     even padding tokens; `token_type_ids` are zeros. The outputs are a dict: depending on the task `last_hidden_state`
@@ -196,7 +196,7 @@ class PretrainedModel(keras.Model):
 
         Args:
             inputs: texts with a `tokenizer`, or ids, for the model's first input; or a dict of inputs without masks.
-            strategy: `Greedy` or `Sample`; None: as `generation_config` says.
+            strategy: `Greedy` or `Sample`. None: that of `generation_config`.
             options: further arguments of `keras_tx.generation.generate`.
 
         Raises:

@@ -64,7 +64,7 @@ def read_family(
     Args:
         values: the content of config.json.
         task: a task of the family. None: the task of `architectures` in the config.
-        tied: whether the logits are products with the token table. None: as the config says.
+        tied: whether the token embeddings are also the kernel of the output layer. None: as in the config.
         absent: optional parts that the checkpoint lacks.
         dtype: the dtype policy of the layers.
 

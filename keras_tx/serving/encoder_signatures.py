@@ -125,7 +125,7 @@ def _traced_once(function: Outputs, padding_id: int, length: int | None) -> Outp
 
 
 def _embedding_function(encoder: TextEncoder, labels: list[str] | None) -> Callable[..., Tensor] | None:
-    """The function behind `embed`: ids and segment ids -> vectors (B, D); None where the model has no such vectors.
+    """The function for `embed`: ids and segment ids -> vectors (B, D); None if the model has no such vectors.
 
     The vectors are the first of these that the model has: the output `pooler_output`; the output `last_hidden_state`;
     the inputs of a classifier's last layer with weights; the output of a `MaskedLM`'s encoder; the only output, if it

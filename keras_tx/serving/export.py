@@ -45,7 +45,7 @@ def export(
       `words` and their `probabilities` (B, M, 5). Of any other encoder model: its outputs by name, and the strings
       `tokens` (B, T) where an output has more than two axes.
     - `tokens`: `token_ids` (B, T), `lengths` (B,) -> the same outputs; of a `MaskedLM` `top_ids` and `probabilities`
-      (B, T, 5). Without a tokenizer this is `serving_default`, too.
+      (B, T, 5). Without a tokenizer this is also `serving_default`.
     - `classify`: `inputs` (B,), serialized tf.Examples with a feature "text" -> `classes`, `scores` (B, C).
     - `explain`, of models with `attention_scores`: `text` (B,) -> the outputs of `serving_default`, `tokens` (B, T) and
       attention `scores` (B, L, N, T, T).

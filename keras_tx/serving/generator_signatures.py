@@ -11,7 +11,7 @@ Texts are equal to those of `keras_tx.generation.generate` with the same options
   the sum of their log-probabilities. A seed gives what `Sample(..., seed=seed)` gives for that text alone.
 - `beam`: `text` -> `text` (B, n), `scores` (B, n), the best first: with the strategy, if it is a `Beam`, else with four
   beams. A result for which the options allow no tokens is "" with a score of minus infinity.
-- `score`: `text`, `target` (B,) -> `log_probability` (B,) of the target behind the text, with a stop token at its end,
+- `score`: `text`, `target` (B,) -> `log_probability` (B,) of the target after the text, with a stop token at its end,
   `tokens` (B, T), `token_log_probabilities` (B, T), `num_tokens` (B,).
 - `tokens`: `token_ids` (B, T), `lengths` (B,) -> the new `token_ids` (B, M), `lengths` (B,). Without a tokenizer this
   is also `serving_default`.

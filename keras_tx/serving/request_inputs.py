@@ -48,7 +48,7 @@ def checked_ids(
     Args:
         token_ids: int32 (B, T).
         lengths: int32 (B,), the number of real tokens, which are on the left.
-        vocabulary_size: V; None where it is unknown: then only negative ids are refused.
+        vocabulary_size: V. None: unknown, so that only negative ids raise an error.
         padding_id: the id that replaces the ids after the lengths.
         max_length: the number of positions of the model; None if there is no limit.
         name, lengths_name: names of the two inputs, for the messages.

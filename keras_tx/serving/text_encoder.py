@@ -137,7 +137,7 @@ def half_to_float32(tensor: Tensor) -> Tensor:
 
 
 def at_least_one_column(ids: Tensor, padding_id: int) -> Tensor:
-    """Ids (B, T) with one column of padding where T is 0, because models may look at the first token of each row."""
+    """Ids (B, T) with one column of padding if T is 0, because models may use the first token of each row."""
     missing = tf.maximum(1 - tf.shape(ids)[1], 0)
     return tf.pad(ids, [[0, 0], [0, missing]], constant_values=padding_id)
 

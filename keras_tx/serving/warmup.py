@@ -1,7 +1,7 @@
 """Writes assets.extra/tf_serving_warmup_requests, which a server runs before it accepts requests of clients.
 
 The file is a TFRecord of `PredictionLog` (tensorflow_serving/apis/prediction_log.proto), at most 1,000 of them. A
-server that fails on one of them refuses the version, so each of them is answered here first.
+server that fails on one of them rejects the version, so each of them is tested here first.
 https://www.tensorflow.org/tfx/serving/saved_model_warmup
 """
 
@@ -21,7 +21,7 @@ tf = Lazy("tensorflow")
 
 FILE = "assets.extra/tf_serving_warmup_requests"
 MAX_REQUESTS = 1000  # a server reads no more
-# Values of the inputs that some signatures have beside the text.
+# Values of the inputs that some signatures have in addition to the text.
 ROW_OPTIONS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
 TARGET = "a"  # for `score`; short, since text and target together must fit into the positions
 

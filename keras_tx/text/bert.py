@@ -141,7 +141,7 @@ class BertTokenizer(Tokenizer):
 
         Raises:
             TypeError: `texts` are not strings.
-            ValueError: `texts` contain no words, or `vocabulary_size` leaves no room beside the special tokens.
+            ValueError: `texts` contain no words, or `vocabulary_size` is not larger than the number of special tokens.
 
         Reference:
             Sennrich et al. 2016, arXiv:1508.07909.

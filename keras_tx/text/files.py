@@ -108,7 +108,7 @@ def tokens_in_order(id_of: dict[str, int], place: Any) -> list[str]:
 
 
 def read_settings(folder: Path) -> Settings:
-    """Reads the settings beside a vocabulary; each of the files may be missing.
+    """Reads the settings in the folder of a vocabulary; each of the files may be missing.
 
     Raises:
         ValueError: a file is malformed, or needs what is not supported: custom code, special tokens that are split in

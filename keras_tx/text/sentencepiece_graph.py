@@ -101,7 +101,7 @@ class MarianGraph:
     Args:
         model: the bytes of a SentencePiece model.
         vocabulary: the tokens in the order of their ids.
-        special_ids: the ids of the special tokens, which stay whole where a text contains them.
+        special_ids: the ids of the special tokens, which are never split in texts.
         unknown_id: the id of pieces that are not in the vocabulary.
         decode: the function of the `sentencepiece` library from pieces to a text.
     """

@@ -273,7 +273,7 @@ def _add_tokens(tokenizer: Any, settings: Settings, folder: Path) -> None:
 
 
 def _build(make: Callable[[], Any], place: Any) -> Any:
-    """Returns `make()`. Raises ValueError, which names `place`, if the `tokenizers` library refuses or panics."""
+    """Returns `make()`. Raises ValueError, which names `place`, if the `tokenizers` library fails."""
     try:
         return make()
     except ImportError:

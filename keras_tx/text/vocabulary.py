@@ -86,7 +86,7 @@ def train_vocabulary(texts: Any, vocabulary_size: int, special_tokens: list[str]
 
     Raises:
         TypeError: a text is not a string.
-        ValueError: there is no word in `texts`, or `vocabulary_size` leaves no room beside the special tokens.
+        ValueError: there is no word in `texts`, or `vocabulary_size` is not larger than the number of special tokens.
     """
     vocabulary_size = checks.positive_int("vocabulary_size", vocabulary_size)
     if vocabulary_size <= len(special_tokens):

@@ -42,29 +42,28 @@ class MultiHeadAttention(Composite):
         value_dim: the size of each head of values; `key_dim` if None.
         dropout: rate in [0, 1) of dropout on the attention scores.
         use_bias: whether the projections have biases.
-        output_shape: int or tuple, the sizes of the feature axes of the output. None: the last axis of the query. The
-            layer stores it as the attribute `output_features`, because `output_shape` has another meaning in Keras.
+        output_shape: int or tuple, sizes of the output's feature axes. None: that of the query. The attribute is called
+            `output_features`, because `output_shape` has another meaning in Keras.
         attention_axes: int or tuple, the axes over which attention is applied, where 0 is the batch axis. None: all
             axes except batch and features.
         sliding_window: a query attends only to keys less than this many positions away, on both sides. None: no limit.
         flash_attention: None uses one of Keras' fused kernels where it gives the same result and is not slower: on
-            PyTorch, and on JAX in half precision on NVIDIA GPUs. True always uses one, and raises an error where there
-            is none; dropout and returned scores are then not possible. False never uses one. Some kernels cannot be
-            differentiated twice.
+            PyTorch, and on JAX in half precision on NVIDIA GPUs. True always uses one or raises an error, and excludes
+            dropout and returned scores. False never uses one. Some kernels cannot be differentiated twice.
         kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer, activity_regularizer,
-            kernel_constraint, bias_constraint: as in Keras, for each projection.
+            kernel_constraint, bias_constraint: as in Keras, for each projection. The attribute for
+            `activity_regularizer` is `projection_activity_regularizer`.
         use_gate: whether the output of each head is multiplied by the sigmoid of a projection of the query.
         seed: integer, seed of the dropout.
         num_key_value_heads: K, the number of key and value heads, a divisor of `num_heads`. Fewer heads make the
             key-value cache smaller (grouped-query attention); 1 is multi-query attention. None: `num_heads`.
         scale: the factor applied to the dot products of queries and keys. None: 1 / sqrt(key_dim).
         qk_norm: whether each head of queries and keys is RMS-normalized, with a learned scale (H,), before the product.
-        hard_attention: whether, at inference, each query takes only the value of the key with the highest score.
-            Training uses softmax.
+        hard_attention: whether, at inference, each query takes only the value of its best key. Training uses softmax.
         rotary: the rotary position embedding of queries and keys: True for a `RotaryEmbedding` with its defaults; a
             `RotaryEmbedding`; or any other Keras layer with `get_config()` and `call(inputs, positions)`, which maps
-            `inputs` (B, T, N, H) to the same shape. `positions` are integers (B, T) or (T,), or None for 0, 1, ... T -
-            1. It is called once for the queries and once for the keys. None or False: none.
+            `inputs` (B, T, N, H) to the same shape. `positions` are integers (B, T) or (T,), or None for 0 to T - 1. It
+            is called for queries and for keys.
         use_output_bias: whether the output projection has a bias; `use_bias` if None.
         qk_norm_epsilon: a small number that `qk_norm` adds to the mean square, to avoid a division by zero.
         blockwise: whether attention is computed block by block, in memory that grows with T + S instead of T * S. None:
@@ -77,13 +76,11 @@ class MultiHeadAttention(Composite):
         key: (B, S, Dk). None: the same as `value`.
         query_mask, value_mask, key_mask: (B, T), (B, S), (B, S), True at real tokens. By default the Keras masks of the
             tensors.
-        attention_mask: (B, T, S), or a shape that broadcasts to (B, N, T, S) or (B, T, S). True or 1 where a query may
-            attend to a key.
-        return_attention_scores: whether to return the scores, too.
+        attention_mask: broadcastable to (B, T, S) or (B, N, T, S), True or 1 where a query may attend to a key.
+        return_attention_scores: whether to also return the attention scores.
         training: whether dropout is on.
         use_causal_mask: whether a query may not attend to later keys.
-        attention_bias: added to the attention logits, with a shape as for `attention_mask`. It is not cast to the
-            compute dtype.
+        attention_bias: added to the attention logits, in its own dtype; of a shape as for `attention_mask`.
         positions: (B, T) or (T,) integers for `rotary`. By default the number of real tokens before each token.
         document_ids: (B, T) integers, or (B, *attended axes), for several documents packed into one sequence: a query
             attends only to keys of its own document. 0 marks padding.
@@ -91,8 +88,7 @@ class MultiHeadAttention(Composite):
             its slots from `start` on, and each query attends to all slots up to its own. In the shapes of masks and
             bias, S is then the number of slots. Or a `Memory` from `new_memory`, which is used in place of `value` and
             `key`; these may then be None.
-        start: integer or scalar tensor, the slot of the first query. Required with a `KeyValue`, not allowed without
-            one.
+        start: integer or scalar tensor, the slot of the first query. Only and always with a `KeyValue`.
         unpadding: internal, passed by `Encoder(skip_padding=True)`. The query is then (1, R, D), the R real tokens of a
             batch; only self-attention without a cache is possible, and the masks have the shapes of the padded batch.
 
@@ -110,7 +106,7 @@ class MultiHeadAttention(Composite):
         >>> tuple(output.shape), tuple(scores.shape)
         ((2, 5, 32), (2, 4, 5, 7))
 
-        Decoding step by step with a cache gives what the whole sequence gives:
+        Decoding step by step with a cache gives the same output as the full sequence:
 
         >>> layer = keras_tx.layers.MultiHeadAttention(num_heads=2, key_dim=8, rotary=True)
         >>> x = np.random.default_rng(0).normal(size=(1, 3, 16)).astype("float32")

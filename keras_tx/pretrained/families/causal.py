@@ -50,7 +50,7 @@ class LastToken(keras.layers.Layer):
 class CausalFamily(Family):
     """A token embedding, a pre-norm decoder, and a head.
 
-    A subclass makes `embedding` and `decoder`, and defines the names of the classification heads.
+    A subclass creates `embedding` and `decoder`, and defines the names of the classification heads.
     """
 
     inputs = ("input_ids", "attention_mask", "position_ids")

@@ -203,7 +203,7 @@ class Qwen2(Llama):
 
 
 class Qwen3(Qwen2):
-    """Qwen2 with biases as the config says, and with each head of queries and keys normalized before the rotation."""
+    """Qwen2 with biases only if the config sets them, and with query and key norms before the rotation."""
 
     model_types = ("qwen3",)
     tasks = tasks_of("Qwen3")

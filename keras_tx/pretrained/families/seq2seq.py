@@ -71,7 +71,7 @@ class AtLast(keras.layers.Layer):
 class Seq2SeqFamily(Family):
     """A family with an encoder and a decoder.
 
-    A subclass makes `embedding` (of the sources), `target_embedding`, `encoder`, `decoder` and `head`, and connects
+    A subclass creates `embedding` (of the sources), `target_embedding`, `encoder`, `decoder` and `head`, and connects
     them by `_embed` and, if there is more between them, by `_encoded`, `_decoded` and `_logits`.
     """
 

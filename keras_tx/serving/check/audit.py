@@ -9,8 +9,8 @@ from typing import Any
 
 SECONDS = 300
 
-# The ops that TensorFlow Serving links beside TensorFlow's own: those of tensorflow_text's ops_lib. Its trimmers are
-# left out, since some servers lack them (tensorflow/serving#2267).
+# The ops that TensorFlow Serving has in addition to TensorFlow's own: those of tensorflow_text's ops_lib. Its trimmers
+# are left out, since some servers lack them (tensorflow/serving#2267).
 TEXT_OPS = frozenset(
     "CaseFoldUTF8 NormalizeUTF8 NormalizeUTF8WithOffsetsMap FastBertNormalize TFText>FastBertNormalize "
     "FastWordpieceTokenizeWithOffsets TFText>FastWordpieceTokenizeWithOffsets TFText>FastWordpieceDetokenize "
