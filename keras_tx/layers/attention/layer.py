@@ -33,8 +33,8 @@ class MultiHeadAttention(Composite):
 
     It takes the arguments of Keras' layer, by the same names and in the same order, and has weights of the same shapes
     in the same order, so it can replace that layer in any model, with `set_weights` or `load_weights`. Three things
-    differ: for a query that may not attend to any key, the input of the output projection is zeros instead of the mean
-    of all values; scores are float32 under every dtype policy; a mask of a wrong shape raises an error.
+    differ: a query that may not attend to any key gets zeros before the output projection, not the mean of all values;
+    scores are always float32; a mask of a wrong shape is an error.
 
     Args:
         num_heads: N, the number of query heads.
@@ -44,38 +44,35 @@ class MultiHeadAttention(Composite):
         use_bias: whether the projections have biases.
         output_shape: int or tuple, sizes of the output's feature axes. None: that of the query. The attribute is called
             `output_features`, because `output_shape` has another meaning in Keras.
-        attention_axes: int or tuple, the axes over which attention is applied, where 0 is the batch axis. None: all
-            axes except batch and features.
+        attention_axes: int or tuple, the axes to attend over; 0 is the batch. None: all except batch and features.
         sliding_window: a query attends only to keys less than this many positions away, on both sides. None: no limit.
         flash_attention: None uses one of Keras' fused kernels where it gives the same result and is not slower: on
-            PyTorch, and on JAX in half precision on NVIDIA GPUs. True always uses one or raises an error, and excludes
-            dropout and returned scores. False never uses one. Some kernels cannot be differentiated twice.
+            PyTorch, and on JAX in half precision on NVIDIA GPUs. True requires one, and excludes dropout and scores.
+            False uses none. Some kernels cannot be differentiated twice.
         kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer, activity_regularizer,
             kernel_constraint, bias_constraint: as in Keras, for each projection. The attribute for
             `activity_regularizer` is `projection_activity_regularizer`.
         use_gate: whether the output of each head is multiplied by the sigmoid of a projection of the query.
         seed: integer, seed of the dropout.
-        num_key_value_heads: K, the number of key and value heads, a divisor of `num_heads`. Fewer heads make the
-            key-value cache smaller (grouped-query attention); 1 is multi-query attention. None: `num_heads`.
+        num_key_value_heads: K, the number of key and value heads, a divisor of `num_heads`; `num_heads` if None. Fewer
+            make the key-value cache smaller (grouped-query attention); 1 is multi-query attention.
         scale: the factor applied to the dot products of queries and keys. None: 1 / sqrt(key_dim).
         qk_norm: whether each head of queries and keys is RMS-normalized, with a learned scale (H,), before the product.
         hard_attention: whether, at inference, each query takes only the value of its best key. Training uses softmax.
         rotary: the rotary position embedding of queries and keys: True for a `RotaryEmbedding` with its defaults; a
             `RotaryEmbedding`; or any other Keras layer with `get_config()` and `call(inputs, positions)`, which maps
-            `inputs` (B, T, N, H) to the same shape. `positions` are integers (B, T) or (T,), or None for 0 to T - 1. It
-            is called for queries and for keys.
+            `inputs` (B, T, N, H) to the same shape. `positions` are integers (B, T) or (T,), or None for 0 to T - 1.
         use_output_bias: whether the output projection has a bias; `use_bias` if None.
-        qk_norm_epsilon: a small number that `qk_norm` adds to the mean square, to avoid a division by zero.
-        blockwise: whether attention is computed block by block, in memory that grows with T + S instead of T * S. None:
-            only if T * S is at least 4096 * 4096, both lengths are known statically and no fused kernel is used. With a
-            cache, or if scores are returned, it is never computed block by block.
+        qk_norm_epsilon: a small number that `qk_norm` adds to the mean square.
+        blockwise: whether to compute block by block, in memory that grows with T + S instead of T * S. None: if `T * S`
+            is at least 4096 * 4096, known statically, and no fused kernel is used. Never with a cache or returned
+            scores.
 
     Call arguments:
         query: (B, T, D): batch, queries, features. There may be several axes in place of T.
         value: (B, S, Dv), S keys.
         key: (B, S, Dk). None: the same as `value`.
-        query_mask, value_mask, key_mask: (B, T), (B, S), (B, S), True at real tokens. By default the Keras masks of the
-            tensors.
+        query_mask, value_mask, key_mask: (B, T), (B, S), (B, S), True at real tokens. By default their Keras masks.
         attention_mask: broadcastable to (B, T, S) or (B, N, T, S), True or 1 where a query may attend to a key.
         return_attention_scores: whether to also return the attention scores.
         training: whether dropout is on.
@@ -83,14 +80,14 @@ class MultiHeadAttention(Composite):
         attention_bias: added to the attention logits, in its own dtype; of a shape as for `attention_mask`.
         positions: (B, T) or (T,) integers for `rotary`. By default the number of real tokens before each token.
         document_ids: (B, T) integers, or (B, *attended axes), for several documents packed into one sequence: a query
-            attends only to keys of its own document. 0 marks padding.
+            attends only to its own document. 0 marks padding.
         cache: for decoding step by step. A `KeyValue` from `new_cache`: the keys and values of this call are stored in
-            its slots from `start` on, and each query attends to all slots up to its own. In the shapes of masks and
-            bias, S is then the number of slots. Or a `Memory` from `new_memory`, which is used in place of `value` and
-            `key`; these may then be None.
+            its slots from `start` on, and each query attends to all slots up to its own; S in the shapes of masks and
+            bias is the number of slots. Or a `Memory` from `new_memory`, in place of `value` and `key`, which may be
+            None.
         start: integer or scalar tensor, the slot of the first query. Only and always with a `KeyValue`.
-        unpadding: internal, passed by `Encoder(skip_padding=True)`. The query is then (1, R, D), the R real tokens of a
-            batch; only self-attention without a cache is possible, and the masks have the shapes of the padded batch.
+        unpadding: internal, passed by `Encoder(skip_padding=True)` for self-attention without a cache. The query is
+            then (1, R, D), the R real tokens of a batch; masks have the shapes of the padded batch.
 
     Returns:
         The output (B, T, D). With `return_attention_scores` or `cache`, a tuple: the output; if requested the scores
