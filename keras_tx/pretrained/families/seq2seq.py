@@ -111,7 +111,7 @@ class Seq2SeqFamily(Family):
         Args:
             mask: (B, T), True at real tokens; None: all ids but the padding id are real.
             by_slot: whether positions count all tokens, as in Hugging Face, instead of real tokens, as generation
-            needs.
+                needs.
         """
         raise NotImplementedError
 
