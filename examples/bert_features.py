@@ -6,7 +6,7 @@ python examples/bert_features.py --checkpoint bert-base-uncased --dataset imdb_r
 --checkpoint takes a directory that transformers saved, or a model id of the Hugging Face hub. Without it, the script
 trains a small BERT as a classifier on one half of the reviews, drops its head, and uses it as if it had been pretrained
 elsewhere; the new head is trained on the other half. (Masked-language pretraining on the sample would not help: in its
-sentences a positive word fits wherever a negative one does.)
+sentences a positive word is as likely as a negative one.)
 
 On 2 cores without a GPU: the sample takes less than two minutes and reaches a test accuracy of 0.97.
 """
@@ -32,11 +32,17 @@ SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 SMALL |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.12}
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--checkpoint", help="a directory or a model id of the hub (default: trains a small BERT)")
-parser.add_argument("--dataset", default="sample", help='"sample", a TFDS name, or a .jsonl, .csv or .tsv file')
-parser.add_argument("--data-dir", help="the folder in which TFDS prepared the dataset")
-parser.add_argument("--max-length", type=int, default=128, help="the most tokens of a review; longer ones are cut")
-parser.add_argument("--epochs", type=int, default=3, help="epochs of training the head")
+parser.add_argument(
+    "--checkpoint", help="a directory, or a model id of the Hugging Face hub (default: train a small BERT)"
+)
+parser.add_argument(
+    "--dataset", default="sample", help='"sample", the name of a TFDS dataset, or a .jsonl, .csv or .tsv file'
+)
+parser.add_argument("--data-dir", help="the folder in which TFDS keeps prepared datasets (default: that of TFDS)")
+parser.add_argument(
+    "--max-length", type=int, default=128, help="the largest number of tokens of a review; longer reviews are truncated"
+)
+parser.add_argument("--epochs", type=int, default=3, help="the number of epochs to train the head")
 parser.add_argument("--out", default="saved_models", help="the folder for exports")
 arguments = parser.parse_args()
 start = time.time()

@@ -33,9 +33,13 @@ LONG |= {"epochs": 4, "weight_decay": 0.3}
 LONG["embedding"] = {"position_encoding": "sinusoidal", "scale": True}
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--dataset", default="sample", help='"sample", a TFDS name, or a .jsonl, .csv or .tsv file')
-parser.add_argument("--data-dir", help="the folder in which TFDS prepared the dataset")
-parser.add_argument("--epochs", type=int, help="the most epochs; early stopping may need fewer")
+parser.add_argument(
+    "--dataset", default="sample", help='"sample", the name of a TFDS dataset, or a .jsonl, .csv or .tsv file'
+)
+parser.add_argument("--data-dir", help="the folder in which TFDS keeps prepared datasets (default: that of TFDS)")
+parser.add_argument(
+    "--epochs", type=int, help="the largest number of epochs; training may stop earlier (default: by the dataset)"
+)
 parser.add_argument("--out", default="saved_models", help="the folder for exports")
 arguments = parser.parse_args()
 start = time.time()

@@ -41,13 +41,21 @@ TOLERANCE = {
 }  # of probabilities: LoRA's product is rounded before or after the sum
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--checkpoint", help="a directory or a model id of the hub (default: trains a small BERT)")
-parser.add_argument("--dataset", default="sample", help='"sample", a TFDS name, or a .jsonl, .csv or .tsv file')
-parser.add_argument("--data-dir", help="the folder in which TFDS prepared the dataset")
-parser.add_argument("--max-length", type=int, default=128, help="the most tokens of a review; longer ones are cut")
-parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument(
+    "--checkpoint", help="a directory, or a model id of the Hugging Face hub (default: train a small BERT)"
+)
+parser.add_argument(
+    "--dataset", default="sample", help='"sample", the name of a TFDS dataset, or a .jsonl, .csv or .tsv file'
+)
+parser.add_argument("--data-dir", help="the folder in which TFDS keeps prepared datasets (default: that of TFDS)")
+parser.add_argument(
+    "--max-length", type=int, default=128, help="the largest number of tokens of a review; longer reviews are truncated"
+)
+parser.add_argument("--epochs", type=int, default=4, help="the number of epochs (default: 4)")
 parser.add_argument("--learning-rate", type=float, help="the peak learning rate (default: by the checkpoint)")
-parser.add_argument("--lora", type=int, metavar="RANK", help="train LoRA matrices of this rank instead of the encoder")
+parser.add_argument(
+    "--lora", type=int, metavar="RANK", help="train LoRA matrices of this rank instead of the kernels of the encoder"
+)
 parser.add_argument("--bfloat16", action="store_true", help="compute in mixed bfloat16, for CPUs with AMX and GPUs")
 parser.add_argument("--out", default="saved_models", help="the folder for results")
 arguments = parser.parse_args()

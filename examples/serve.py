@@ -2,9 +2,9 @@
 
 python examples/serve.py
 
-The script trains both for a moment on the data that comes with the package, exports and checks them. For each it prints
-the command that starts TensorFlow Serving; for each signature a curl command, a gRPC snippet, and the SavedModel's
-answer.
+The script trains both for a short time on the data that comes with the package, then exports and checks them. It prints
+the command that starts TensorFlow Serving for each model, and a curl command, a gRPC snippet and the SavedModel's
+answer for each signature.
 """
 
 import argparse
@@ -34,7 +34,7 @@ GRPC = """    import grpc
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument(
-    "--epochs", type=int, default=8, help="epochs of the translator; the classifier trains a quarter of them"
+    "--epochs", type=int, default=8, help="the number of epochs for the translator; a quarter of it for the classifier"
 )
 parser.add_argument("--out", default="saved_models", help="the folder for exports")
 arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Trains a language model on a text, character by character or by WordPieces, and generates more of it.
+"""Trains a language model on a text, by characters or by WordPieces, and generates more of it.
 
 python examples/write_text.py
 python examples/write_text.py --data input.txt.gz --steps 2000
@@ -24,12 +24,12 @@ LEARNING_RATE, WARM_UP = 1e-3, 100
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--data", default="sample", help='"sample", or a text file, plain or .gz')
-parser.add_argument("--level", choices=("character", "wordpiece"), default="character")
-parser.add_argument("--vocabulary-size", type=int, default=2000, help="the number of WordPieces")
+parser.add_argument("--level", choices=("character", "wordpiece"), default="character", help="the kind of tokens")
+parser.add_argument("--vocabulary-size", type=int, default=2000, help="the number of WordPieces, for --level wordpiece")
 parser.add_argument("--steps", type=int, default=1000, help="training steps, of 12 rows of 64 tokens each")
 parser.add_argument("--prompt", help="the beginning of the generated text (default: a line of the validation part)")
 parser.add_argument("--length", type=int, default=400, help="the number of tokens to generate")
-parser.add_argument("--temperature", type=float, default=0.8)
+parser.add_argument("--temperature", type=float, default=0.8, help="the temperature of sampling (default: 0.8)")
 parser.add_argument("--out", default="saved_models", help="the folder for results")
 arguments = parser.parse_args()
 if arguments.steps <= WARM_UP:

@@ -1,4 +1,4 @@
-"""Transformer layers for Keras 3: text -> ids -> vectors -> logits, and out as a SavedModel."""
+"""Transformer layers for Keras 3, with tokenizers, models, training, generation, checkpoints and serving."""
 
 from keras_tx import data, generation, layers, models, plots, pretrained, serving, text, training
 from keras_tx.version import __version__

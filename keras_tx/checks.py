@@ -1,6 +1,6 @@
 """Checks of constructor arguments. Each error names the argument, the rule and the received value.
 
-A check of a number returns a plain Python number, whatever type it got (NumPy has its own): configs are stored as JSON.
+Checks of numbers return plain Python numbers, also for NumPy's types, because configs are stored as JSON.
 """
 
 import difflib
@@ -13,7 +13,7 @@ from keras_tx.keras_internals import layers_within
 
 
 def positive_int(name: str, value: Any, none: bool = False) -> Any:
-    """Returns `value` as an int if it is a positive integer; None as it is, where `none` allows it."""
+    """Returns `value` as an int if it is a positive integer; also accepts None if `none` is True."""
     if none and value is None:
         return value
     if not isinstance(value, Integral) or isinstance(value, bool) or value <= 0:
@@ -37,17 +37,17 @@ def positive_float(name: str, value: Any) -> float:
 
 
 def unregularized(name: str, layer: Any) -> None:
-    """Raises if an activity regularizer stands in `layer`: the option `name` would change the loss that it adds."""
+    """Raises if `layer` contains an activity regularizer: the option `name` would change the loss that it adds."""
     regularized = [one.name for one in layers_within(layer) if one.activity_regularizer is not None]
     if regularized:
         raise ValueError(
-            f"`{name}` does not go with `activity_regularizer`. Received: {name}=True, layers {regularized}"
+            f"`{name}` cannot be used with `activity_regularizer`. Received: {name}=True, layers {regularized}"
         )
 
 
 def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:
     """Returns `value` if it is one of `allowed`."""
-    if value not in list(allowed):  # in a list, as values that cannot be hashed are compared, too
+    if value not in list(allowed):  # in a list: values that cannot be hashed are compared too
         raise ValueError(f"The argument `{name}` must be one of {list(allowed)}. Received: {name}={value!r}")
     return value
 
@@ -60,14 +60,14 @@ def parameters_of(cls: type) -> list[str]:
 
 
 def known_arguments(cls: type, rest: Mapping[str, Any], further: Collection[str] = ()) -> None:
-    """Raises if `rest`, the `**kwargs` of a constructor, has a name that the base class does not take either.
+    """Raises if `rest`, the `**kwargs` of a constructor, has a name that the base class does not know either.
 
-    Keras' models ignore unknown names, and its layers do not say which one was probably meant.
+    Keras' models ignore unknown names, and its layers do not suggest the most similar name.
 
     Args:
         cls: the class that is constructed.
         rest: the arguments that its signature does not name.
-        further: the names that the base class takes.
+        further: the names of arguments of the base class.
     """
     for name, value in rest.items():
         if name not in further:
@@ -77,7 +77,7 @@ def known_arguments(cls: type, rest: Mapping[str, Any], further: Collection[str]
 
 
 def options_of(name: str, value: Any, cls: type, given: Collection[str] = ()) -> dict[str, Any]:
-    """Returns a copy of the dict `value` if its keys are constructor arguments of `cls`, those `given` left out."""
+    """Returns a copy of the dict `value` if its keys are constructor arguments of `cls` other than those in `given`."""
     allowed = [parameter for parameter in parameters_of(cls) if parameter not in given]
     options = {} if value is None else value
     if not isinstance(options, dict) or not set(options) <= set(allowed):

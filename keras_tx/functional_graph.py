@@ -1,7 +1,7 @@
-"""The graph of a functional model: what made a tensor, what it is given to, and all calls in order.
+"""The graph of a functional model: which call produced a tensor, which calls consume it, and all calls in order.
 
-A tensor here is a symbolic `keras.KerasTensor`. `FunctionalGraph` puts the calls of nested models in the place of the
-model. A nested model that is called twice computes two values for one tensor, so the graph numbers the values.
+A tensor here is a symbolic `keras.KerasTensor`. `FunctionalGraph` replaces nested models by their calls. A nested model
+that is called twice computes two values for one tensor, so the graph numbers the values.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,11 +15,11 @@ from keras_tx.types import Tensor
 
 
 def source_of(tensor: Any, inside_models: bool = False) -> Call | None:
-    """The call that made a tensor; None if no operation did.
+    """The call that produced a tensor; None if no operation did.
 
     Args:
         tensor: symbolic.
-        inside_models: whether, of a tensor that a nested model returned, it is the call within that model.
+        inside_models: for a tensor that a nested model returned, whether to return the call inside that model.
     """
     made = keras_internals.call_that_made(tensor)
     if made is None:
@@ -30,9 +30,9 @@ def source_of(tensor: Any, inside_models: bool = False) -> Call | None:
 
 
 def consumers_of(tensor: Any, model: Any) -> Iterator[Call]:
-    """The calls of a functional `model` that a tensor is given to; instead of those of nested models, theirs."""
+    """The calls of a functional `model` that consume a tensor; nested models are replaced by the calls inside them."""
     for call in keras_internals.calls_with(tensor):
-        if call.operation not in model.operations:  # an input may be that of several models
+        if call.operation not in model.operations:  # several models may share an input
             continue
         nested = functional_model(call.operation)
         if nested is None:
@@ -63,7 +63,7 @@ class Node:
         self.inputs, self.outputs = inputs, outputs
 
     def filled(self, values: dict[int, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of the call with {number: value} in the places of symbolic tensors; None for missing ones."""
+        """The arguments of the call, with symbolic tensors replaced by {number: value}, or by None if missing."""
 
         def value_of(x: Any) -> Any:
             return values.get(self.inputs[id(x)]) if isinstance(x, keras.KerasTensor) else x
@@ -71,21 +71,21 @@ class Node:
         return tuple(keras.tree.map_structure(value_of, self.args)), keras.tree.map_structure(value_of, self.kwargs)
 
     def store(self, values: dict[int, Tensor], outputs: Any) -> None:
-        """Puts what the call returned into {number: value}."""
+        """Stores the results of the call in {number: value}."""
         values.update(zip(self.outputs, keras.tree.flatten(outputs), strict=False))
 
     def numbers_of(self, name: str, index: int) -> list[int]:
-        """The numbers of the values that go into the call argument of this name or place."""
+        """The numbers of the values in the call argument with this name or position."""
         given = self.args[index] if index < len(self.args) else self.kwargs.get(name)
         return [self.inputs[id(x)] for x in keras.tree.flatten(given) if isinstance(x, keras.KerasTensor)]
 
 
 class FunctionalGraph:
-    """The calls of a functional model in the order in which they run, those of nested models in their place.
+    """The calls of a functional model in the order in which they run, with nested models replaced by their calls.
 
     Attributes:
         nodes: `Node`s.
-        inputs, outputs: the numbers of the values that go into the model and come out.
+        inputs, outputs: the numbers of the values that are the model's inputs and outputs.
     """
 
     def __init__(self, model: Any):

@@ -1,9 +1,9 @@
-"""The one door to the private parts of Keras, and to the private ops of tensorflow_text.
+"""All uses of the private API of Keras, and of the private ops of tensorflow_text.
 
-Everything that keras_tx uses and that Keras does not promise to keep stands here, a function with a plain name for
-each. Nothing else in the package reaches in; `tests/test_keras_internals.py` holds that, and has for every function a
-test that names the version when Keras has changed. TensorFlow's C++ library has a door of its own,
-`serving/check/tensorflow_internals.py`, because the process that uses it must run without Keras and without keras_tx.
+keras_tx uses nothing that Keras does not promise to keep, except here, with one function for each use.
+`tests/test_keras_internals.py` checks that, and has a test for every function that names the version when Keras has
+changed. The private parts of TensorFlow's C++ library are in `serving/check/tensorflow_internals.py`, because the
+process that uses them must run without Keras and without keras_tx.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ try:
     from keras.src import ops as _operations
     from keras.src.models import Functional as _Functional
 
-    # The classes of operations, because `keras.ops` exports only the functions. To call those and look at the type of
-    # what they record would take the names ("add", "softmax") that Keras gives to the operations of a user's model.
+    # The classes of operations, because `keras.ops` exports only the functions. To call these and look at the type of
+    # the operation would use up the names ("add", "softmax") that Keras gives to the operations of a user's model.
     ELEMENTWISE: frozenset[type] = frozenset(getattr(_operations, name) for name in _ELEMENTWISE)
     NOT_EQUAL: type = _operations.NotEqual
     SIGMOID: type = _operations.Sigmoid
@@ -66,16 +66,16 @@ def _call(node: Any) -> Call:
 
 
 def call_that_made(tensor: Any) -> tuple[Call, int] | None:
-    """The call that returned a symbolic `tensor`, and the place of `tensor` among its outputs.
+    """The call that returned a symbolic `tensor`, and the index of `tensor` among its outputs.
 
-    None for a `keras.KerasTensor` that no operation made, and for what is not symbolic.
+    None for a `keras.KerasTensor` that no operation produced, and for a tensor that is not symbolic.
     """
     operation, index, place = getattr(tensor, "_keras_history", (None, 0, 0))
     return None if operation is None else (_call(operation._inbound_nodes[index]), place)
 
 
 def calls_with(tensor: Any) -> list[Call]:
-    """The calls that a symbolic `tensor` was given to, in the order in which they were made, whatever the model."""
+    """The calls with a symbolic `tensor` among their arguments, in the order in which they were made, in any model."""
     operation = tensor._keras_history.operation
     calls = [] if operation is None else [_call(node) for node in operation._outbound_nodes]
     return [call for call in calls if any(x is tensor for x in call.inputs)]
@@ -117,27 +117,27 @@ def layers_within(layer: Any, include_self: bool = True) -> list[Any]:
 
 
 def keep_call_arguments(layer: Any) -> None:
-    """From now on Keras hands the arguments of a call to `layer` as they are: not as tensors of its dtype policy."""
+    """From now on Keras passes call arguments to `layer` unchanged, instead of converting them to its compute dtype."""
     layer._convert_input_args = False
 
 
 def replace_dtype_policy(layer: Any, policy: DType) -> None:
-    """Gives `layer` another dtype policy. Where it has a map of policies, the public setter would write into that."""
+    """Gives `layer` another dtype policy. If it has a `DTypePolicyMap`, the public setter would change that map."""
     layer._dtype_policy = keras.dtype_policies.get(policy)
 
 
 def kernel_of(layer: Any) -> Any:
-    """The variable of the kernel of a dense layer. Under LoRA `layer.kernel` is a sum, and no variable."""
+    """The kernel variable of a dense layer. With LoRA, `layer.kernel` is a sum instead of a variable."""
     return layer._kernel
 
 
 def embeddings_of(layer: Any) -> Any:
-    """The variable of the table of a `keras.layers.Embedding`. Under LoRA `layer.embeddings` is a sum."""
+    """The variable with the table of a `keras.layers.Embedding`. With LoRA, `layer.embeddings` is a sum."""
     return layer._embeddings
 
 
 def set_initializer(variable: Any, initializer: Callable[..., Tensor]) -> None:
-    """The value of a variable that was made inside a `keras.StatelessScope` comes from `initializer(shape, dtype=)`."""
+    """Sets `initializer(shape, dtype=)` for a variable that was created inside a `keras.StatelessScope`."""
     variable._initializer = initializer
 
 
@@ -148,11 +148,11 @@ def keras_hub_positions(layer: Any) -> int | None:
 
 
 class FixedSeed(keras.random.SeedGenerator):
-    """What `keras.random` takes for a generator of seeds: it always has the one that was given."""
+    """A seed generator for `keras.random` that always returns the given seed."""
 
     def __init__(self, seed: Tensor):  # not Keras' own, which makes a variable
         self.fixed = seed
-        self._initial_seed = 0  # PyTorch takes its global generator where this is None
+        self._initial_seed = 0  # if this is None, PyTorch uses its global generator
 
     def next(self, ordered: bool = True) -> Tensor:
         return self.fixed
@@ -162,7 +162,7 @@ class FixedSeed(keras.random.SeedGenerator):
 
 
 def begin_fit_at(model: Any, epoch: int | None) -> None:
-    """Called in `on_train_begin`: `fit` begins with this epoch. None, later: the next `fit` with its own."""
+    """Makes `fit` begin with this epoch; called in `on_train_begin`. None restores the default for the next `fit`."""
     model._initial_epoch = epoch
 
 
@@ -177,7 +177,7 @@ def loss_tracker(model: Any) -> Any:
 
 
 def metrics_are_built(model: Any) -> bool:
-    """Whether the metrics that a model was compiled with have seen outputs, or there are none."""
+    """Whether the metrics that a model was compiled with are built, or there are none."""
     return model._compile_metrics is None or bool(model._compile_metrics.built)
 
 
@@ -187,7 +187,7 @@ def sum_of_added_losses(model: Any) -> Tensor:
 
 
 class MuonByVariable(keras.optimizers.Muon):
-    """`keras.optimizers.Muon`, in which a subclass can say what AdamW updates, and how the others are updated."""
+    """`keras.optimizers.Muon` in which a subclass chooses the variables for AdamW and how the others are updated."""
 
     def takes_adamw(self, variable: Any) -> bool:
         """Whether AdamW updates `variable` (something with a `shape` and a `path`)."""
@@ -198,7 +198,7 @@ class MuonByVariable(keras.optimizers.Muon):
         super()._muon_update_step(gradient, variable, learning_rate, momentum)
 
     def index_of(self, variable: Any) -> int:
-        """The place of `variable` in the list that the optimizer was built with."""
+        """The index of `variable` in the list that the optimizer was built with."""
         return int(self._get_variable_index(variable))
 
     def _should_use_adamw(self, variable: Any) -> bool:
@@ -212,7 +212,7 @@ class MuonByVariable(keras.optimizers.Muon):
 
 
 def is_compiled_by_xla(function: Any) -> bool:
-    """Whether a function in the library of a `tf.Graph` is one of `tf.function(jit_compile=True)`."""
+    """Whether a function in the library of a `tf.Graph` comes from a `tf.function(jit_compile=True)`."""
     return "_XlaMustCompile" in function.attr and bool(function.attr["_XlaMustCompile"].b)
 
 
@@ -220,7 +220,7 @@ def is_compiled_by_xla(function: Any) -> bool:
 
 
 def regex_split(texts: Tensor, pattern: str) -> tuple[Tensor, Tensor]:
-    """Texts (B,) split at the matches of an RE2 pattern, which stay as parts: all parts, and row splits (B + 1,)."""
+    """Splits texts (B,) at the matches of an RE2 pattern, and keeps the matches: all parts, and row splits (B + 1,)."""
     ops = _regex_split_ops.gen_regex_split_ops
     parts, _, _, splits = ops.regex_split_with_offsets(texts, pattern, pattern)
     return parts, splits

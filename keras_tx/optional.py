@@ -1,4 +1,4 @@
-"""Modules that are imported at first use: `import keras_tx` stays cheap and works without the extras.
+"""Modules that are imported at first use, so that `import keras_tx` is fast and works without the extras.
 
 TensorFlow is among them because layers and models also run on the JAX and PyTorch backends without it.
 """
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class Lazy:
-    """Stands for the module `name`; the first attribute read imports it.
+    """A placeholder for the module `name`, which is imported when an attribute is first read.
 
     Args:
         name: the module's dotted name.
-        extra: the extra of keras-tx that brings it, named in the error when it is missing.
+        extra: the extra of keras-tx that installs it; the error for a missing module names it.
 
     Raises:
-        ImportError: at first use, when the module is not installed; says what to install.
+        ImportError: at first use, if the module is not installed; the message says what to install.
     """
 
     def __init__(self, name: str, extra: str | None = None):

@@ -1,4 +1,4 @@
-"""Numbers -> pictures: training curves and attention maps, as matplotlib figures and PNG files.
+"""Plots of training curves and attention maps, as matplotlib figures and PNG files.
 
 N heads, T queries, S keys, L layers. Neither function opens a window or changes matplotlib's global state.
 """
@@ -32,8 +32,8 @@ Microsoft YaHei,Malgun Gothic,Noto Sans,Arial Unicode MS""".split(",")
 def training_curves(history: Any, path: str | os.PathLike[str] | None = None) -> Any:
     """Draws one panel for each metric, with its training and validation values over the epochs.
 
-    A circle marks the best epoch: that of the lowest value for a loss, an error or a perplexity, and of the highest
-    value for any other metric. Validation values decide where there are any. A learning rate has no best epoch.
+    A circle marks the best epoch: the one with the lowest loss, error or perplexity, or with the highest value of any
+    other metric; the one with the best validation value if there are any. A learning rate has no best epoch.
 
     Args:
         history: the `History` that `fit` returned, its dict `.history`, or the path of the CSV file of a
@@ -45,7 +45,7 @@ def training_curves(history: Any, path: str | os.PathLike[str] | None = None) ->
 
     Raises:
         TypeError: `history` is none of these.
-        ValueError: there is no epoch, a value is not a number, or it is not known which epochs the values belong to.
+        ValueError: there is no epoch, a value is not a number, or it is unclear to which epochs the values belong.
         FileNotFoundError: there is no such CSV file.
 
     Examples:
@@ -91,24 +91,24 @@ def attention_map(
 ) -> Any:
     """Draws how much each query token (a row) attends to each key token (a column), one panel for each head.
 
-    The darker a square is, the higher is its score. All panels share one scale, from zero to the highest score.
+    Darker squares have higher scores. All panels share one scale, from zero to the highest score.
 
     Args:
         scores: (N, T, S), the attention scores of one example in one layer, or (L, N, T, S), those of a stack of
-            layers: then each row of panels is a layer. Slice scores and tokens to leave out padding.
-        tokens: T strings, the query tokens. They are the key tokens, too, where `key_tokens` is None.
+            layers; each layer is then a row of panels. To leave out padding, slice the scores and the tokens.
+        tokens: T strings, the query tokens; also the key tokens if `key_tokens` is None.
         path: the PNG file to write, in a folder that is made if it does not exist. None: no file.
         key_tokens: S strings, the key tokens of cross-attention.
-        layer: the only layer of a stack to draw. None: all layers.
-        head: the only head to draw, or "mean" for the mean over the heads. None: all heads.
-        title: a title above the picture.
+        layer: the index of one layer of a stack to draw. None: all layers.
+        head: the index of one head to draw, or "mean" for the mean over the heads. None: all heads.
+        title: a title above the panels.
 
     Returns:
         The `matplotlib.figure.Figure`.
 
     Raises:
         TypeError: tokens are not a list of strings.
-        ValueError: scores have another rank, are negative or not finite, their shape is not that of the tokens, or
+        ValueError: scores have another rank, are negative or not finite, their shape does not match the tokens, or
             there is no such layer or head.
 
     Examples:
@@ -246,7 +246,7 @@ def _font_families() -> list[str]:
 
 
 def _saved(figure: Any, path: str | os.PathLike[str] | None) -> Any:
-    """Writes under another name and renames, so that nobody reads half a picture. Returns the figure."""
+    """Writes under a temporary name and renames, so that the file is always complete. Returns the figure."""
     if path is None:
         return figure
     target = Path(path)

@@ -1,11 +1,11 @@
-"""Names for type annotations that several folders use.
+"""Type aliases that several folders use.
 
-Keras has no static types, and a layer takes the tensors of every backend, so `Tensor` cannot be narrower than `Any`.
-The name still tells a reader what is expected.
+Keras has no static types, and a layer accepts the tensors of every backend, so `Tensor` cannot be narrower than `Any`.
+The name still documents what is expected.
 """
 
 from typing import Any, TypeAlias
 
 Tensor: TypeAlias = Any  # a tensor of the current backend, a NumPy array, or a symbolic `keras.KerasTensor`
-Shape: TypeAlias = tuple[int | None, ...]  # None is a size that is not known before the model runs
+Shape: TypeAlias = tuple[int | None, ...]  # None is a size that is not known statically
 DType: TypeAlias = Any  # the name of a dtype, of a dtype policy, or a `keras.DTypePolicy`

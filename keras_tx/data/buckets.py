@@ -1,4 +1,4 @@
-"""Elements of any length -> padded batches of elements of similar length."""
+"""Batches of elements of similar length, with little padding."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,27 +24,27 @@ def bucket_by_length(
     padding_values: Any = None,
     drop_remainder: bool = False,
 ) -> Any:
-    """Batches elements of similar length together and pads each batch to its longest: less padding, less work.
+    """Batches elements of similar length together and pads each batch to its longest element, to save padding.
 
-    Every element comes out once. The order follows the dataset; if you shuffle it before, the batches are shuffled
-    too. The number of batches is not known beforehand, so with `.repeat()` give `fit` its `steps_per_epoch`.
+    Every element is used once. The order follows the dataset; to shuffle the batches, shuffle the dataset before. The
+    number of batches is not known beforehand, so with `.repeat()` pass `steps_per_epoch` to `fit`.
 
     Args:
         dataset: a `tf.data.Dataset` of unpadded elements `features`, `(features, labels)` or `(features, labels,
             sample_weight)`. `features` is a tensor of rank 1, a tuple of them, or a dictionary; token ids in a
             dictionary have names that end in "_ids", such as "token_ids" or "source_ids".
-        batch_size: the number of elements of a batch. Or a list: one number for each boundary and one more for longer
-            elements.
+        batch_size: the number of elements in a batch; or a list with one number for each bucket and one more for
+            elements longer than the last boundary.
         max_tokens: instead of `batch_size`, the largest number of tokens in a batch, padding tokens included. A batch
-            has as many elements as that allows, and at least one, so every step has about the same amount of work. Of
-            source and target the longer one counts, so a batch has at most this number of tokens of each.
-        boundaries: the largest length in each bucket, ascending. Longer elements go to further buckets, of twice the
-            last boundary, four times, and so on.
-        length: a function that gives the length of an element; it is called as the function of `Dataset.map` is. By
-            default the length is that of the longest feature; in a dictionary only names that end in "_ids" count, but
-            not "segment_ids". Labels never count.
+            has as many elements as fit, and at least one, so every step has about the same amount of work. For pairs of
+            source and target, it limits each of the two.
+        boundaries: the largest length in each bucket, ascending. Longer elements go to additional buckets of twice the
+            last boundary, four times the last boundary, and so on.
+        length: a function that returns the length of an element; it gets the same arguments as the function of
+            `Dataset.map`. None: the length of the longest feature; in a dictionary only names that end in "_ids" count,
+            but not "segment_ids". Labels never count.
         pad_to_boundary: whether to pad to the boundary of the bucket instead of the longest element of the batch.
-            There are then no more shapes than buckets, and `fit` compiles once for each.
+            Batches then have only one shape per bucket, and `fit` compiles once for each bucket.
         padding_values: as in `tf.data.Dataset.padded_batch`; None pads with 0.
         drop_remainder: whether to drop the last batch of each bucket if it is not full.
 
@@ -81,12 +81,12 @@ def bucket_by_length(
 
 
 def _python_number(value: Any) -> Any:
-    """NumPy's numbers have a dtype that must equal that of the padded tensor, Python's fit any."""
+    """Converts NumPy numbers, whose dtype would have to equal that of the padded tensor, to Python numbers."""
     return value.item() if isinstance(value, np.generic) and not isinstance(value, (np.str_, np.bytes_)) else value
 
 
 def _extended_boundaries(boundaries: Sequence[int]) -> list[int]:
-    """`boundaries`, and their last one doubled on and on: tf.data cannot pad to a boundary that does not exist."""
+    """`boundaries` and further ones, each twice the one before: tf.data can only pad to boundaries that exist."""
     extended: list[int] = [positive_int("boundaries", bound) for bound in boundaries]
     if not extended or any(low >= high for low, high in zip(extended, extended[1:], strict=False)):
         raise ValueError(f"`boundaries` must be increasing positive integers. Received: boundaries={boundaries}")
@@ -96,7 +96,7 @@ def _extended_boundaries(boundaries: Sequence[int]) -> list[int]:
 
 
 def _batch_sizes(batch_size: Any, max_tokens: Any, boundaries: Sequence[int], extended: list[int]) -> list[int]:
-    """The batch size of each of the `extended` boundaries, and one more, which tf.data wants for longer elements."""
+    """The batch size for each of the `extended` boundaries, and one more, which tf.data needs for longer elements."""
     if (batch_size is None) == (max_tokens is None):
         raise ValueError(
             "Exactly one of `batch_size` and `max_tokens` must be given. Received: "
@@ -116,7 +116,7 @@ def _batch_sizes(batch_size: Any, max_tokens: Any, boundaries: Sequence[int], ex
 
 
 def _longest_feature(spec: Any) -> Callable[..., Any]:
-    """The function of an element that gives the length of its longest feature."""
+    """Returns a function from an element to the length of its longest feature."""
     features = spec[0] if isinstance(spec, tuple) else spec
     names: list[str] = []
     if isinstance(features, dict):

@@ -1,4 +1,4 @@
-"""A name or a file -> labelled texts for training and testing: TFDS, JSON lines, CSV, TSV and the built-in sample."""
+"""Datasets for text classification, from TFDS, JSON lines, CSV or TSV files, or the built-in sample."""
 
 from collections.abc import Sequence
 from os import PathLike
@@ -18,7 +18,7 @@ class TextDataset(NamedTuple):
 
     Attributes:
         train: a `tf.data.Dataset` of unbatched pairs (text, label), a string scalar and an int32 scalar.
-        test: the same of the test part.
+        test: the same for the test part.
         labels: the names of the classes; `labels[label]` is the name of `label`.
 
     Examples:
@@ -47,20 +47,20 @@ def load_dataset(
 ) -> TextDataset:
     """Loads a dataset for text classification into memory and shuffles its train part.
 
-    The train part is shuffled because prepared files are often sorted by class. The order is the same at every call and
-    in every epoch: add `.shuffle(...)` if epochs should differ. Examples without a label (-1 in TFDS) are left out.
+    The train part is shuffled because files are often sorted by class. The order is the same in every call and every
+    epoch: add `.shuffle(...)` if epochs should differ. Examples without a label (-1 in TFDS) are left out.
 
     Args:
-        name_or_path: "sample" for the built-in short film reviews; the name of a TFDS dataset such as "imdb_reviews"
-            or "glue/sst2"; or a .jsonl, .csv or .tsv file, also with .gz, with one example in each row. The first row
-            of a .csv or .tsv file names the columns. Labels are words or integers; sorted, they become `labels`.
-        test: the file of the test part, if `name_or_path` is a file. Without it, `test_fraction` of each class is
-            taken out of that file. With TFDS the test part is the split "test", or else "validation", if it has
-            labels, and otherwise a part of "train".
-        data_dir: the folder in which TFDS keeps prepared datasets; None for TFDS' own. A dataset that is there
-            needs no network.
-        text_column: the column or feature with the texts. None: "text" in files, found by its type in TFDS.
-        label_column: the column or feature with the labels. None: "label" in files, found by its type in TFDS.
+        name_or_path: "sample" for the built-in short film reviews; the name of a TFDS dataset such as "imdb_reviews" or
+            "glue/sst2"; or a .jsonl, .csv or .tsv file, also with .gz, with one example in each row. The first row of a
+            .csv or .tsv file names the columns. Labels are strings or integers; the sorted labels are the class names.
+        test: the file of the test part, if `name_or_path` is a file. None: `test_fraction` of each class is held out
+            from that file. With TFDS the test part is the first of the splits "test" and "validation" that has labels,
+            otherwise a part of "train".
+        data_dir: the folder in which TFDS keeps prepared datasets. None: the default of TFDS. A prepared dataset needs
+            no network.
+        text_column: the column or feature with the texts. None: "text" in files; with TFDS it is found by its type.
+        label_column: the column or feature with the labels. None: "label" in files; with TFDS it is found by its type.
         test_fraction: the part of the examples, between 0 and 1, to hold out for testing if there is no test part.
         seed: an integer of at least 0 that decides the order of the train part and which examples are held out.
 
@@ -70,7 +70,7 @@ def load_dataset(
     Raises:
         FileNotFoundError: there is no such file, or TFDS has not prepared the dataset and cannot download it.
         TypeError: `name_or_path` is neither a string nor a path.
-        ValueError: an argument or a file is wrong; the error names the line, or similar names.
+        ValueError: an argument or a file is not valid; the message has the line, or suggests similar names.
 
     Examples:
         >>> import pathlib
@@ -106,7 +106,7 @@ def load_dataset(
     order, held_out = splits.hold_out(labels, test_fraction, rng)
     if not len(held_out):
         raise ValueError(
-            "`name_or_path` must hold two examples of some class, or come with `test`. Received: "
+            "`name_or_path` must have at least two examples of some class, or `test` must be given. Received: "
             f"name_or_path={str(name_or_path)!r} with {len(labels)} examples of {len(names)} classes"
         )
     return TextDataset(_dataset(texts, labels, order), _dataset(texts, labels, held_out), tuple(names))

@@ -1,4 +1,4 @@
-"""Files -> examples (text, label id) and class names: JSON lines, CSV and TSV, plain or gzipped."""
+"""Reads examples (text, label id) and class names from JSON lines, CSV and TSV files, plain or gzipped."""
 
 import csv
 import gzip
@@ -15,14 +15,14 @@ _BROKEN = (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error)
 
 
 def is_path(name_or_path: str | PathLike[str]) -> bool:
-    """Whether this is a path object, a name with one of our suffixes, or any file that exists."""
+    """Whether this is a path object, a name with a known suffix, or any file that exists."""
     if isinstance(name_or_path, PathLike):
         return True
     return name_or_path != "sample" and (_suffix(Path(name_or_path)) in SUFFIXES or Path(name_or_path).is_file())
 
 
 def read(paths: list[Path], text_column: str, label_column: str) -> tuple[list[list[tuple[str, int]]], tuple[str, ...]]:
-    """Reads labelled texts. The first file decides what the classes are.
+    """Reads labelled texts. The first file determines the classes.
 
     Returns:
         The examples (text, label id) of each file, and the names of the classes.

@@ -1,4 +1,4 @@
-"""The name of a TFDS dataset -> examples (text, label id) and class names, or sentence pairs and languages."""
+"""Reads examples (text, label id) and class names, or sentence pairs and languages, from a TFDS dataset."""
 
 import contextlib
 import difflib
@@ -31,7 +31,7 @@ def read(
     """Reads labelled texts.
 
     Returns:
-        The examples of train, and of test if there is one; and the names of the classes.
+        The examples of the train part and, if there is one, of the test part; and the names of the classes.
     """
     with _quiet():
         builder = _builder(name, data_dir, _LABELLED)
@@ -93,8 +93,8 @@ def _builder(name: str, data_dir: DataDir, files: str) -> Any:
 def _columns(name: str, info: Any, text_column: str | None, label_column: str | None) -> list[str]:
     """Finds the text and the label feature.
 
-    Each is the one that was asked for; else the one that TFDS names for supervised training; else the one with the
-    usual name; else the only one of its type.
+    Each is the first of these that exists: the one that the caller names, the one that TFDS names for supervised
+    training, the one with the usual name, the only one of its type.
     """
     features = dict(info.features) if isinstance(info.features, tfds.features.FeaturesDict) else {}
     texts = [key for key, feature in features.items() if feature.tf_dtype == tf.string and feature.shape == ()]
@@ -137,7 +137,7 @@ def _prepare(name: str, builder: Any) -> None:
     try:
         _reach(builder.url_infos)
         builder.download_and_prepare()
-    except Exception as error:  # the script of a dataset may raise anything
+    except Exception as error:  # the script of a dataset may raise any error
         raise FileNotFoundError(
             f"The dataset {name!r} is not prepared in {builder.data_path} and cannot be downloaded: {error}. On a "
             f"machine with network run `tfds build {name}`, then give the folder that it prepared as `data_dir`."

@@ -1,4 +1,4 @@
-"""Ids -> ids of which some are masked, and labels, the original ids: (B, T) -> (B, T), (B, T).
+"""Random masking of tokens for masked language models: ids (B, T) -> masked ids (B, T), labels (B, T).
 
 Devlin et al. 2018, arXiv:1810.04805, section 3.1: of the chosen tokens 80 % become the mask token, 10 % a random token,
 and 10 % stay.
@@ -17,24 +17,26 @@ MASKED_SHARE, RANDOM_SHARE = 0.8, 0.1
 
 
 def mask_tokens(features: Any, tokenizer: Tokenizer, *, rate: float = 0.15, seed: Any = None) -> Any:
-    """Masks tokens at random for training a `MaskedLM`: a function for `Dataset.map`.
+    """Masks tokens at random, as for BERT's pretraining; use it in `Dataset.map`.
 
     Of the chosen tokens 80 % become the mask token, 10 % a random ordinary token, and 10 % stay. Special tokens,
     padding tokens among them, are never chosen.
 
-    Every pass over a dataset chooses other tokens. After `keras.utils.set_random_seed`, however, TensorFlow starts
-    every iteration with the same random numbers: put `.repeat()` before the `.map`, or pass a `seed`.
+    Every pass over a dataset chooses different tokens. After `keras.utils.set_random_seed`, however, TensorFlow starts
+    every pass with the same random numbers: put `.repeat()` before the `.map`, or pass a different `seed` in each
+    epoch.
 
     Args:
         features: a dictionary with "token_ids", integers of any shape, or those ids alone.
         tokenizer: a `Tokenizer` with a mask token.
         rate: the probability that a token is chosen, in (0, 1).
-        seed: two integers (2,) that decide the choice, as a training that `Resume` continues needs it; None for
-            another choice at every call.
+        seed: two integers (2,), for the same choice in every call with this seed, which `Resume` needs. None: a
+            different choice in every call.
 
     Returns:
-        `(features, labels)`: the features with masked "token_ids" (or the masked ids alone), and the labels: the
-        original id of a chosen token, and elsewhere the padding id, which `PaddedCrossentropy` ignores.
+        `(features, labels)`: the features with masked "token_ids" (or the masked ids alone), and the labels, of the
+        same shape: the original ids of the chosen tokens, and elsewhere the padding id, which `PaddedCrossentropy`
+        ignores.
 
     Raises:
         ValueError: `rate` is outside (0, 1), `features` have no "token_ids", or `tokenizer` has no mask token.
@@ -78,7 +80,7 @@ def mask_tokens(features: Any, tokenizer: Tokenizer, *, rate: float = 0.15, seed
 
 
 def _uniform_numbers(shape: Tensor, seed: Any) -> Tensor:
-    """Three uniform numbers in [0, 1) for each token, (3, ...), in float64, so that no index is rounded up too far."""
+    """Three uniform numbers in [0, 1) for each token, (3, ...); float64, so that no index is rounded up too far."""
     shape = tf.concat([[3], shape], axis=0)
     if seed is None:
         return tf.random.uniform(shape, dtype="float64")

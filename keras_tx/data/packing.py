@@ -1,8 +1,8 @@
-"""Sequences of any length -> rows with several in each: (n,) ids -> (L,) ids, document numbers, positions and labels.
+"""Packs several sequences into each row: ids (n,) -> ids, document ids, positions and labels, each (L,).
 
-L length of a row, n of a sequence, N sequences that are packed together, P pieces of them, R rows. With attention only
-within the same `document_ids`, and `positions` that restart in each document, a row has the outputs that its sequences
-have one by one. Krell et al. 2021, arXiv:2107.02027.
+L length of a row, n length of a sequence, N sequences that are packed together, P pieces of them, R rows. If attention
+is limited to the same `document_ids`, and `positions` restart in each document, the outputs for a packed row equal
+those for its sequences one by one. Krell et al. 2021, arXiv:2107.02027.
 """
 
 import reprlib
@@ -28,37 +28,38 @@ def pack_sequences(
     too_long: str = "error",
     window: int = 1000,
 ) -> Any:
-    """Packs sequences into rows of one length, so that there are few padding tokens.
+    """Packs sequences into rows of one length, to avoid padding tokens.
 
-    Every sequence is put whole into the first row that has room for it (first fit). Sequences without tokens are left
-    out. The rows are elements `(features, labels)`, or `(features, labels, sample_weight)`, of tensors (L,). `features`
-    is a dictionary with "token_ids", "document_ids" (1, 2, 3, ... in each row), "positions" (from 0 in each document)
-    and the other features of `sequences`. At padding tokens all but the ids are 0.
+    Every sequence is put, undivided, into the first row that has room for it (first fit). Empty sequences are left out.
+    The rows are elements `(features, labels)`, or `(features, labels, sample_weight)`, of tensors (L,). `features` is a
+    dictionary with "token_ids", "document_ids" (1, 2, 3, ... in each row), "positions" (from 0 in each document) and
+    the other features of `sequences`. At padding tokens all but the ids are 0.
 
     Args:
         sequences: a `tf.data.Dataset` of unpadded elements `features`, `(features, labels)` or `(features, labels,
             sample_weight)`. `features` is a tensor of token ids of rank 1, or a dictionary of such tensors with
-            "token_ids" among them. Everything in an element is as long as its token ids. Or the same structure in
-            memory, with a list of arrays, a ragged tensor or a rectangular array in place of each tensor. What is in
-            memory is packed at once, so the number of rows is known. With a `Dataset` it is unknown: give `fit` its
-            `steps_per_epoch`, or count the rows and use `tf.data.experimental.assert_cardinality`.
+            "token_ids" among them. All tensors of an element have the length of its token ids. Or the same structure in
+            memory, with a list of arrays, a ragged tensor or a rectangular array in place of each tensor; then the
+            number of rows is known. With a `Dataset` it is unknown: pass `steps_per_epoch` to `fit`, or count the rows
+            and use `tf.data.experimental.assert_cardinality`.
         length: the length L of a row, in tokens.
-        padding_id: the token id of padding tokens.
-        label_padding: the label of padding tokens, which no real token should have; None takes `padding_id`. If
-            `sequences` has no labels, the label of a token is the next token of its document, and the last one has
-            this label.
-        too_long: what to do with a sequence of more than `length` tokens: "error", or "split" it into documents of
-            `length` tokens and a rest. The label of the last token before a cut is the first token after it.
-        window: the number N of sequences that are packed together. More of them leave fewer padding tokens.
+        padding_id: the id of padding tokens.
+        label_padding: the label of padding tokens, which no real token should have. None: `padding_id`. If `sequences`
+            has no labels, the label of a token is the next token of its document, and the label of the last token is
+            `label_padding`.
+        too_long: what to do with a sequence of more than `length` tokens: "error" raises an error; "split" divides it
+            into documents of `length` tokens and a shorter last one. The label of the last token before a cut is the
+            first token after it.
+        window: N, the number of sequences that are packed together. A larger number leaves fewer padding tokens, and
+            needs more memory.
 
     Returns:
         A `tf.data.Dataset` of rows.
 
     Raises:
-        TypeError: `sequences` is none of the above.
-        ValueError: an argument is wrong, there are no "token_ids", or something is not of rank 1; also a sequence that
-            is too long or not as long as its labels. In a `Dataset` these last two are found only when it is read, and
-            raise `tf.errors.InvalidArgumentError`.
+        TypeError: `sequences` has another type. ValueError: an argument is not valid, there are no "token_ids", a
+            tensor is not of rank 1, a sequence is too long, or its length differs from that of its labels. For a
+            `Dataset` the last two are found only when it is read, and raise `tf.errors.InvalidArgumentError`.
 
     Reference:
         Krell et al. 2021, arXiv:2107.02027.
@@ -91,7 +92,7 @@ def pack_sequences(
     counts = [int(part.nrows()) for part in tf.nest.flatten(parts)]
     if min(counts) < max(counts) or not counts[0]:
         raise ValueError(
-            f"`sequences` must hold at least one sequence, and equally many of everything. Received: {counts}"
+            f"`sequences` must have at least one sequence, and as many labels and weights. Received: {counts}"
         )
     _check_lengths(parts, limit)
     windows = tf.data.Dataset.from_tensor_slices(parts).batch(window)
@@ -100,7 +101,7 @@ def pack_sequences(
 
 
 def first_fit(sizes: Tensor, room: int) -> Tensor:
-    """Puts pieces of `sizes` (P,) into rows of size `room`: the first row with room for each piece, int32 (P,)."""
+    """Puts pieces of `sizes` (P,) into rows of size `room`; returns the index of the row of each piece, int32 (P,)."""
 
     def put(i: Tensor, left: Tensor, rows: Any) -> tuple[Any, ...]:
         row = tf.argmax(left >= sizes[i], output_type="int32")
@@ -126,7 +127,7 @@ def _pack(parts: tuple[Any, ...], paddings: tuple[Any, ...], length: int) -> Any
     order = tf.argsort(row, stable=True)
     starts = tf.gather(tf.cumsum(sizes, exclusive=True), order)
     sizes, row = tf.gather(sizes, order), tf.gather(row, order)
-    tokens = tf.ragged.range(starts, starts + sizes).flat_values  # where each token of the rows comes from
+    tokens = tf.ragged.range(starts, starts + sizes).flat_values  # the index of each token of the rows among all tokens
     row_sizes = tf.math.segment_sum(sizes, row)  # (R,)
     documents = tf.math.segment_sum(tf.ones_like(row), row)  # (R,)
 
@@ -190,7 +191,7 @@ def _in_memory(values: Any) -> Tensor:
 
 
 def _as_ragged(values: Tensor) -> Tensor:
-    """Converts rows, which are dense if all have one known length, to ragged ones, and integers to int32."""
+    """Converts rows, which are dense if all have the same known length, to ragged rows, and integers to int32."""
     values = values if isinstance(values, tf.RaggedTensor) else tf.RaggedTensor.from_tensor(values)
     return tf.cast(values, "int32") if values.dtype.is_integer else values
 
@@ -207,7 +208,7 @@ def _check_lengths(parts: tuple[Any, ...], limit: int | None) -> None:
 
 
 def _require(condition: Any, *message: Any) -> None:
-    """Raises an error if the values are known, and adds an assertion to a graph otherwise."""
+    """Raises an error if the values are known; otherwise adds an assertion to the graph."""
     if not tf.executing_eagerly():
         tf.debugging.Assert(condition, message)
     elif not condition:

@@ -1,4 +1,4 @@
-"""Parallel files -> sentence pairs: line 7 of `train.de.gz` translates line 7 of `train.en.gz`."""
+"""Reads sentence pairs from parallel files: line 7 of `train.de.gz` is the translation of line 7 of `train.en.gz`."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ PARTS = {
     "train": ("train",),
     "validation": ("val", "dev"),
     "test": ("test",),
-}  # how the names of the files of each part begin
+}  # the usual prefixes of the file names of each part
 
 
 def has_files(name_or_path: str | PathLike[str]) -> bool:
-    """Whether this is a path object, a folder that exists, or a path with which names of files begin."""
+    """Whether this is a path object, a folder that exists, or a prefix of the paths of files."""
     place = Path(name_or_path)
     return isinstance(name_or_path, PathLike) or place.is_dir() or any(_listed(place))
 
@@ -50,7 +50,7 @@ def find(
             whole = [prefix]
         if len(whole) > 1:
             raise ValueError(
-                f"The files of {part!r} must be only two, or be chosen by the prefix of their names. Received: "
+                f"There must be two files for {part!r}; choose them by a prefix of their names. Received: "
                 f"{str(place)!r} with {whole}"
             )
         if whole:

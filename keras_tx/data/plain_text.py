@@ -1,4 +1,4 @@
-"""A text file, plain or gzipped -> two strings: a language model trains on the first and is validated on the second."""
+"""Reads a text file, plain or gzipped, as two strings: for the training and the validation of a language model."""
 
 import gzip
 import zlib
@@ -12,7 +12,7 @@ _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
 class PlainText(NamedTuple):
-    """A text for a language model in two parts, as `load_text` returns it.
+    """A text for training a language model, in two parts, as `load_text` returns it.
 
     Attributes:
         train: the first part, to train on.
@@ -31,12 +31,12 @@ class PlainText(NamedTuple):
 
 
 def load_text(name_or_path: str | PathLike[str] = "sample", *, validation_fraction: float = 0.1) -> PlainText:
-    """Loads a text for a language model and cuts it in two, its end for validation, as nanoGPT does.
+    """Loads a text for training a language model; its end is held out for validation, as in nanoGPT.
 
     Args:
-        name_or_path: "sample" for 150 kB of little scenes that come with the package, or a text file in UTF-8, also
-            with .gz.
-        validation_fraction: the part of the text, in characters and between 0 and 1, for validation.
+        name_or_path: "sample" for 150 kB of short scenes that come with the package; or a text file in UTF-8, also with
+            .gz.
+        validation_fraction: the fraction of the characters that are held out for validation, between 0 and 1.
 
     Returns:
         A `PlainText`: `(train, validation)`, two strings that together are the whole text.

@@ -1,9 +1,9 @@
-"""A seed -> 8,800 short film reviews, "negative" or "positive", in which the order of the words decides.
+"""Generates 8,800 short film reviews, "negative" or "positive", in which the order of the words decides.
 
-Most templates contain one praising and one blaming phrase and say which of the two places holds the verdict. Filled in
-both ways they give a pair of reviews with the same words and opposite labels, and a model that counts words is right
-about only one of the two. The PLAIN reviews, one in three, only praise or only blame, so a model learns what each word
-means. Both reviews of a pair are in the same part, and no review occurs twice.
+Most templates have one place for praise and one for blame, and show which of the two is the verdict. Filled in both
+ways, they give two reviews with the same words and opposite labels, of which a model that counts words gets only one
+right. The PLAIN reviews, one in three, only praise or only blame, so a model learns what each word means. Both reviews
+of a pair are in the same part, and no review occurs twice.
 """
 
 import random

@@ -1,10 +1,10 @@
-"""A seed -> 6,600 sentences in English and Tavic, an invented language, in which no word can be translated alone.
+"""Generates 6,600 sentences in English and Tavic, an invented language in which no word can be translated by itself.
 
 Tavic puts the verb last, the tense after it and "not" before it; adjectives follow their noun, and so do prepositions.
 Every noun has one of three genders, which its form does not show; determiners, adjectives, pronouns and plurals agree
 with it, and determiners show the case. Some verbs have a particle after their subject, and some English verbs have two
-parts ("picks the lamp up"). Some English words have two translations: the bat that one feeds is not the bat that one
-repairs, and a light bag is not light as a house is. Every English sentence has one translation and occurs once.
+parts ("picks the lamp up"). Some English words have two translations: "bat" (the animal, or the tool), "light" (of a
+bag, or of a house). Every English sentence has one translation and occurs once.
 """
 
 import random

@@ -1,8 +1,8 @@
-"""A seed -> 150,000 characters of little scenes, for language models of characters.
+"""Generates 150,000 characters of short scenes, for language models over characters.
 
-In each scene somebody has lost something and asks from door to door. Earlier text decides what follows: the person who
-is spoken to answers, names and "his" or "her" belong to the person, "good evening" to the hour and every excuse to a
-trade. The lost thing keeps its name to the end, where a tale grows line by line and a couplet rhymes.
+In each scene somebody has lost something and asks from door to door. Earlier text determines what follows: the person
+who is addressed answers, names and "his" or "her" fit the person, "good evening" fits the hour and every excuse a
+trade. The lost thing has the same name to the end, where a tale grows line by line and a couplet rhymes.
 """
 
 import random

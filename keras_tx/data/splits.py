@@ -1,4 +1,4 @@
-"""Which examples go into which part: checks of the arguments that decide it, and random splits by a seed."""
+"""Random splits of examples into parts, and checks of their arguments."""
 
 from numbers import Integral, Real
 from typing import Any
@@ -25,7 +25,7 @@ def hold_out(labels: np.ndarray, fraction: float, rng: np.random.Generator) -> t
 
     Args:
         labels: the label of each example, (N,).
-        fraction: how much of each class goes to the second part, at least one example, but never the only one.
+        fraction: the fraction of each class for the second part: at least one example, but not the only one of a class.
         rng: the generator of random numbers.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A name, a folder or two files -> sentences and their translations: parallel files, TFDS and the built-in sample."""
+"""Datasets of sentences and their translations, from parallel files, TFDS or the built-in sample."""
 
 import warnings
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ class TranslationDataset(NamedTuple):
 
     Attributes:
         train: a `tf.data.Dataset` of unbatched pairs (source, target), two string scalars.
-        validation: the same of the validation part.
-        test: the same of the test part.
+        validation: the same for the validation part.
+        test: the same for the test part.
         languages: the names of the source and the target language.
 
     Examples:
@@ -50,24 +50,24 @@ def load_translation(
 ) -> TranslationDataset:
     """Loads sentence pairs into memory and shuffles the train part.
 
-    Pairs with an empty side teach nothing: they are left out of the train part, and a warning says how many there were.
-    Validation and test keep every line in its place, because BLEU compares line by line.
+    Pairs with an empty sentence are left out of the train part, and a warning has their number. Validation and test
+    keep every line in its place, because BLEU compares line by line.
 
     Args:
         name_or_path: "sample" for the built-in 6,600 pairs of English and Tavic, an invented language; the name of a
-            TFDS dataset such as "ted_hrlr_translate/pt_to_en"; a folder of parallel files (UTF-8, one sentence in
-            each line) with names of part and language, such as `train.en.gz`, `train.de.gz`, `val.en.gz` and
-            `test_2016.en.gz`; such a folder and the prefix with which the names begin; or the two files of the train
-            part, source and target.
+            TFDS dataset such as "ted_hrlr_translate/pt_to_en"; a folder of parallel files (UTF-8, one sentence per
+            line) whose names consist of part and language, such as `train.en.gz`, `train.de.gz`, `val.en.gz` and
+            `test_2016.en.gz`; such a folder and a prefix that the names begin with, such as "corpus/news."; or the two
+            files of the train part, source and target.
         source: the source language: the last suffix of the files, or a language of the sample or the TFDS dataset.
-            None: if there are only two languages, the other one; the sample and TFDS have a default direction.
+            None: of two languages, the one that is not `target`; the sample and TFDS have a default direction.
         target: the target language, likewise.
-        data_dir: the folder in which TFDS keeps prepared datasets; None for TFDS' own. A dataset that is there
-            needs no network.
-        validation: with files, the two files of the part; with a folder, the prefix of their names.
+        data_dir: the folder in which TFDS keeps prepared datasets. None: the default of TFDS. A prepared dataset needs
+            no network.
+        validation: the two files of the validation part, or, with a folder, the prefix of their names.
         test: the two files of the test part, or the prefix of their names, such as "test_2017".
-        test_fraction: the part of the pairs, between 0 and 1, to hold out for validation if it has no files, and again
-            for test.
+        test_fraction: the fraction of the pairs, between 0 and 1, to hold out for validation if there are no files for
+            it, and likewise for test.
         seed: an integer of at least 0 that decides the order of the train part and which pairs are held out.
 
     Returns:
@@ -76,7 +76,7 @@ def load_translation(
     Raises:
         FileNotFoundError: a file is missing, or TFDS has not prepared the dataset and cannot download it.
         TypeError: `name_or_path` is neither a string, a path nor two of them.
-        ValueError: an argument or a file is wrong; the error names the file and line.
+        ValueError: an argument or a file is not valid; the message has the file and line.
 
     Examples:
         >>> import pathlib

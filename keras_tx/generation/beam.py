@@ -18,28 +18,30 @@ from keras_tx.generation.state import State, append_tokens, as_int32, fill, init
 from keras_tx.generation.strategy import Strategy
 from keras_tx.types import Tensor
 
-EXCLUDED = -1e9  # the score of beams that must lose, finite as in transformers; no real beam reaches half of it
+EXCLUDED = -1e9  # the score of beams that must not win, finite as in transformers; no real beam reaches half of it
 
 
 @dataclass(frozen=True)
 class Beam(Strategy):
-    """Keeps the `num_beams` likeliest continuations of each prompt at every step, and returns the best finished ones.
+    """Beam search: keeps the `num_beams` most likely continuations of each prompt, and returns the best finished ones.
 
-    A continuation is finished by a stop token or by the limit. Its score is the sum of its log-probabilities, after
-    constraints, divided by length ** length_penalty; the length counts the generated tokens with the stop token. With
-    one beam this is `Greedy`, except that a repetition penalty applies to log-probabilities here and to logits there.
+    A continuation is finished when it has a stop token or `max_new_tokens` tokens. Its score is the sum of its
+    log-probabilities, after constraints, divided by length ** length_penalty, where length is the number of generated
+    tokens including the stop token. With one beam it is the same as `Greedy`, except that a repetition penalty applies
+    to log-probabilities instead of logits.
 
     Args:
-        num_beams: the number of beams W.
-        length_penalty: above 0 favours longer results, below 0 shorter ones.
-        early_stopping: when a prompt that has `num_beams` finished continuations is done. True: at once. False: when
-            the best running beam would not be among them if it ended now. "never": when no running beam could be among
-            them even if all its further tokens had the probability 1.
-        num_return_sequences: how many of the finished continuations to return, the best first.
+        num_beams: the number of beams for each prompt, W.
+        length_penalty: values above 0 favour longer results, values below 0 shorter ones; 1 divides the score by the
+            length.
+        early_stopping: when the search for a prompt ends, once it has `num_beams` finished continuations. True: at
+            once. False: as soon as the best unfinished beam, if it ended now, would not be among the best `num_beams`.
+            "never": as soon as no unfinished beam could be among them, even if all its further tokens had the
+            probability 1.
+        num_return_sequences: the number of results for each prompt, at most `num_beams`, the best first.
 
     Raises:
-        ValueError: for numbers out of range, another `early_stopping`, more `num_return_sequences` than `num_beams`,
-            and in `generate` for more beams than the vocabulary has tokens.
+        ValueError: for values out of range, and in `generate` for more beams than the vocabulary has tokens.
 
     Examples:
         >>> model = keras_tx.models.CausalLM(11, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=8)
@@ -107,7 +109,7 @@ class Beam(Strategy):
         excluded = ops.full_like(self._split(state["ids"][:, 0]), EXCLUDED, dtype="float32")  # (B, W)
         return {
             **state,
-            # The beams of a prompt are equal at first: if more than one could win, all would have the same tokens.
+            # The beams of a prompt are equal at first: without this, all of them would get the same tokens.
             "scores": ops.where(ops.arange(self.num_beams) == 0, 0.0, excluded),
             "ended": ops.zeros_like(excluded, dtype="bool"),
             "ended_scores": excluded,
@@ -125,15 +127,15 @@ class Beam(Strategy):
         log_probs = ops.log_softmax(ops.cast(logits, "float32"), axis=-1)
         scores = constraints(log_probs, state, stop_tokens) + ops.reshape(state["scores"], (-1, 1))
 
-        # Each stop token can end a continuation of each beam: with this many candidates W running ones are left.
+        # Each stop token can end a continuation of each beam: with this many candidates, W unfinished ones are left.
         count = min(max(2, 1 + len(set(stop_tokens))) * width, width * scores.shape[-1])
         scores, tokens, origin = _candidates(scores, width, count)  # (B, C), the best first
         at_limit = state["step"] + 1 >= state["limit"]
         ends = ops.logical_or(is_one_of(tokens, stop_tokens), at_limit)
         new = self._finished(state, scores, tokens, origin, ends)
-        new["scores"], places = ops.top_k(scores + ops.where(ends, EXCLUDED, 0.0), width)  # of the running ones
+        new["scores"], places = ops.top_k(scores + ops.where(ends, EXCLUDED, 0.0), width)  # of the unfinished ones
 
-        # One NaN, an infinity or nothing but minus infinity make all log-probabilities of a row NaN.
+        # A NaN, a positive infinity or only minus infinities make all log-probabilities of a row NaN.
         broken = ops.any(self._split(ops.isnan(log_probs[:, 0])), axis=1)
         has_beam = ops.logical_or(scores[:, 0] > EXCLUDED / 2, ops.any(state["ended"], axis=1))
         broken = ops.logical_and(running, ops.logical_or(broken, ops.logical_not(has_beam)))
@@ -155,7 +157,7 @@ class Beam(Strategy):
         return state, tokens, origin
 
     def _finished(self, state: State, scores: Tensor, tokens: Tensor, origin: Tensor, ends: Tensor) -> State:
-        """The W best finished continuations, of those so far and of the candidates (B, C) that end now."""
+        """The W best finished continuations, among those so far and the candidates (B, C) that end now."""
         step, count, num_new = state["step"], tokens.shape[1], state["ended_ids"].shape[2]
         # As in transformers, only the W best candidates may become results; the others may only continue.
         ends = ops.logical_and(ops.logical_and(ends, ops.arange(count) < self.num_beams), scores > EXCLUDED / 2)
@@ -170,7 +172,7 @@ class Beam(Strategy):
     def _can_improve(
         self, state: State, scores: Tensor, ended: Tensor, ended_scores: Tensor, ended_ids: Tensor
     ) -> Tensor:
-        """Whether a running beam could still be better than a finished continuation, (B,)."""
+        """Whether an unfinished beam could still be better than a finished continuation, (B,)."""
         never = self.early_stopping == "never" and self.length_penalty > 0
         length = state["limit"] if never else state["step"] + 1
         best_possible = scores[:, :1] / ops.take(self._divisors(ended_ids.shape[2]), length)
@@ -190,8 +192,8 @@ class Beam(Strategy):
     def result(self, state: State) -> tuple[Tensor, Tensor]:
         """The best continuations (B, n, M), with the padding id after the stop token, and their scores (B, n).
 
-        The best comes first. If constraints leave fewer than n continuations, the others are padding with a score of
-        minus infinity.
+        The best comes first. If constraints leave fewer than n continuations, the remaining ones are padding with a
+        score of minus infinity.
         """
         ended = state["ended"][:, : self.num_return_sequences]
         scores = ops.where(ended, state["ended_scores"][:, : self.num_return_sequences], -float("inf"))

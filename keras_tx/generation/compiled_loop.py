@@ -1,4 +1,4 @@
-"""A decoding loop, compiled as each backend compiles: `tf.function` with or without XLA, `jax.jit`, PyTorch eagerly."""
+"""Compiles a decoding loop: `tf.function` with or without XLA, or `jax.jit`; on PyTorch it runs eagerly."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ class CompiledDecodeLoop:
 
     Args:
         loop: the `DecodeLoop`.
-        model: the Keras model that it runs, for its variables.
+        model: the Keras model that the loop runs; its variables are passed to the program.
         jit_compile: whether TensorFlow compiles with XLA.
     """
 
@@ -52,7 +52,7 @@ def _compiled(function: Callable[..., Any], model: keras.Model, jit_compile: boo
 
 
 def _traced_per_shape(function: Any, jit_compile: bool) -> Callable[..., Any]:
-    """A `tf.function`, traced once for each set of shapes. TensorFlow itself would warn of so many traces."""
+    """A separate `tf.function` for each set of shapes; a single one would warn about too many traces."""
     traced: dict[Any, Any] = {}
 
     def call(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The checked options of a generation that do not depend on the inputs: strategy, constraints, special tokens."""
+"""The checked options of `generate` that do not depend on the inputs: strategy, constraints, special tokens."""
 
 from typing import Any
 
@@ -19,11 +19,11 @@ class GenerationConfig:
         model: `IncrementalModel` of the model that generates.
         strategy: `Greedy()` if None.
         tokenizer: its `cls_id` and `sep_id` are the defaults of `start_token` and `stop_tokens`.
-        others: see `generate`.
+        others: see `keras_tx.generation.generate`.
 
     Raises:
         TypeError: for a strategy that is not a `Strategy`, or cannot be hashed.
-        ValueError: for numbers out of range, ids outside the vocabulary, and contradictory constraints.
+        ValueError: for values out of range, ids outside the vocabulary, and contradictory constraints.
     """
 
     def __init__(

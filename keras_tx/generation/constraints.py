@@ -1,8 +1,8 @@
 """Constraints on generated text: scores (R, V) -> scores (R, V), minus infinity where a token is forbidden.
 
 R rows, L slots, N ids, V vocabulary. The rules, and the order in which they apply, are those of the logits processors
-of transformers, except that the padding of a prompt does not belong to its row: it is never penalized, n-grams do not
-cross it, and forbidden sequences do not begin in it. Repetition penalty: Keskar et al. 2019, arXiv:1909.05858.
+of transformers, except that they ignore the padding of a prompt: it is not penalized, n-grams do not cross it, and
+forbidden sequences do not begin in it. Repetition penalty: Keskar et al. 2019, arXiv:1909.05858.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,28 +18,27 @@ from keras_tx.generation.state import State, as_int32
 from keras_tx.types import Tensor
 
 _FORBIDDEN = -float("inf")
-_NO_TOKEN = -1  # unlike any id
+_NO_TOKEN = -1  # differs from every id
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constraints:
-    """Rules that generated tokens keep: a function of scores (R, V), a state and the stop tokens. Immutable.
-
-    The repetition penalty, n-grams and forbidden sequences take the prompt into account too.
+    """Rules for generated tokens: a function of scores (R, V), a state and the stop tokens. Immutable.
 
     Args:
-        repetition_penalty: above 1 makes tokens that the row contains less likely: positive scores are divided by it,
-            negative ones multiplied.
-        no_repeat_ngram_size: no sequence of this many tokens occurs twice; 0 allows all.
+        repetition_penalty: above 1 makes tokens that the row contains already less likely: positive scores are divided
+            by it, negative ones are multiplied by it.
+        no_repeat_ngram_size: no sequence of this many tokens is generated twice; 0 for no such rule.
         min_new_tokens: no stop token before this many tokens are generated.
         forbidden_tokens: ids, and sequences of ids, that must not be generated. The last id of a sequence is forbidden
             wherever the row ends with those before it.
-        forced_tokens: {index: id}, the generated tokens at these indices; -1 is the last possible one, at the limit.
-            These override all other rules, and have the score 0.
-        renormalize_logits: return log-probabilities of the remaining tokens; it only changes the scores of beams.
+        forced_tokens: {index: id}, the generated tokens at these indices; -1 is the last token at `max_new_tokens`.
+            They override all other rules, and their score is 0.
+        renormalize_logits: return log-probabilities that are normalized over the remaining tokens; this only changes
+            the scores of `Beam`.
 
     Raises:
-        ValueError: for numbers out of range and ids that are not integers of at least 0.
+        ValueError: for values out of range and ids that are not non-negative integers.
     """
 
     repetition_penalty: float = 1.0
@@ -99,14 +98,14 @@ class Constraints:
 
     @property
     def least_new_tokens(self) -> int:
-        """The smallest `max_new_tokens` that allows all rules to be kept."""
+        """The smallest `max_new_tokens` with which all rules can be kept."""
         forced = dict(self.forced_tokens)
         least = max(1, self.min_new_tokens, *[index + 1 for index in forced])
         two_at_one_index = -1 in forced and forced.get(least - 1, forced[-1]) != forced[-1]
         return int(least + two_at_one_index)
 
     def check(self, max_new_tokens: int, vocabulary_size: int, stop_tokens: tuple[int, ...]) -> None:
-        """Refuses rules that cannot be kept.
+        """Raises for rules that cannot be kept.
 
         Raises:
             ValueError: for an id outside the vocabulary, more `min_new_tokens` than `max_new_tokens`, a forced index
@@ -152,7 +151,7 @@ class Constraints:
                 )
             if index == max_new_tokens - 1 and forced.get(-1, token) != token:
                 raise ValueError(
-                    "`forced_tokens` must not give two tokens for one place, where -1 is the last. "
+                    "`forced_tokens` must not have two tokens for one index, where -1 is the last. "
                     f"{received}, max_new_tokens={max_new_tokens}"
                 )
             if token in forbidden:
@@ -195,7 +194,7 @@ def _pairs(forced: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _contains(ids: Tensor, counted: Tensor, size: int) -> Tensor:
-    """(R, V), True at the ids (R, N) for which `counted` (R, N) is True. Ids outside the vocabulary are ignored."""
+    """(R, V), True at the ids (R, N) whose `counted` (R, N) is True. Ids outside the vocabulary are ignored."""
     counted = ops.logical_and(counted, ops.logical_and(ids >= 0, ids < size))
     row = ops.broadcast_to(ops.arange(ops.shape(ids)[0], dtype="int32")[:, None], ops.shape(ids))
     places = ops.stack([row, ops.where(counted, ids, 0)], axis=-1)
@@ -218,7 +217,7 @@ def _repeats(state: State, length: int, size: int) -> Tensor:
     ids = ops.where(state["real"], state["ids"], _NO_TOKEN)
     last = _last(state, length - 1)
     is_repeat = state["real"][:, length - 1 :]
-    for i in range(length - 1):  # the sequence that begins in a slot must begin as the row ends
+    for i in range(length - 1):  # the sequence from a slot on must begin with the last tokens of the row
         same = ids[:, i : i - length + 1] == last[:, i : i + 1]
         is_repeat = ops.logical_and(is_repeat, same)
     return _contains(ids[:, length - 1 :], is_repeat, size)

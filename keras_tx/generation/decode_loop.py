@@ -1,7 +1,7 @@
 """The decoding loop: prompts (B, P) -> the state of a strategy after up to M new tokens.
 
 It has two parts, the prefill and a loop of decode steps, and owns the key-value cache. The loop can stop after any
-number of steps and be called again: a stream runs the same program as `generate`.
+number of steps and be called again, so that `stream` runs the same program as `generate`.
 """
 
 from typing import Any, TypeAlias
@@ -20,9 +20,9 @@ Context: TypeAlias = dict[str, Any]  # what decode steps need beside state and t
 
 
 class DecodeLoop:
-    """An `IncrementalModel`, a strategy and constraints, as the two functions that `CompiledDecodeLoop` compiles.
+    """The two functions that `CompiledDecodeLoop` compiles, for an `IncrementalModel`, a strategy and constraints.
 
-    They can also be traced into a TensorFlow graph for any number of prompts and any length, without XLA: see
+    They can also be traced into a TensorFlow graph, without XLA, for any number of prompts and any length: see
     `in_graph`.
 
     Args:
@@ -30,7 +30,7 @@ class DecodeLoop:
         strategy: `Greedy`, `Sample`, `Beam` or another `Strategy`.
         constraints: `Constraints`.
         stop_tokens: tuple of ids that end a row.
-        padding_id: the id after them.
+        padding_id: the id that fills the slots after a stop token.
         num_new: M, the slots for new tokens.
     """
 
@@ -85,7 +85,7 @@ class DecodeLoop:
         if rows > 1:
             logits = ops.repeat(logits, rows, axis=0)
             context = keras.tree.map_structure(lambda x: ops.repeat(x, rows, axis=0), context)
-        # The rows of a prompt are still alike, so it does not matter which ones the strategy continues.
+        # The rows of a prompt are still equal, so it does not matter which ones the strategy continues.
         state, tokens, _ = strategy.advance(logits, state, self.constraints, self.stop_tokens)
         return state, tokens, context
 
@@ -94,7 +94,7 @@ class DecodeLoop:
 
         Takes and returns what `prefill` returns.
         """
-        first_slot = ops.shape(context["mask"])[1] - self.num_new  # of the new tokens
+        first_slot = ops.shape(context["mask"])[1] - self.num_new  # positions of the new tokens
 
         def is_running(state: State, tokens: Tensor, buffers: list[Tensor]) -> Tensor:
             return ops.logical_and(self.strategy.is_running(state), state["step"] < until)
@@ -122,7 +122,7 @@ class DecodeLoop:
 
 
 def _with_shapes_of(before: Any, after: Any) -> Any:
-    """`after`, with the static shapes of `before`: TensorFlow refuses a loop that forgets a dimension."""
+    """`after`, with the static shapes of `before`: a TensorFlow loop must not lose static dimensions."""
     if keras.backend.backend() == "tensorflow":
         for old, new in zip(keras.tree.flatten(before), keras.tree.flatten(after), strict=True):
             new.set_shape(old.shape)

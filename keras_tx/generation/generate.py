@@ -1,4 +1,4 @@
-"""Generation: text or ids in, the same out, with any functional model whose outputs are next-token logits.
+"""Generates text or ids with any functional model whose outputs are next-token logits.
 
 B prompts, P tokens of a prompt, T tokens, V vocabulary, n results for each prompt.
 """
@@ -38,40 +38,44 @@ def generate(
 
     The model runs once over the prompts (the prefill) and then once for each new token (a decode step), with a
     key-value cache. It may be a model of this package, or any functional model made of `Decoder`, `DecoderLayer` or
-    causal `MultiHeadAttention` layers and of layers that treat each token separately. The lengths of the prompts and
-    `max_new_tokens` are rounded up to powers of two, which changes no result: calls with the same powers share one
-    compiled program. Another strategy, constraint or number of prompts compiles a new one.
+    causal `MultiHeadAttention` layers and of layers that treat each token separately. The model is compiled for the
+    length of the prompts and `max_new_tokens`, both rounded up to powers of two, so that calls of similar lengths share
+    a compiled program; this does not change results. Another strategy, constraint or number of prompts compiles a new
+    program.
 
-    As in transformers, the padding id can be generated like any token; `forbidden_tokens` excludes it.
+    As in transformers, the padding id can be generated like any other token, unless it is in `forbidden_tokens`.
 
     Args:
         model: a functional model whose output is logits (B, T, V).
-        inputs: the prompts, or for a model with a source (`Seq2Seq`) the sources. Either texts (a `str` or a list of
-            them), with a `tokenizer`; or ids: (P,), (B, P), where padding is ignored, or a list of rows of any lengths.
-            A dict with the names of the model's inputs gives both sources and the beginnings of the targets.
+        inputs: the prompts, or the sources for a model with sources (`Seq2Seq`). Texts (a `str` or a list of them),
+            with a `tokenizer`; or ids: an array (P,) or (B, P), in which padding is ignored, or a list of rows of any
+            lengths. A dict by the names of the model's inputs gives both the sources and the beginnings of the targets.
         strategy: `Greedy()` (the default), `Sample(...)`, `Beam(...)` or another `Strategy`.
         max_new_tokens: the largest number of tokens to generate.
-        min_new_tokens: no stop token is generated before this many tokens.
-        stop_tokens: an id, or several, that end a row; by default the `sep_id` of the tokenizer, if there is one.
-        start_token: the id that begins a target or a text prompt; by default the tokenizer's `cls_id`. False for none.
-        tokenizer: has the methods `tokenize`, `decode` and, for sources, `__call__`, like
-            `keras_tx.text.BertTokenizer`.
+        min_new_tokens: the number of tokens before which no stop token is generated.
+        stop_tokens: an id, or several, that end a row. None: the tokenizer's `sep_id`, if there is one.
+        start_token: the id that begins a target or a prompt given as text. None: the tokenizer's `cls_id`. False: no
+            start token.
+        tokenizer: a tokenizer of `keras_tx.text`, or an object with the methods `tokenize`, `decode` and, for sources,
+            `__call__`. Required for texts.
         source_tokenizer: the tokenizer of the sources, if they have another vocabulary.
-        repetition_penalty: divides positive and multiplies negative scores of tokens that the row already contains; 1
-            does nothing.
-        no_repeat_ngram_size: no sequence of this many tokens occurs twice; 0 allows all.
+        repetition_penalty: above 1 makes tokens that the row contains already less likely: positive logits are divided
+            by it, negative ones are multiplied by it. 1 changes nothing.
+        no_repeat_ngram_size: no sequence of this many tokens is generated twice; 0 for no such rule.
         forbidden_tokens: ids, or sequences of ids, that are never generated.
-        forced_tokens: dict {index: id} of new tokens that are given; the index -1 is the last possible one.
-        renormalize_logits: normalize the log-probabilities after these constraints; changes the results of `Beam`.
-        return_scores: also return the score of each result, (B,) or (B, n).
-        target: the name of the input that is continued, needed if the model's graph does not show it.
-        jit_compile: whether TensorFlow compiles with XLA: slower to begin, faster for each token.
+        forced_tokens: dict {index: id} that fixes the new tokens at these indices; -1 is the last token at
+            `max_new_tokens`.
+        renormalize_logits: whether to normalize the log-probabilities again after these constraints; this only affects
+            `Beam`.
+        return_scores: whether to also return the score of each result, (B,) or (B, n).
+        target: the name of the input that generation continues, needed if the model's graph does not show it.
+        jit_compile: whether TensorFlow compiles with XLA: the first call takes longer, each token less time.
 
     Returns:
-        Texts for texts, rows for rows, an array for an array. Without sources a result is the prompt and its
-        continuation; with sources only the new tokens. Rows of ids include the stop token, and in an array padding
-        follows it. `Beam(num_return_sequences=n)` with n > 1 gives a list (or an axis) of n results for each prompt,
-        the best first.
+        The same form as the inputs: texts for texts, lists of ids for lists, an array for an array. Without sources a
+        result is the prompt and its continuation; with sources it is only the new tokens. Ids include the stop token;
+        in an array it is followed by padding. `Beam(num_return_sequences=n)` with n > 1 gives a list (or an axis) of n
+        results for each prompt, the best first.
 
     Raises:
         ValueError: for a prompt that is empty or only padding, ids outside the vocabulary, a `max_new_tokens` that is
@@ -119,12 +123,12 @@ def stream(model: keras.Model, inputs: Any, strategy: Strategy | None = None, **
     """Yields the new tokens of `generate` one by one, as soon as they are chosen.
 
     Args:
-        model, inputs, strategy, options: see `generate`. There are no `return_scores`, and no `Beam`, whose first
-            tokens may change until the end.
+        model, inputs, strategy, options: see `generate`. `return_scores` is not available, and neither is `Beam`, whose
+            first tokens may change until the end.
 
     Yields:
         For one text a piece of text, for several a list of pieces; for one row of ids an integer, for several an array
-        (B,), in which the padding id stands for rows that have ended.
+        (B,), with the padding id for rows that have ended.
 
     Raises:
         ValueError: as `generate`, and for a strategy with several rows for each prompt.
@@ -141,8 +145,10 @@ def stream(model: keras.Model, inputs: Any, strategy: Strategy | None = None, **
     arguments = inspect.signature(generate).bind(model, inputs, strategy, **options)
     arguments.apply_defaults()
     if arguments.arguments.pop("return_scores"):
-        raise ValueError("`return_scores` is not for `stream`: a score is known at the end. Received: True")
+        raise ValueError(
+            "`return_scores` must not be used with `stream`: scores are known only at the end. Received: True"
+        )
     request = GenerationRequest(**arguments.arguments)
     if isinstance(request.strategy, Beam) or request.strategy.rows_per_prompt > 1:
-        raise ValueError(f"`strategy` must have no beams to be streamed. Received: strategy={strategy}")
+        raise ValueError(f"`stream` needs a `strategy` without beams. Received: strategy={strategy}")
     return request.stream()

@@ -1,4 +1,4 @@
-"""Greedy decoding: logits (R, V) -> the likeliest tokens (R,)."""
+"""Greedy decoding: logits (R, V) -> the most likely tokens (R,)."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from keras_tx.types import Tensor
 
 @dataclass(frozen=True)
 class Greedy(Strategy):
-    """Takes the likeliest token at every step; of equally likely ones the first.
+    """Greedy search: takes the most likely token at every step; the first one if several are equally likely.
 
     The default strategy of `generate`. The score of a result is the sum of the log-probabilities of its tokens.
 

@@ -1,7 +1,7 @@
-"""Generation in a TensorFlow graph, for any batch size and any length: ragged prompts -> the tokens that follow.
+"""Generation in a TensorFlow graph, for any batch size and any length: ragged prompts -> their continuations.
 
-B prompts, P tokens of the longest prompt, S source tokens, n results for each prompt, M new tokens. It does what
-`generate` does without XLA, Python and NumPy, so that a server can run it.
+B prompts, P tokens of the longest prompt, S source tokens, n results for each prompt, M new tokens. It does the same as
+`generate`, without XLA, Python and NumPy, so that a server can run it.
 """
 
 from keras_tx.generation.decode_loop import DecodeLoop
@@ -43,7 +43,7 @@ def generate(
 
 
 def ragged_rows(ids: Tensor, padding_id: int | None) -> Tensor:
-    """Ids, ragged or (B, T) with padding anywhere -> ragged (B, None) without padding; None: there is no padding id."""
+    """Ids, ragged or (B, T) with padding anywhere -> ragged (B, None) without padding. `padding_id` may be None."""
     rows = ids if isinstance(ids, tf.RaggedTensor) else tf.RaggedTensor.from_tensor(ids)
     return rows if padding_id is None else tf.ragged.boolean_mask(rows, rows != padding_id)
 

@@ -1,8 +1,8 @@
 """A functional model, run incrementally: ids (B, T) in slots from `start` on -> logits (B, V) and a key-value cache.
 
 B batch, T tokens of this call (a whole prompt in the prefill, one token in a decode step), S slots of the cache, V
-vocabulary. The nodes of the model's graph run one by one, as in Keras. Layers that look at other tokens get their part
-of the cache, layers that need positions get them, and nodes that do not depend on the target run once.
+vocabulary. The nodes of the model's graph run one by one, as in Keras. Layers that attend to other tokens get their
+part of the cache, layers that need positions get them, and nodes that do not depend on the target run only once.
 """
 
 import inspect
@@ -35,14 +35,15 @@ class IncrementalModel:
 
     Attributes:
         inputs, sources, target: names of inputs; `sources` are all but the target.
-        padding_ids, vocabulary_sizes: dicts from the name of an input to those of its embedding, or None.
+        padding_ids, vocabulary_sizes: {name of an input: the padding id or vocabulary size of its embedding, or None}.
         vocabulary_size: V.
-        max_length, max_source_length: the learned positions of the target and of sources; None for no limit.
+        max_length, max_source_length: the number of learned positions for the target and for sources; None for no
+            limit.
 
     Raises:
         TypeError: for a model that is not functional.
-        ValueError: for a model with several outputs, without causal layers, with other layers that look at other
-            tokens, or that encodes positions without a call argument for them.
+        ValueError: for a model with several outputs, without causal layers, with other layers that mix tokens, or with
+            layers that encode positions but have no call argument for them.
     """
 
     def __init__(self, model: Any, target: str | None = None):
@@ -73,7 +74,7 @@ class IncrementalModel:
             num_slots: S.
 
         Returns:
-            The values that each step needs, a dict, and an empty cache, a tuple.
+            A dict of the values that each step needs, and an empty cache, a tuple.
         """
         values = dict(zip(self._graph.source_values, sources, strict=True))
         for node in self._graph.source_nodes:
@@ -96,7 +97,7 @@ class IncrementalModel:
 
         Args:
             ids: (B, T) integers.
-            values, cache: what `prepare` returned, or the cache of the step before.
+            values, cache: what `prepare` returned; after the first step, the cache that the step before returned.
             mask: (B, S), True at slots that hold real tokens once they are filled.
             real: (B, T), True at real tokens.
             positions: (B, T), the number of real tokens before each.
@@ -107,7 +108,7 @@ class IncrementalModel:
         """
         graph, new_cache = self._graph, list(cache)
         numbered = {**{int(number): value for number, value in values.items()}, graph.target_value: ids}
-        last: dict[int, Tensor] = {}  # values at the last token
+        last: dict[int, Tensor] = {}  # only the values at the last token
         for node in graph.target_nodes:
             if node in graph.last_token_nodes:
                 positions, real = positions[:, -1:], real[:, -1:]
@@ -125,7 +126,7 @@ class IncrementalModel:
         return ops.cast(numbered[graph.output_value][:, -1], "float32"), tuple(new_cache)
 
     def full_logits(self, rows: list[Tensor]) -> Tensor:
-        """The logits (B, T, V) of the whole model; `rows` are the ids of `sources`, in their order, and of `target`."""
+        """The logits (B, T, V) of the full model; `rows` are the ids of `sources`, in their order, and of `target`."""
         by_name = dict(zip([*self.sources, self.target], rows, strict=True))
         inputs = [by_name[name] for name in self.inputs]
         return self._model(keras.tree.pack_sequence_as(self._model.input, inputs), training=False)
@@ -133,14 +134,14 @@ class IncrementalModel:
     def _with_places(
         self, node: Node, args: Any, kwargs: Any, real: Tensor, positions: Tensor, start: Tensor, num_slots: Tensor
     ) -> tuple[Any, Any]:
-        """The arguments of a node without a cache, and where its tokens are, if it has call arguments for that."""
+        """The arguments of a node without a cache, with positions if it has call arguments for them."""
         names = _call_arguments(node.operation)
         if "num_keys" in names:  # a bias of attention scores
             if self._graph.depends_on_target(node.numbers_of("key", 1)) or len(node.inputs) == 1:
                 return args[:1], {**kwargs, "key": None, "start": start, "num_keys": num_slots}
             return args, {**kwargs, "start": start}
         if "positions" in names and not kwargs.get("reverse"):
-            # `real` is not the mask that an embedding computes: a generated padding id is a token like others.
+            # `real` is not the mask that an embedding computes: a generated padding id counts as a real token.
             kwargs = {**kwargs, "mask": real} if "mask" in names else kwargs
             kwargs = {**kwargs, "positions": positions} if operations.adds_positions(node.operation) else kwargs
         return args, kwargs
@@ -171,7 +172,7 @@ class IncrementalModel:
         return node.operation.new_memory(kwargs.get("value", args[1] if len(args) > 1 else None), key)
 
     def _check_equals_full_model(self, unknown: list[str]) -> None:
-        """Refuses a model whose steps give other logits than the whole model: an unknown operation mixes tokens."""
+        """Raises if the steps give other logits than the full model, because an unknown operation mixes tokens."""
         rows = {}
         for name, tensor in zip(self.inputs, self._model.inputs, strict=True):
             size, padding_id = self.vocabulary_sizes[name] or self.vocabulary_size, self.padding_ids[name]
@@ -192,8 +193,8 @@ class IncrementalModel:
         is_float32 = all(getattr(node.operation, "compute_dtype", "float32") == "float32" for node in nodes)
         if error > (1e-3 if is_float32 else 0.1) * np.ptp(expected) + 1e-6:
             raise ValueError(
-                "A generative model must look at other tokens, and at the position of a token, only in layers of "
-                f"keras_tx. Received: a model whose steps differ from the whole by {error:.1e}; one of these is why: "
+                "A generative model must use other tokens, and the position of a token, only in layers of "
+                f"keras_tx. Received: decode steps that differ from the full model by {error:.1e}, because of one of "
                 f"{unknown}"
             )
 
@@ -211,9 +212,9 @@ def _call(operation: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _tied_logits(operation: Any, args: Any, kwargs: Any) -> Tensor | None:
-    """The logits of a `TokenEmbedding` called with `reverse=True`, on TensorFlow without XLA; None for all else.
+    """The logits of a `TokenEmbedding` called with `reverse=True`, on TensorFlow without XLA; otherwise None.
 
-    TensorFlow would transpose the table in every step, so this transposes the logits, which are smaller.
+    TensorFlow would transpose the table in every step; this transposes the logits instead, which are smaller.
     """
     is_tied = isinstance(operation, TokenEmbedding) and kwargs.get("reverse")
     if not is_tied or operation.tokens.quantization_mode or not without_xla():

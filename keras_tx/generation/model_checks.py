@@ -28,7 +28,7 @@ def check_output(model: Any) -> None:
 
 
 def check_no_softmax(operation: Any) -> None:
-    """Strategies would take probabilities for logits, and make the distribution nearly uniform."""
+    """Raises for a model that ends in a softmax: strategies would treat the probabilities as logits."""
     activation = getattr(operation, "activation", None)
     if isinstance(operation, keras.layers.Softmax) or activation is keras.activations.softmax:
         raise ValueError(
@@ -39,17 +39,17 @@ def check_no_softmax(operation: Any) -> None:
 
 def refuse_layer(layer: Any) -> NoReturn:
     raise ValueError(
-        "A generative model may look at other tokens only in `Decoder`, `DecoderLayer` and causal "
+        "A generative model may attend to other tokens only in `Decoder`, `DecoderLayer` and causal "
         f"`MultiHeadAttention` of keras_tx. Received: layer '{layer.name}' of type {type(layer).__name__}"
     )
 
 
 def check_causal(node: Node, target: str, depends_on_target: Callable[[Iterable[int]], bool]) -> None:
-    """Refuses attention of the target to later tokens, and cross-attention whose keys cannot be computed once."""
+    """Raises for attention of the target to later tokens, and for cross-attention whose keys change between steps."""
     layer = node.operation
     if node.kwargs.get("attention_mask") is not None:
         raise ValueError(
-            f"Layer '{layer.name}' gets an `attention_mask`, which does not grow with the ids. Received: attention_mask"
+            f"Layer '{layer.name}' must not get an `attention_mask` of a fixed size. Received: attention_mask"
         )
     if not isinstance(layer, MultiHeadAttention):
         if depends_on_target(node.numbers_of("memory", 1)):
@@ -73,7 +73,7 @@ def check_causal(node: Node, target: str, depends_on_target: Callable[[Iterable[
 
 
 def check_masks(nodes: list[Node], cached_nodes: list[Node], target_value: int, padding_id: int | None) -> None:
-    """Refuses masks of the target other than `ids != padding_id`: decode steps replace them by the mask of padding."""
+    """Raises for masks of the target other than `ids != padding_id`, because decode steps use the padding mask."""
     made_by = {value: node for node in nodes for value in node.outputs}
     for node in cached_nodes:
         for name in MASKS:
@@ -84,6 +84,6 @@ def check_masks(nodes: list[Node], cached_nodes: list[Node], target_value: int, 
                 hidden_id = compared_with(source)
                 if hidden_id is not None and (padding_id is None or hidden_id != padding_id):
                     raise ValueError(
-                        f"The `{name}` of layer '{node.operation.name}' must be that of the padding, in a generative "
+                        f"The `{name}` of layer '{node.operation.name}' must be `ids != padding_id` in a generative "
                         f"model. Received: a mask of the id {hidden_id}, padding_id={padding_id}"
                     )

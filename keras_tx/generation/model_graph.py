@@ -1,4 +1,4 @@
-"""The graph of a generative model, divided: what depends on the target, what needs a cache, and what runs only once.
+"""Divides the graph of a generative model: what depends on the target, what needs a cache, and what runs only once.
 
 The target is the input that generation continues; sources are the others. A value is a tensor in a run of the graph,
 known by its number in the `FunctionalGraph`.
@@ -26,10 +26,10 @@ class ModelGraph:
         nodes: all nodes that the output depends on.
         source_nodes: nodes that do not depend on the target, such as an encoder. They run once.
         target_nodes: nodes that depend on the target. They run in the prefill and in every decode step.
-        cached_nodes: the target nodes that have a key-value cache.
+        cached_nodes: the target nodes that have a key-value cache, that is, attention.
         last_token_nodes: the target nodes after the last cached one, which are needed for the last token only.
-        sliced_values: the values, computed before, of which they take the last token.
-        shared_values: the values of source nodes that target nodes need, beside those that are in the cache.
+        sliced_values: the inputs of `last_token_nodes`, which are sliced to the last token.
+        shared_values: the values of source nodes that target nodes need, except those in the cache.
 
     Raises:
         ValueError: if the target cannot be found, or if the model cannot generate: see `model_checks`.
@@ -67,7 +67,8 @@ class ModelGraph:
         if len(self.inputs) == 1:
             return self.inputs[0]
         raise ValueError(
-            "`target` must be given: no causal layer says which input grows. Received: target=None for a model with "
+            "`target` must be given: no causal layer shows which input is continued. "
+            "Received: target=None for a model with "
             f"the inputs {self.inputs}"
         )
 
@@ -88,7 +89,7 @@ class ModelGraph:
             elif looks_at_other_tokens(node.operation):
                 model_checks.refuse_layer(node.operation)
         if not self.cached_nodes:
-            raise ValueError("`model` must have a causal layer over the growing ids. Received: a model without one")
+            raise ValueError("`model` must have a causal layer over the generated ids. Received: a model without one")
 
     def _find_values(self) -> None:
         end = self.target_nodes.index(self.cached_nodes[-1]) + 1

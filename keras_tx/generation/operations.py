@@ -1,4 +1,4 @@
-"""What generation needs to know about the operations of a functional model: which look at other tokens, which embed."""
+"""Classifies the operations of a functional model for generation: which mix tokens, which embed ids."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -49,7 +49,7 @@ _TREATING_EACH_TOKEN_SEPARATELY = (
 
 
 def is_known(operation: Any) -> bool:
-    """Whether it is known which tokens the operation looks at. A model with other operations is tried out."""
+    """Whether it is known which tokens the operation mixes. A model with unknown operations is tested numerically."""
     if isinstance(operation, keras.layers.Activation):
         return keras_internals.is_of_keras(operation.activation)
     if type(operation).__module__.startswith("keras_tx."):
@@ -102,6 +102,6 @@ def adds_positions(operation: Any) -> bool:
 
 
 def max_positions(nodes: Iterable[Node]) -> int | None:
-    """The length of the shortest table of learned positions; None if there is none."""
+    """The smallest number of learned positions of any layer; None if there are no learned positions."""
     layers = [layer for node in nodes for layer in layers_within(node.operation)]
     return min((x.max_length for x in layers if isinstance(x, LearnedPositionalEncoding)), default=None)

@@ -1,4 +1,4 @@
-"""A strategy with numbers for each row: logits (R, V) -> tokens (R,), greedy in some rows, sampled in others.
+"""A strategy with its own options for each row: logits (R, V) -> tokens (R,), greedy in some rows, sampled in others.
 
 R rows, one for each prompt, M new tokens, V vocabulary, K the largest `top_k`. For TensorFlow graphs, in which K may be
 a tensor.
@@ -24,7 +24,7 @@ class PerRowStrategy(Strategy):
         top_k: int32 (R,); 0, or the size of the vocabulary, for all tokens.
         top_p: float32 (R,), in (0, 1].
 
-    `initial_state` takes the noise (M, R) of `philox.uniform`, and may take a limit for each row.
+    `initial_state` takes the noise (M, R) from `philox.uniform`, and may take a limit for each row.
     """
 
     temperature: Tensor
@@ -51,7 +51,7 @@ class PerRowStrategy(Strategy):
         return ops.where(is_sampled, sampled, likeliest)
 
     def _sample(self, scores: Tensor, state: State, is_sampled: Tensor) -> Tensor:
-        """A token from the distribution of each row; an arbitrary one in the rows that are greedy."""
+        """Draws a token for each row; in greedy rows the result is arbitrary and not used."""
         noise = ops.take(state["noise"], state["step"], axis=0)
         scores = sampling.at_temperature(scores, ops.where(is_sampled, self.temperature, 1.0)[:, None])
         has_top_k = ops.logical_and(self.top_k > 0, self.top_k < scores.shape[-1])

@@ -1,4 +1,4 @@
-"""Inputs of `generate` -> lists of texts or rows of ids -> padded arrays, and new ids -> pieces of text.
+"""Converts the inputs of `generate` to padded arrays of ids, and new ids to pieces of text.
 
 B prompts, P slots of a prompt, N ids of a row, V vocabulary.
 """
@@ -30,7 +30,7 @@ def as_strings(inputs: Any) -> tuple[list[str], bool]:
         inputs, is_single = list(np.atleast_1d(array)), array.ndim == 0
     wrong = [text for text in inputs if not isinstance(text, (str, bytes))]
     if wrong:
-        raise ValueError(f"`inputs` must be texts alone, or rows of ids. Received: {wrong[0]!r} among texts")
+        raise ValueError(f"`inputs` must be only texts, or only rows of ids. Received: {wrong[0]!r} among texts")
     return [text.decode("utf-8") if isinstance(text, bytes) else str(text) for text in inputs], is_single
 
 
@@ -40,7 +40,7 @@ def as_rows(name: str, inputs: Any, padding_id: int | None, vocabulary_size: int
     Args:
         name: of the argument, for errors.
         inputs: (P,) or (B, P) integers, or a list of rows of any lengths.
-        padding_id: is left out wherever it stands; None if the model has none.
+        padding_id: the id that is removed wherever it occurs; None if the model has no padding id.
         vocabulary_size: V.
     """
     if hasattr(inputs, "to_list"):  # a ragged tensor
@@ -102,18 +102,18 @@ class TextPieces:
     """Cuts growing texts into the pieces that a stream yields.
 
     A later token may change the end of a text, for example if tokens are bytes and a character has several of them. So
-    a piece is held back until it is the same in `wait` further texts.
+    a piece is held back until it has stayed the same for `wait` further steps.
 
     Args:
         texts: the prompts, which the stream does not yield.
-        wait: number of steps.
+        wait: the number of steps for which a piece is held back.
     """
 
     def __init__(self, texts: list[str], wait: int = 3):
         self._recent, self._yielded = [texts] * (wait + 1), [len(text) for text in texts]
 
     def next(self, texts: list[str], is_last: bool) -> list[str]:
-        """The new pieces of `texts`, decoded from all tokens so far; everything that is left if they are the last."""
+        """The new pieces of `texts`, decoded from all tokens so far; all that is left if these are the last."""
         self._recent = [*self._recent[1:], texts]
         settled = texts if is_last else [commonprefix(row) for row in zip(*self._recent, strict=True)]
         pieces = [text[start:] for text, start in zip(settled, self._yielded, strict=True)]

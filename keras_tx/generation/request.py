@@ -1,4 +1,4 @@
-"""One call of `generate` or `stream`: inputs -> prompts and sources -> the compiled loop -> answers like the inputs.
+"""One call of `generate` or `stream`: inputs -> prompts and sources -> compiled loop -> results like the inputs.
 
 B prompts, P tokens of a prompt, S source tokens, n results for each prompt, M new tokens.
 """
@@ -36,7 +36,7 @@ class GenerationRequest:
         jit_compile: bool,
         **options: Any,
     ):
-        checks.positive_int("max_new_tokens", max_new_tokens)  # before the model is looked at
+        checks.positive_int("max_new_tokens", max_new_tokens)  # before the model is analysed
         model = model._generation_model() if hasattr(model, "_generation_model") else model
         self.model, loops = _cached_on_model(model, target)
         self.config = GenerationConfig(self.model, strategy, tokenizer, max_new_tokens=max_new_tokens, **options)
@@ -53,7 +53,7 @@ class GenerationRequest:
         self.loop, self.strategy = loops[key], config.strategy
 
     def _read_inputs(self, inputs: Any) -> None:
-        """Sets `prompts`, rows of ids, and `sources`, such rows for each other input of the model."""
+        """Sets `prompts`, rows of ids, and `sources`, rows of ids for each other input of the model."""
         model, self.is_text = self.model, False
         named = dict(inputs) if isinstance(inputs, dict) else {(model.sources or [model.target])[0]: inputs}
         missing = [name for name in model.sources if name not in named]
@@ -64,7 +64,7 @@ class GenerationRequest:
         self.is_single = all(is_single for _, is_single in rows_of.values())
         counts = {name: len(rows) for name, (rows, _) in rows_of.items()}
         if len(set(counts.values())) > 1:
-            raise ValueError(f"`inputs` must be equally many. Received: {counts}")
+            raise ValueError(f"All `inputs` must have the same number of rows. Received: {counts}")
         self.sources = {name: rows_of[name][0] for name in model.sources}
         if model.target in rows_of:
             self.prompts = rows_of[model.target][0]
@@ -120,7 +120,7 @@ class GenerationRequest:
         if padding_id is None:
             if len({len(row) for row in rows}) > 1:
                 raise ValueError(
-                    f"`{name}` must be of one length: its embedding has no `padding_id`. Received: lengths "
+                    f"`{name}` must have rows of the same length: its embedding has no `padding_id`. Received: lengths "
                     f"{sorted({len(row) for row in rows})}"
                 )
             return padded(rows, longest, 0, left=False)
@@ -184,7 +184,7 @@ class GenerationRequest:
         ]
 
     def _prompt_texts(self) -> list[str]:
-        """The texts that the answers begin with."""
+        """The texts that the results begin with."""
         if self.model.sources:
             return [""] * len(self.prompts)
         return list(self.tokenizer.decode([row.tolist() for row in self.prompts]))
@@ -196,19 +196,19 @@ class GenerationRequest:
         return [[next(texts) for _ in prompt_rows] for prompt_rows in rows]
 
     def _in_form_of_inputs(self, answers: Any) -> Any:
-        """n answers for each prompt -> one for each prompt if n is 1; those of the only prompt if it was not a list."""
+        """Removes the axis of n results if n is 1, and the axis of prompts if there was a single prompt, not a list."""
         if len(answers[0]) == 1:
             answers = answers[:, 0] if hasattr(answers, "shape") else [rows[0] for rows in answers]
         return answers[0] if self.is_single else answers
 
 
 def _as_lists(rows: Any) -> Any:
-    """Rows of ids as lists, of a ragged tensor or of what is lists already."""
+    """Rows of ids as lists, from a ragged tensor or from lists."""
     return rows.to_list() if hasattr(rows, "to_list") else rows
 
 
 def _cached_on_model(model: keras.Model, target: str | None) -> tuple[IncrementalModel, dict[Any, CompiledDecodeLoop]]:
-    """The `IncrementalModel` of a model and its compiled loops, kept with the model while it has these variables."""
+    """The `IncrementalModel` of a model and its compiled loops, cached until the model has other variables."""
     variables, by_target = vars(model).get("_keras_tx_loops", (None, {}))
     if variables is None or list(map(id, variables)) != list(map(id, model.variables)):
         variables, by_target = model.variables, {}

@@ -19,11 +19,11 @@ from keras_tx.types import Tensor
 
 @dataclass(frozen=True)
 class Sample(Strategy):
-    """Draws each token from softmax(logits / temperature), of which `top_k`, `top_p` and `min_p` keep a part.
+    """Sampling: draws each token from softmax(logits / temperature), restricted by `top_k`, `top_p` and `min_p`.
 
-    The filters apply in this order, each to what the one before it kept, as in transformers. Each token needs one
-    random number, which depends only on the seed, the place of the prompt in the batch and the step, not on the
-    backend, the other prompts or the length. So a prompt alone has the same continuation as when it is the first of a
+    The filters apply in this order, each to the tokens that the one before it kept, as in transformers. Each draw uses
+    one random number, which depends only on the seed, the index of the prompt in the batch and the step, not on the
+    backend, the other prompts or the length. So a single prompt has the same continuation as the first prompt of a
     batch, and equal prompts in one batch have different continuations.
 
     The score of a result is the sum of the log-probabilities that the model gave to its tokens, before temperature and
@@ -31,12 +31,14 @@ class Sample(Strategy):
 
     Args:
         temperature: below 1 sharpens the distribution, above 1 flattens it.
-        top_k: keep this many of the likeliest tokens. The other filters are then nearly free.
-        top_p: keep the smallest set of likeliest tokens whose probabilities sum to this or more; in (0, 1].
-        min_p: keep the tokens that are at least this many times as likely as the likeliest; in [0, 1].
-        seed: an integer draws the same samples in every call; None draws new ones, which
-            `keras.utils.set_random_seed` makes reproducible. Strategies that differ only in the seed are equal, so that
-            they share what was compiled.
+        top_k: keep only this many of the most likely tokens. The other filters then cost almost no time. None: all
+            tokens.
+        top_p: keep only the smallest set of most likely tokens whose probabilities sum to at least this number, in (0,
+            1].
+        min_p: keep only tokens whose probability is at least this fraction of the highest probability, in [0, 1].
+        seed: an integer, for the same samples in every call; None for new samples in every call, which
+            `keras.utils.set_random_seed` makes reproducible. Strategies that differ only in the seed compare as equal,
+            so that they share a compiled program.
 
     Raises:
         ValueError: for a temperature that is not positive and finite, a `top_k` below 1, `top_p` or `min_p` out of
@@ -76,7 +78,7 @@ class Sample(Strategy):
                 object.__setattr__(self, name, kind(value))  # NumPy's numbers overflow where Python's do not
 
     def noise(self, batch_size: int, num_new: int) -> np.ndarray:
-        """Uniform numbers in [0, 1), float32 (M, B): column i is the stream of Philox with the key (seed, i)."""
+        """Uniform random numbers in [0, 1), float32 (M, B); column i is drawn from Philox with the key (seed, i)."""
         # `keras.utils.set_random_seed` seeds Python's generator, whose numbers are the same on every backend; those of
         # `keras.random` are not.
         seed = random.getrandbits(64) if self.seed is None else self.seed % 2**64
@@ -112,7 +114,7 @@ class Sample(Strategy):
     def choose(self, scores: Tensor, state: State) -> Tensor:
         scores, tokens = sampling.at_temperature(scores, self.temperature), None
         if self.top_k is not None and self.top_k < scores.shape[-1]:
-            scores, tokens = ops.top_k(scores, self.top_k)  # exactly k, unlike `sampling.top_k`, which keeps all equals
+            scores, tokens = ops.top_k(scores, self.top_k)  # exactly k; `sampling.top_k` keeps all ties
         if self.top_p is not None and self.top_p < 1:
             scores = sampling.top_p(scores, self.top_p)
         if self.min_p:

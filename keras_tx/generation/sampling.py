@@ -1,7 +1,7 @@
 """Sampling functions: logits (R, V) -> filtered logits (R, V), and tokens (R,) drawn from them.
 
-R rows, V vocabulary, K kept tokens. Filters set the logits they remove to minus infinity, compute in float32, and do
-what the logits warpers of transformers do. Top-k: Fan et al. 2018, arXiv:1805.04833; top-p: Holtzman et al. 2019,
+R rows, V vocabulary, K kept tokens. Filters set the logits that they remove to minus infinity, compute in float32, and
+match the logits warpers of transformers. Top-k: Fan et al. 2018, arXiv:1805.04833; top-p: Holtzman et al. 2019,
 arXiv:1904.09751; min-p: Nguyen et al. 2024, arXiv:2407.01082.
 """
 
@@ -12,7 +12,7 @@ from keras import ops
 from keras_tx.generation.state import argmax, as_int32, pick
 from keras_tx.types import Tensor
 
-_LOWEST_TEMPERATURE = 1e-30  # float32 can still divide by it
+_LOWEST_TEMPERATURE = 1e-30  # the smallest number by which float32 can divide
 _LOWEST_LOGIT = -104.0  # relative to the largest; exp of less is zero in float32
 _NUM_BISECTIONS = 30  # of the range from there to 0, down to 1e-7, the spacing of float32 logits
 
@@ -25,7 +25,7 @@ def at_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
-    """Keeps the `k` largest logits (R, V) of each row, and all that equal the smallest of these."""
+    """Keeps the `k` largest logits (R, V) of each row, and all that are equal to the smallest of these."""
     logits = ops.cast(logits, "float32")
     if k >= logits.shape[-1]:
         return logits
@@ -35,9 +35,9 @@ def top_k(logits: Tensor, k: int) -> Tensor:
 
 
 def top_p(logits: Tensor, p: Tensor) -> Tensor:
-    """Keeps the smallest set of likeliest tokens whose probabilities sum to `p`, a number or (R, 1), or more.
+    """Keeps the smallest set of most likely tokens whose probabilities sum to at least `p`, a number or (R, 1).
 
-    A token is kept if the likelier tokens have less than `p` of the probability; equally likely tokens are all kept.
+    A token is kept if all more likely tokens together have a probability below `p`; equally likely tokens are all kept.
     The threshold is found by bisection, because XLA on a CPU takes longer to sort a vocabulary of 50,000.
     """
     logits = ops.cast(logits, "float32")
@@ -55,7 +55,7 @@ def top_p(logits: Tensor, p: Tensor) -> Tensor:
 
 
 def min_p(logits: Tensor, p: Tensor) -> Tensor:
-    """Keeps the tokens that are at least `p`, a number or (R, 1), times as likely as the likeliest of their row."""
+    """Keeps the tokens whose probability is at least `p`, a number or (R, 1), times the highest of their row."""
     logits = ops.cast(logits, "float32")
     relative = ops.exp(logits - ops.max(logits, axis=-1, keepdims=True))
     return _keep(relative >= ops.cast(p, "float32"), logits)
@@ -90,14 +90,14 @@ def draw(logits: Tensor, noise: Tensor) -> Tensor:
 
 
 def draw_from_few(logits: Tensor, noise: Tensor) -> Tensor:
-    """Does what `draw` does, without blocks: for few tokens, whose number may be unknown while a graph is traced."""
+    """The same as `draw`, without blocks: for few tokens, whose number may be unknown while a graph is traced."""
     weights = ops.exp(logits - ops.max(logits, axis=-1, keepdims=True))
     cumulative = ops.cumsum(weights, axis=-1)
     return _first_above(weights, cumulative, ops.cast(noise, "float32") * cumulative[:, -1])
 
 
 def _first_above(weights: Tensor, cumulative: Tensor, target: Tensor) -> Tensor:
-    """The first index with a weight and a cumulative sum above `target`; the largest weight if rounding left none."""
+    """The first index with a weight > 0 and a cumulative sum > `target`; the largest weight if rounding leaves none."""
     above = ops.logical_and(cumulative > target[:, None], weights > 0)
     return as_int32(argmax(ops.where(above, float("inf"), weights)))
 

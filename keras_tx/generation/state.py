@@ -1,4 +1,4 @@
-"""The state of a generation, a dict of tensors that strategies update, and the operations that they share.
+"""The state of generation, a dict of tensors that strategies update, and operations that strategies share.
 
 B prompts, W rows for each prompt (beams, or 1), R = B * W with the rows of a prompt side by side, P prompt slots, M new
 slots, L = P + M, V vocabulary. No shape changes from step to step, so that a compiled loop can carry the state:
@@ -6,14 +6,14 @@ slots, L = P + M, V vocabulary. No shape changes from step to step, so that a co
     ids (R, L) int32      prompts, all ending in the same slot, then the new tokens; `padding` in empty slots
     real (R, L) bool      True at tokens: of the prompt, and generated while the prompt was not done
     done (B,) bool        True for finished prompts, whose rows no longer change
-    broken () bool        True once a row that was not done had no token to choose
+    broken () bool        True once a row that was not done had no allowed token
     step () int32         the number of tokens generated so far
     slot () int32         the slot of the next token: P + step
     limit () int32        the number of tokens to generate, at most M; (B,) if each prompt has its own
     padding () int32      the padding id
 
-Strategies add entries of their own. A token is stored by comparing slot numbers: a slice that starts at a tensor is
-silently wrong inside an XLA loop, and TensorFlow Serving does not have the operation of `ops.slice_update`.
+Strategies add entries of their own. A token is stored by comparing slot numbers, because a slice that starts at a
+tensor gives wrong results inside an XLA loop, and TensorFlow Serving lacks the operation behind `ops.slice_update`.
 """
 
 from typing import TypeAlias
@@ -96,7 +96,7 @@ def is_one_of(tokens: Tensor, stop_tokens: tuple[int, ...]) -> Tensor:
 
 
 def without_xla() -> bool:
-    """Whether TensorFlow runs every operation separately, so that few and simple ones are fast."""
+    """Whether TensorFlow runs every operation separately, so that fewer operations are faster."""
     return keras.backend.backend() == "tensorflow" and not xla.is_traced()
 
 

@@ -14,18 +14,18 @@ from keras_tx.types import Tensor
 
 
 class Strategy:
-    """How the next token is chosen. Subclass it to generate in a way of your own.
+    """Base class of decoding strategies, which choose the next token. Subclass it for a strategy of your own.
 
-    A subclass defines `choose`, from scores to tokens; everything else has defaults that keep one row for each prompt,
-    as `Greedy` and `Sample` do. `Beam` keeps several rows and overrides `advance` and `result` too.
+    A subclass defines `choose`, from scores to tokens. All other methods have defaults that keep one row for each
+    prompt, as in `Greedy` and `Sample`; `Beam` keeps several rows and also overrides `advance` and `result`.
 
-    `choose` is traced into one compiled loop, so it consists of `keras.ops` and never looks at values in Python. The
-    loop is kept for the strategy, and equal strategies share it: strategies must be immutable and hashable, with equal
-    ones doing the same, which a frozen dataclass is. `generate`, `stream` and, for a strategy that needs no `noise`,
-    `keras_tx.serving.export` of a TensorFlow model take any strategy.
+    `choose` is traced into a compiled loop, so it must use `keras.ops` and must not depend on values in Python. Equal
+    strategies share a compiled loop, so strategies must be immutable and hashable, and equal ones must do the same; a
+    frozen dataclass fulfils all this. `generate` and `stream` accept any strategy; `keras_tx.serving.export` accepts,
+    for a model on TensorFlow, any strategy without `noise`.
 
     Examples:
-        Take the token in the second place, but only where it is nearly as likely as the first:
+        Take the second most likely token, but only if it is nearly as likely as the first:
 
         >>> import dataclasses
         >>> @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Strategy:
 
     @property
     def rows_per_prompt(self) -> int:
-        """W."""
+        """W, the number of rows (beams) for each prompt."""
         return 1
 
     def noise(self, batch_size: int, num_new: int) -> np.ndarray | None:
@@ -104,18 +104,19 @@ class Strategy:
         Args:
             logits: (R, V), any float dtype.
             state: what `initial_state` or `advance` returned.
-            constraints: a function from scores (R, V), a state and stop tokens to scores, as `constraints.Constraints`.
-            stop_tokens: a tuple of Python integers; a prompt is done with the first of them.
+            constraints: a function from scores (R, V), a state and stop tokens to scores, such as
+                `constraints.Constraints`.
+            stop_tokens: a tuple of Python integers; a row is done after the first of them.
 
         Returns:
-            The next state; the chosen tokens (R,), the padding id in rows that were done; and None, or if rows change
-            places the old row (R,) that each new row continues.
+            The next state; the chosen tokens (R,), the padding id in rows that were done; and None, or, if rows are
+            reordered, the index (R,) of the old row that each new row continues.
         """
         logits = ops.cast(logits, "float32")
         log_sum = ops.logsumexp(logits, axis=-1)
         scores = constraints(logits, state, stop_tokens)
         tokens = as_int32(self.choose(scores, state))
-        # A NaN, a positive infinity or nothing but negative ones leave no finite sum.
+        # A NaN, a positive infinity or only minus infinities leave no finite sum.
         broken = ops.logical_not(ops.logical_and(ops.isfinite(log_sum), pick(scores, tokens) > -float("inf")))
         running = ops.logical_not(state["done"])
         log_probs = ops.where(running, pick(logits, tokens) - log_sum, 0.0)

@@ -1,7 +1,7 @@
-"""Layers: ids -> vectors -> vectors. All files use the same letters for axes:
+"""Transformer layers. All docstrings use the same letters for the sizes of axes:
 
-B batch, T queries or tokens, S keys, N query heads, K key heads, G = N/K, H head, D hidden (model), F intermediate
-(feed-forward), V vocabulary, L layers.
+B batch, T queries or tokens, S keys, N query heads, K key heads, G = N/K, H size of a head, D hidden size (of the
+model), F intermediate size (of the feed-forward network), V vocabulary, L layers.
 """
 
 from keras_tx.layers.attention.layer import MultiHeadAttention

@@ -1,4 +1,4 @@
-"""Activations of checkpoints for which Keras has no name: any shape -> the same shape.
+"""Activation functions that checkpoints use and for which Keras has no name.
 
 Keras' own "gelu" is the exact one, with the error function: Hendrycks and Gimpel 2016, arXiv:1606.08415.
 """
@@ -35,9 +35,9 @@ def get(identifier: Any) -> Any:
 
 
 def apply(activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`activation(x)`. On TensorFlow in float32 it computes the exact "gelu" by the error function.
+    """Returns `activation(x)`. On TensorFlow in float32 the exact "gelu" is computed by the error function.
 
-    Keras computes it by the complementary error function there, which half precision needs, but ONNX does not have.
+    Keras uses the complementary error function there: half precision needs it, but ONNX does not have it.
     """
     by_erf = activation is keras.activations.gelu and keras.backend.backend() == "tensorflow" and x.dtype == "float32"
     return 0.5 * x * (1 + ops.erf(x * math.sqrt(0.5))) if by_erf else activation(x)

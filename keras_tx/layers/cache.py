@@ -1,9 +1,9 @@
-"""The key-value cache: keys (B, K, S, H) and values (B, K, S, V), a value that a decoding loop passes in and gets back.
+"""The key-value cache: keys (B, K, S, H) and values (B, K, S, V), which each decode step takes and returns.
 
-B batch, K key heads, S slots for tokens, H head, V value head. Heads stand before slots, so that no decode step
-transposes a buffer. Each layer has its own pair of tensors; they are never stacked. The cache of a `MultiHeadAttention`
-is a `KeyValue`, which grows, or a `Memory`, computed once for cross-attention. That of a `DecoderLayer` is a tuple of
-one or both, that of a `Decoder` a tuple over its layers.
+B batch, K key heads, S slots for tokens, H head, V value head. The axis of heads comes before that of slots, so that no
+decode step transposes a buffer. Each layer has its own pair of tensors; they are never stacked. The cache of a
+`MultiHeadAttention` is a `KeyValue`, which decode steps fill, or a `Memory`, computed once for cross-attention. The
+cache of a `DecoderLayer` is a tuple of one or both, that of a `Decoder` a tuple with one entry for each layer.
 """
 
 from collections.abc import Iterable
@@ -21,14 +21,14 @@ tf = Lazy("tensorflow")
 
 
 class KeyValue(NamedTuple):
-    """Keys (B, K, S, H) and values (B, K, S, V) of self-attention, filled up to some slot."""
+    """Keys (B, K, S, H) and values (B, K, S, V) of self-attention, of which decode steps fill slot after slot."""
 
     key: Tensor
     value: Tensor
 
 
 class Memory(NamedTuple):
-    """Keys (B, K, S, H) and values (B, K, S, V) of a whole source, for cross-attention."""
+    """Keys (B, K, S, H) and values (B, K, S, V) of the complete source, for cross-attention."""
 
     key: Tensor
     value: Tensor
@@ -39,15 +39,15 @@ Cache = Any  # a `KeyValue`, a `Memory` or a tuple of caches; mypy cannot expres
 
 def heads_first(x: Tensor) -> Tensor:
     """Keys or values (B, T, K, H) -> (B, K, T, H)."""
-    is_reshape = x.shape[1] == 1 and not xla.is_traced()  # XLA sees by itself that this moves nothing
+    is_reshape = x.shape[1] == 1 and not xla.is_traced()  # XLA removes the transposition by itself
     return ops.reshape(x, (-1, x.shape[2], 1, x.shape[3])) if is_reshape else ops.swapaxes(x, 1, 2)
 
 
 def write(cache: KeyValue, key: Tensor, value: Tensor, start: Any) -> KeyValue:
-    """`cache` with `key` (B, K, T, H) and `value` (B, K, T, V) in the slots from `start` on.
+    """Returns `cache` with `key` (B, K, T, H) and `value` (B, K, T, V) stored in the slots from `start` on.
 
     Raises:
-        ValueError: if there are no such slots, as far as `start` is known.
+        ValueError: if `start` is known and the cache has no such slots.
     """
     slots, length = cache.key.shape[2], key.shape[2]
     if isinstance(start, Integral) and None not in (slots, length) and not 0 <= int(start) <= slots - length:
@@ -78,12 +78,12 @@ def _write(buffer: Tensor, update: Tensor, start: Any) -> Tensor:
 
 
 def num_slots(cache: Cache) -> Any:
-    """S, the number of slots of self-attention, in the cache of any layer."""
+    """The number of slots S for self-attention in the cache of any layer."""
     return ops.shape(cache.key)[2] if isinstance(cache, KeyValue) else num_slots(cache[0])
 
 
 def growing(cache: Cache) -> list[Tensor]:
-    """The tensors of self-attention, which change with each decode step, as a flat list in a fixed order."""
+    """The tensors of self-attention, which every decode step changes, as a flat list in a fixed order."""
     if isinstance(cache, Memory):
         return []
     if isinstance(cache, KeyValue):
@@ -92,15 +92,15 @@ def growing(cache: Cache) -> list[Tensor]:
 
 
 def merged(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """(B, K, S, H) -> (B * K, S, H), the form in which loops carry them under XLA; without XLA unchanged.
+    """(B, K, S, H) -> (B * K, S, H), the shape in which loops compiled by XLA carry them; unchanged without XLA.
 
-    With B = 1 XLA would copy buffers of four axes in each step.
+    With B = 1, XLA would copy a buffer with four axes in every step.
     """
     return [ops.reshape(x, (-1, *ops.shape(x)[2:])) for x in tensors] if xla.is_traced() else list(tensors)
 
 
 def with_growing(cache: Cache, tensors: Iterable[Tensor]) -> Cache:
-    """`cache` with other tensors in place of those that `growing` lists, in their own shape or `merged`."""
+    """Returns `cache` with other `tensors` in place of those that `growing` lists, in the same shapes or `merged`."""
     rest = iter(tensors)
 
     def replaced(part: Cache) -> Cache:

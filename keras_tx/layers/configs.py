@@ -1,4 +1,4 @@
-"""Configs of layers that have sublayers: a layer -> a dict; and the dtype policies in them."""
+"""Configs of layers that have sublayers, and the dtype policies in them."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _OF_KERAS = ("activity_regularizer", "autocast", "dtype", "input_dim", "input_sh
 
 
 class StrictLayer(keras.layers.Layer):
-    """A layer that refuses unknown constructor arguments and offers the nearest name. Keras only refuses them."""
+    """A layer whose error for an unknown constructor argument suggests the most similar name."""
 
     def __init__(self, **kwargs: Any) -> None:
         checks.known_arguments(type(self), kwargs, _OF_KERAS)
@@ -19,14 +19,14 @@ class StrictLayer(keras.layers.Layer):
 
 
 class Composite(StrictLayer):
-    """A layer whose sublayers have its dtype policy, except those to which `quantize` gave another."""
+    """A layer whose sublayers have its dtype policy, except those that `quantize` gave a policy of their own."""
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "dtype": serialized_policy(self, self.dtype_policy)}
 
 
 def serialized_policy(layer: Any, policy: Any) -> Any:
-    """The `dtype` for the config of `layer`: `policy`, or a map that also has the policies of quantized sublayers."""
+    """The `dtype` in the config of `layer`: `policy`, or a `DTypePolicyMap` that includes quantized sublayers."""
     below = layers_within(layer, include_self=False)
     quantized = {one.path: one.dtype_policy for one in below if one.quantization_mode is not None}
     if quantized:
@@ -37,7 +37,7 @@ def serialized_policy(layer: Any, policy: Any) -> Any:
 
 
 def in_float32(policy: Any) -> Any:
-    """float32 as the default policy; what a map of policies says of single layers stays."""
+    """The policy with float32 as its default; the entries of a `DTypePolicyMap` for single layers stay."""
     policy = keras.dtype_policies.get(policy)
     if not _is_map(policy):
         return "float32"
@@ -45,9 +45,9 @@ def in_float32(policy: Any) -> Any:
 
 
 def take_own_policy(layer: Any) -> None:
-    """Replaces a map of policies, if `layer` was given one, by the policy of its path.
+    """Replaces a `DTypePolicyMap`, if `layer` was given one, by the policy for its path.
 
-    With the map, Keras can neither quantize the layer nor save it once it is quantized.
+    Keras cannot quantize a layer that has a map, nor save such a layer once it is quantized.
     """
     if _is_map(layer.dtype_policy):
         replace_dtype_policy(layer, layer.dtype_policy[layer.path])

@@ -1,4 +1,4 @@
-"""Decoder: (B, T, D), memory (B, S, D') -> (B, T, D), a layer and the stack of layers; causal, with or without memory.
+"""`DecoderLayer` and `Decoder`: (B, T, D), optional memory (B, S, D') -> (B, T, D), with causal self-attention.
 
 B batch, T tokens, S memory tokens, N heads, D hidden, L layers. Vaswani et al. 2017, arXiv:1706.03762, section 3.1;
 without memory: Liu et al. 2018, arXiv:1801.10198.
@@ -14,19 +14,20 @@ from keras_tx.layers import cache as caches
 from keras_tx.layers.transformer import TransformerLayer, TransformerStack
 from keras_tx.types import Shape, Tensor
 
-_OF_SELF_ATTENTION = ("rotary", "sliding_window")  # those of `attention_options` that cross-attention does not get
+_OF_SELF_ATTENTION = ("rotary", "sliding_window")  # the `attention_options` that are for self-attention only
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class DecoderLayer(TransformerLayer):
-    """Causal self-attention, cross-attention if there is a memory, then feed-forward.
+    """Causal self-attention, optional cross-attention, then a feed-forward network.
 
-    Each of them has a residual connection and a norm. The flag `cross_attention` is kept as the attribute
-    `has_cross_attention`: the attribute `cross_attention` is the attention layer itself, or None.
+    Each of them has a residual connection and a norm. The argument `cross_attention` is stored as the attribute
+    `has_cross_attention`; the attribute `cross_attention` is the attention layer, or None.
 
     Args:
-        intermediate_dim: F, the width of feed-forward inside; at least `num_heads`.
-        num_heads: N. It must divide D, unless `attention_options` have a `key_dim`.
+        intermediate_dim: F, the hidden size inside the feed-forward network; at least `num_heads`.
+        num_heads: N, the number of attention heads. D must be divisible by it, unless `attention_options` have a
+            `key_dim`.
         cross_attention: whether the layer attends to a memory, the output of an encoder.
         dropout, attention_dropout, activation_dropout, activation, gated, use_bias, normalize_first, normalization,
             layer_norm_epsilon, kernel_initializer, normalize_inputs: as for `EncoderLayer`.
@@ -34,29 +35,31 @@ class DecoderLayer(TransformerLayer):
             `rotary` and `sliding_window` are used by self-attention only.
 
     Call arguments:
-        inputs: (B, T, D).
-        memory: (B, S, D'), with `cross_attention`.
+        inputs: (B, T, D): batch, tokens, hidden size.
+        memory: (B, S, D'), the output of an encoder; required with `cross_attention`.
         mask: (B, T), True at real tokens. If None, the Keras mask of `inputs` is used.
         memory_mask: (B, S), True at real tokens of the memory. If None, the Keras mask of `memory` is used.
-        attention_mask: (B, T, T) or (B, N, T, T), True where a query may look at a key in self-attention. A key must be
-            allowed by `mask` and must not be later than the query, too.
-        attention_bias: numbers that are added to the attention logits of self-attention, shaped as `attention_mask`.
-        return_attention_scores: whether to return the attention scores, too.
+        attention_mask: (B, T, T) or (B, N, T, T), True where a query may attend to a key in self-attention. In
+            addition, padding and later keys are always masked out.
+        attention_bias: added to the attention logits of self-attention; of the same shape as `attention_mask`.
+        return_attention_scores: whether to also return the attention scores.
         training: whether dropout is on.
         positions: (B, T) or (T,) integers for rotary embedding. If None, real tokens are counted from 0.
-        document_ids: (B, T) integers. In self-attention a token attends only to tokens of its own document; 0 is
+        document_ids: (B, T) integers. In self-attention a token attends only to tokens of its own document; 0 marks
             padding.
-        cache: key-value cache of `new_cache`, for decoding step by step. The keys and values of this call are stored
-            from the slot `start` on. Then `mask` is (B, slots), the last axis of `attention_mask` and `attention_bias`
-            has the length slots, and `memory` may be left out.
+        cache: the key-value cache from `new_cache`, for decoding step by step. The keys and values of this call are
+            stored in its slots from `start` on. With a cache, `mask` is (B, slots), the last axis of `attention_mask`
+            and `attention_bias` has one entry for each slot, and `memory` may be left out.
         start: integer or scalar tensor, the slot of the first token of `inputs`.
 
     Returns:
-        (B, T, D). If asked for, a tuple of that, the scores of self-attention (B, N, T, T) and those of cross-attention
-        (B, N, T, S), in float32. With a `cache`, the updated cache is the last item.
+        The output (B, T, D). With `return_attention_scores` or `cache`, a tuple: the output; if requested, the scores
+        of self-attention (B, N, T, T) and those of cross-attention (B, N, T, S), in float32; with a `cache`, the
+        updated cache.
 
     Raises:
-        ValueError: for a size, rate or name that is not allowed; for a memory without `cross_attention` or the reverse.
+        ValueError: for a size, rate or name that is not valid; for a `memory` without `cross_attention`, or none with
+            it.
 
     Reference:
         Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.1.
@@ -137,7 +140,7 @@ class DecoderLayer(TransformerLayer):
     def new_cache(self, batch_size: int, num_slots: int, memory: Tensor = None) -> tuple[Any, ...]:
         """An empty key-value cache for `num_slots` tokens.
 
-        With `memory` (B, S, D') it also holds the keys and values of the memory, which are computed here, once.
+        With `memory` (B, S, D'), it also contains the keys and values of the memory, which are computed here once.
         """
         self._check_memory(memory)
         own = self.self_attention.new_cache(batch_size, num_slots)
@@ -184,7 +187,7 @@ class DecoderLayer(TransformerLayer):
             return self.cross_attention(x, memory, value_mask=memory_mask, cache=memory_cache, **options)
 
         outputs, *own_results = self._residual(inputs, attend, self.self_attention_norm, training)
-        results = [own_results]  # of each attention: its scores if asked for, then its cache if there is one
+        results = [own_results]  # of each attention: its scores if requested, then its cache if there is one
         if self.has_cross_attention:
             outputs, *cross_results = self._residual(outputs, attend_to_memory, self.cross_attention_norm, training)
             results.append(cross_results)
@@ -211,43 +214,44 @@ class DecoderLayer(TransformerLayer):
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class Decoder(TransformerStack):
-    """A stack of decoder layers. A pre-norm stack ends with a norm. D comes from the input.
+    """A stack of `DecoderLayer`s. With `normalize_first=True` (pre-norm), a final norm follows the last layer.
 
     Args:
-        num_layers: L.
-        intermediate_dim: F, the width of each feed-forward inside; at least `num_heads`.
-        num_heads: N. It must divide D, unless `attention_options` have a `key_dim`.
+        num_layers: L, the number of layers.
+        intermediate_dim: F, the hidden size inside each feed-forward network; at least `num_heads`.
+        num_heads: N, the number of attention heads. D must be divisible by it, unless `attention_options` have a
+            `key_dim`.
         cross_attention: whether the layers attend to a memory, the output of an encoder.
         dropout, attention_dropout, activation_dropout, activation, gated, use_bias, normalize_first, normalization,
             layer_norm_epsilon, kernel_initializer: as for `EncoderLayer`, the same for all layers.
-        attention_options: as for `DecoderLayer`, one dict for all layers or a list of one for each.
-        normalize_inputs: as for `EncoderLayer`, of the first layer.
+        attention_options: as for `DecoderLayer`: one dict for all layers, or a list with one dict for each layer.
+        normalize_inputs: as for `EncoderLayer`; it applies to the first layer only.
         position_bias: as for `Encoder`: None, "alibi", "relative" or a layer, for self-attention.
         remat: as for `Encoder`: whether to use gradient checkpointing.
 
     Call arguments:
         inputs, memory, mask, memory_mask, attention_mask, attention_bias, training, positions, document_ids, start: as
-            for `DecoderLayer`; each layer gets the same.
-        cache: key-value cache of `new_cache`; each layer gets its own part.
-        return_attention_scores: whether to return the attention scores of all layers, too.
-        return_hidden_states: whether to return the input of the first layer and the outputs of all layers, too. The
-            last ones come after the final norm.
+            for `DecoderLayer`; all layers get the same.
+        cache: the key-value cache from `new_cache`; each layer uses its own part.
+        return_attention_scores: whether to also return the attention scores of all layers.
+        return_hidden_states: whether to also return the input of the first layer and the outputs of all layers. The
+            output of the last layer is taken after the final norm.
 
     Returns:
-        (B, T, D). If asked for, a tuple of that, the scores of self-attention (B, L, N, T, T) and those of
-        cross-attention (B, L, N, T, S), in float32, and the hidden states (B, L + 1, T, D). With a `cache`, the updated
-        cache is the last item.
+        The output (B, T, D), or a tuple: the output; if requested, the scores of self-attention (B, L, N, T, T) and
+        those of cross-attention (B, L, N, T, S), in float32; if requested, the hidden states (B, L + 1, T, D); with a
+        `cache`, the updated cache.
 
     Raises:
-        ValueError: as `DecoderLayer`; if the list of `attention_options` does not have `num_layers` dicts; for an
-            activity regularizer with `remat`.
+        ValueError: as for `DecoderLayer`; if a list of `attention_options` does not have `num_layers` dicts; for an
+            `activity_regularizer` in a layer with `remat=True`.
 
     Reference:
         Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.1; without memory: Liu et al. 2018,
         https://arxiv.org/abs/1801.10198.
 
     Examples:
-        A model of the next token, without a memory:
+        A decoder-only stack:
 
         >>> decoder = keras_tx.layers.Decoder(num_layers=2, intermediate_dim=32, num_heads=4)
         >>> x = np.random.normal(size=(1, 3, 16)).astype("float32")
@@ -317,7 +321,7 @@ class Decoder(TransformerStack):
         super().build(inputs_shape, memory_shape)
 
     def new_cache(self, batch_size: int, num_slots: int, memory: Tensor = None) -> tuple[Any, ...]:
-        """An empty key-value cache for `num_slots` tokens, a part for each layer. See `DecoderLayer.new_cache`."""
+        """An empty key-value cache for `num_slots` tokens, one part per layer. See `DecoderLayer.new_cache`."""
         return tuple(layer.new_cache(batch_size, num_slots, memory) for layer in self.layers)
 
     def call(

@@ -13,7 +13,7 @@ from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
-_LOWEST_8_BIT_RATE = 1 / 32  # below it 8 random bits are too coarse
+_LOWEST_8_BIT_RATE = 1 / 32  # below this rate, 8 random bits are too coarse
 _MIXERS = -1640531527, -2048144777, -1028477379  # 2^32 / golden ratio and other odd numbers: evenly spread multiples
 HIGHEST_RATE = 1 - 2**-16
 _NEXT_USE = 1_000_003  # between the seeds of several calls of a dropout
@@ -22,9 +22,10 @@ _GIVEN: contextvars.ContextVar[Any] = contextvars.ContextVar("given_seeds", defa
 
 @contextlib.contextmanager
 def given_seeds(seeds: dict[Any, Tensor]) -> Iterator[None]:
-    """Within this context the dropouts in `seeds`, {layer: seed (2,)}, derive their seeds from these and draw none.
+    """Within this context the layers in `seeds`, {layer: seed (2,)}, derive their seeds from these and draw none.
 
-    A dropout that is called several times drops other numbers each time, but the same in each context with its seed.
+    A layer that is called several times in a context uses a different mask each time; a context with the same seeds
+    repeats the same masks.
     """
     token = _GIVEN.set({layer: [seed, 0] for layer, seed in seeds.items()})
     try:
@@ -35,12 +36,12 @@ def given_seeds(seeds: dict[Any, Tensor]) -> Iterator[None]:
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class Dropout(keras.layers.Dropout):
-    """`keras.layers.Dropout` that on TensorFlow needs 8 random bits for each number instead of 32.
+    """`keras.layers.Dropout` that on TensorFlow uses 8 random bits for each element instead of 32.
 
-    Keras makes a float32 for each number, which takes more time on CPUs, and far more under XLA. With a rate of 0.1,
-    8 bits drop 25/256 or 26/256 of the numbers. Which of the two changes with the call and with the index on the last
-    axis, so that each number is dropped with the probability `rate`. Rates below 1/32 and above 31/32 use 16 bits, and
-    rates above 1 - 2^-16 count as that.
+    Keras draws a float32 for each element, which takes more time on CPUs, and far more under XLA. With a rate of 0.1, 8
+    bits can drop 25/256 or 26/256 of the elements. The layer alternates between the two, over calls and over the last
+    axis, so that on average each element is dropped with the probability `rate`. Rates below 1/32 and above 31/32 use
+    16 bits; rates above 1 - 2^-16 are treated as 1 - 2^-16.
     """
 
     def call(self, inputs: Tensor, training: bool | None = False) -> Tensor:
@@ -68,7 +69,7 @@ class Dropout(keras.layers.Dropout):
 def random_keep(shape: Any, rate: float, seed: Tensor) -> Tensor:
     """Booleans of this shape, each False with the probability `rate`, from a seed (2,). On TensorFlow.
 
-    Rates above 1 - 2^-16 count as that.
+    Rates above 1 - 2^-16 are treated as 1 - 2^-16.
     """
     seed = tf.cast(seed, "int32")
     is_8_bit = _LOWEST_8_BIT_RATE <= rate <= 1 - _LOWEST_8_BIT_RATE
@@ -80,9 +81,9 @@ def random_keep(shape: Any, rate: float, seed: Tensor) -> Tensor:
 
 
 def _raised_thresholds(size: Any, part: float, seed: Tensor) -> Tensor:
-    """1 for the share `part` of `size` indices, and of the calls for each index; 0 for the others.
+    """1 for the fraction `part` of `size` indices, and of the calls for each index; 0 for the others.
 
-    This is a Weyl sequence and not random numbers, as XLA would compute those again for every element of the tensor.
+    This is a Weyl sequence instead of random numbers, which XLA would compute again for every element of the tensor.
     """
     mixed = tf.range(size, dtype="int32") * _MIXERS[0] + (seed[0] * _MIXERS[1] + seed[1] * _MIXERS[2])
     return tf.cast(mixed < min(round(part * 2**32), 2**32 - 1) - 2**31, "int32")

@@ -28,42 +28,43 @@ POSITIONS = (None, "sinusoidal", "learned")
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class TokenEmbedding(Composite):
-    """Everything between token ids and the first encoder or decoder layer.
+    """Embeds token ids for an encoder or decoder, with positions, segments, norm, dropout and padding mask.
 
-    That is token vectors, their scale, positions, segments, norm, dropout and the padding mask. One layer has them all,
-    so that the mask cannot get lost between them.
+    One layer does all of it, so that the padding mask cannot get lost on the way. The output is the sum of the token,
+    position and segment embeddings, then the norm and dropout.
 
     Args:
         vocabulary_size: V; ids are in [0, V).
-        hidden_dim: D.
+        hidden_dim: D, the size of the output vectors.
         padding_id: the id of padding tokens, from which the mask is made; None for no mask.
-        embedding_dim: E, the width of all tables and of the norm, with a projection to D after the dropout. None means
-            D without a projection.
-        scale: whether the token vectors are multiplied by sqrt(E), as in the paper.
+        embedding_dim: E, the size of the embeddings and of the norm, if it differs from D; a dense projection to D then
+            follows the dropout. None: D, without a projection.
+        scale: whether the token embeddings are multiplied by sqrt(E), as in Vaswani et al. 2017.
         position_encoding: None, "sinusoidal", "learned" (needs `max_length`), or a position layer of this package,
             such as `SinusoidalPositionalEncoding(layout="concatenated")`.
         max_length: the number of learned positions.
-        num_segments: the number of segments, each with a learned vector; 0 for none.
-        normalization: None, "layer_norm", "layer_norm_no_bias" or "rms_norm", of the sum.
-        layer_norm_epsilon: added to the variance in the norm.
+        num_segments: the number of segments (token types), each with a learned embedding; 0 for none.
+        normalization: the norm of the sum: None, "layer_norm", "layer_norm_no_bias" or "rms_norm".
+        layer_norm_epsilon: a small number that the norm adds to the variance.
         dropout: rate in [0, 1) of dropout after the norm.
-        embeddings_initializer: of the tables of tokens, learned positions and segments.
+        embeddings_initializer: initializer of the token, position and segment embeddings.
 
     Call arguments:
         inputs: (B, T) integer ids; with `reverse`, vectors (B, T, E).
         segment_ids: (B, T) integers in [0, num_segments); zeros if None.
-        mask: (B, T), True at real tokens, instead of the one made from `padding_id`.
-        positions: (B, T) or (T,) integers. By default the number of real tokens before each.
-        reverse: whether to return logits, the products of `inputs` with the token table. Nothing else is applied.
+        mask: (B, T), True at real tokens, in place of the mask computed from `padding_id`.
+        positions: (B, T) or (T,) integers. By default the number of real tokens before each token.
+        reverse: whether to project vectors back to logits by the transposed token embeddings, as in
+            `keras.layers.ReversibleEmbedding`; nothing else is applied.
         training: whether dropout is on.
 
     Returns:
         (B, T, D), with the padding mask attached; with `reverse`, (B, T, V).
 
     Raises:
-        ValueError: for sizes that are not positive, ids that are not integers, vectors that are not as wide as the
-            table and, in eager calls, ids outside the table. In a TensorFlow graph the look-up raises
-            `InvalidArgumentError` for them; XLA and JAX cannot raise.
+        ValueError: for sizes that are not positive, ids that are not integers, vectors whose last axis is not E and, in
+            eager calls, ids outside [0, V). In a TensorFlow graph such ids raise `InvalidArgumentError`; XLA and JAX
+            cannot raise errors and use the first or last row of the table.
 
     Examples:
         >>> layer = keras_tx.layers.TokenEmbedding(100, 16, position_encoding="learned", max_length=32)
@@ -109,7 +110,7 @@ class TokenEmbedding(Composite):
         self.embeddings_initializer = initializers.get(embeddings_initializer)
         if max_length is not None and position_encoding != "learned":
             raise ValueError(
-                "`max_length`, the number of learned positions, must be given only with them. Received: "
+                "`max_length` must be given only with learned positions. Received: "
                 f"max_length={max_length}, position_encoding={position_encoding!r}"
             )
         self.positions = self._position_layer()
@@ -194,7 +195,8 @@ class TokenEmbedding(Composite):
     def _check_width(self, inputs: Tensor) -> None:
         if inputs.shape[-1] != self._width:
             raise ValueError(
-                f"`inputs` must be as wide as the token table with `reverse=True`, {self._width}. Received: "
+                f"With `reverse=True`, `inputs` must have a last axis of size {self._width}, that of the token "
+                "embeddings. Received: "
                 f"inputs.shape={tuple(inputs.shape)}"
             )
 

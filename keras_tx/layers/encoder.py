@@ -1,4 +1,4 @@
-"""Encoder: (B, T, D) -> (B, T, D), a layer and the stack of layers.
+"""`EncoderLayer` and `Encoder`: (B, T, D) -> (B, T, D).
 
 B batch, T tokens, N heads, D hidden, F intermediate, L layers. Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
 """
@@ -19,46 +19,48 @@ from keras_tx.types import Shape, Tensor
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class EncoderLayer(TransformerLayer):
-    """Self-attention, then feed-forward, each with a residual connection and a norm.
+    """Self-attention, then a feed-forward network, each with a residual connection and a norm.
 
     Args:
-        intermediate_dim: F, the width of feed-forward inside; at least `num_heads`.
-        num_heads: N. It must divide D, unless `attention_options` have a `key_dim`.
-        dropout: rate in [0, 1) of dropout on the output of attention and of feed-forward, before each is added to its
-            input.
-        attention_dropout: rate of dropout on the attention scores; None is `dropout`.
-        activation_dropout: rate of dropout inside feed-forward, after the activation.
-        activation: of `FeedForward`.
-        gated: whether feed-forward is gated, as in SwiGLU.
+        intermediate_dim: F, the hidden size inside the feed-forward network; at least `num_heads`.
+        num_heads: N, the number of attention heads. D must be divisible by it, unless `attention_options` have a
+            `key_dim`.
+        dropout: rate in [0, 1) of dropout on the outputs of attention and of the feed-forward network, before the
+            residual addition.
+        attention_dropout: rate of dropout on the attention scores. None: `dropout`.
+        activation_dropout: rate of dropout inside the feed-forward network, after the activation.
+        activation: the activation of the feed-forward network, as for `FeedForward`.
+        gated: whether the feed-forward network is gated, as in SwiGLU.
         use_bias: whether the dense projections have biases.
         normalize_first: whether the norms come before attention and feed-forward (pre-norm), or after the residual sums
             (post-norm, as in the paper).
         normalization: "layer_norm", "layer_norm_no_bias" (with a scale only) or "rms_norm".
-        layer_norm_epsilon: a small number that the norms add to the variance, or to the mean square.
-        kernel_initializer: of all dense projections.
+        layer_norm_epsilon: a small number that the norms add to the variance (RMS norms: to the mean square).
+        kernel_initializer: initializer of the kernels of all dense projections.
         attention_options: dict of further arguments of `MultiHeadAttention`: `key_dim`, `num_key_value_heads`,
             `sliding_window`, `rotary`, `qk_norm`, `scale`, `hard_attention`, ...
-        normalize_inputs: with `normalize_first`, whether there is a norm before attention. False suits inputs that come
-            from a norm.
+        normalize_inputs: with `normalize_first`, whether there is a norm before attention. False is for inputs that are
+            normalized already.
 
     Call arguments:
-        inputs: (B, T, D).
+        inputs: (B, T, D): batch, tokens, hidden size.
         mask: (B, T), True at real tokens. If None, the Keras mask of `inputs` is used.
-        attention_mask: (B, T, T) or (B, N, T, T), True where a query may look at a key. `mask` must allow the key,
-            too.
-        attention_bias: numbers that are added to the attention logits, shaped as `attention_mask`.
-        return_attention_scores: whether to return the attention scores, too.
+        attention_mask: (B, T, T) or (B, N, T, T), True where a query may attend to a key. In addition, padding is
+            always masked out.
+        attention_bias: added to the attention logits; of the same shape as `attention_mask`.
+        return_attention_scores: whether to also return the attention scores.
         training: whether dropout is on.
         positions: (B, T) or (T,) integers for rotary embedding. If None, real tokens are counted from 0.
-        document_ids: (B, T) integers. A token attends only to tokens of its own document; 0 is padding.
+        document_ids: (B, T) integers. A token attends only to tokens of its own document; 0 marks padding.
         unpadding: internal, passed by `Encoder(skip_padding=True)` in place of `mask`. Then `inputs` are (1, R, D), the
-            R real tokens of a batch; the masks and the bias have the batch's shape.
+            R real tokens of a batch; the masks and the bias have the shapes of the padded batch.
 
     Returns:
-        (B, T, D); with `return_attention_scores` a tuple of that and the scores (B, N, T, T) in float32.
+        The output (B, T, D); with `return_attention_scores`, a tuple of the output and the scores (B, N, T, T) in
+        float32.
 
     Raises:
-        ValueError: for a size, rate or name that is not allowed.
+        ValueError: for a size, rate or name that is not valid.
 
     Reference:
         Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.1 (post-norm); Xiong et al. 2020,
@@ -136,41 +138,43 @@ class EncoderLayer(TransformerLayer):
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class Encoder(TransformerStack):
-    """A stack of encoder layers. A pre-norm stack ends with a norm. D comes from the input.
+    """A stack of `EncoderLayer`s. With `normalize_first=True` (pre-norm), a final norm follows the last layer.
 
     Args:
-        num_layers: L.
-        intermediate_dim: F, the width of each feed-forward inside; at least `num_heads`.
-        num_heads: N. It must divide D, unless `attention_options` have a `key_dim`.
+        num_layers: L, the number of layers.
+        intermediate_dim: F, the hidden size inside each feed-forward network; at least `num_heads`.
+        num_heads: N, the number of attention heads. D must be divisible by it, unless `attention_options` have a
+            `key_dim`.
         dropout, attention_dropout, activation_dropout, activation, gated, use_bias, normalize_first, normalization,
             layer_norm_epsilon, kernel_initializer: as for `EncoderLayer`, the same for all layers.
-        attention_options: as for `EncoderLayer`, one dict for all layers or a list of one for each.
-        normalize_inputs: as for `EncoderLayer`, of the first layer.
-        position_bias: a bias on the attention logits that depends on the distance between two tokens, the same in all
-            layers: "alibi" (`AlibiBias`), "relative" (a learned `RelativePositionBias`), such a layer, or None. The
-            attribute is the layer, or None.
-        remat: whether to keep only the inputs of each layer for the gradient and to compute the rest again (gradient
-            checkpointing): less memory, more time.
-        skip_padding: whether norms, projections and feed-forward leave padding tokens out: less time where a batch has
-            many. The outputs at padding tokens, given by `mask` or by 0 in `document_ids`, are then 0. Attention is
-            computed up to the longest row's end, or on whole rows if a mask, a bias, positions, documents or scores are
-            asked for. This works on TensorFlow, where it turns Keras' use of XLA off; on other backends and in
-            `generate` the outputs at padding tokens are only set to 0. The attribute may be set later.
+        attention_options: as for `EncoderLayer`: one dict for all layers, or a list with one dict for each layer.
+        normalize_inputs: as for `EncoderLayer`; it applies to the first layer only.
+        position_bias: a bias on the attention logits that depends on the distance between two tokens, shared by all
+            layers: "alibi" (`AlibiBias`), "relative" (a learned `RelativePositionBias`), a layer of one of these
+            classes, or None. The attribute is the layer, or None.
+        remat: whether to use gradient checkpointing (rematerialization): only the inputs of each layer are kept for the
+            gradient and the rest is computed again, which saves memory and costs time.
+        skip_padding: whether norms, projections and feed-forward networks skip padding tokens, which saves time if a
+            batch has many of them. The outputs at padding tokens (by `mask`, or by 0 in `document_ids`) are then 0.
+            Attention is computed up to the end of the longest row, or on the full length if `attention_mask`,
+            `attention_bias`, `positions`, `document_ids` or scores are used. It takes effect on TensorFlow, where it
+            turns XLA off for the model; on other backends and in `generate` it only sets the outputs at padding tokens
+            to 0. The attribute may be changed after construction.
 
     Call arguments:
-        inputs, mask, attention_mask, attention_bias, training, positions, document_ids: as for `EncoderLayer`; each
-            layer gets the same.
-        return_attention_scores: whether to return the attention scores of all layers, too.
-        return_hidden_states: whether to return the input of the first layer and the outputs of all layers, too. The
-            last ones come after the final norm.
+        inputs, mask, attention_mask, attention_bias, training, positions, document_ids: as for `EncoderLayer`; all
+            layers get the same.
+        return_attention_scores: whether to also return the attention scores of all layers.
+        return_hidden_states: whether to also return the input of the first layer and the outputs of all layers. The
+            output of the last layer is taken after the final norm.
 
     Returns:
-        (B, T, D). If asked for, a tuple of that, the attention scores (B, L, N, T, T) in float32, and the hidden states
-        (B, L + 1, T, D).
+        The output (B, T, D), or a tuple: the output; if requested, the attention scores (B, L, N, T, T) in float32; if
+        requested, the hidden states (B, L + 1, T, D).
 
     Raises:
-        ValueError: as `EncoderLayer`; if the list of `attention_options` does not have `num_layers` dicts; for an
-            activity regularizer with `remat` or `skip_padding`.
+        ValueError: as for `EncoderLayer`; if a list of `attention_options` does not have `num_layers` dicts; for an
+            `activity_regularizer` in a layer with `remat=True` or `skip_padding=True`.
 
     Reference:
         Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.1; ALiBi: Press et al. 2021,
@@ -302,7 +306,7 @@ class Encoder(TransformerStack):
         return tuple(results) if len(results) > 1 else outputs
 
     def _unpadding(self, inputs: Tensor, mask: Tensor, training: bool | None, can_cut: bool) -> Unpadding | None:
-        """How to remove the padding; None if it stays. `can_cut`: whether rows may end with the longest of them."""
+        """How to remove the padding; None if it stays. `can_cut`: whether rows may be cut to the longest of them."""
         if not self.skip_padding or mask is None or not is_possible():
             return None
         length = inputs.shape[1]

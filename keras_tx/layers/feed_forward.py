@@ -1,4 +1,4 @@
-"""Feed-forward network: (B, T, D) -> (B, T, D), each token by itself.
+"""Feed-forward network: (B, T, D) -> (B, T, D), applied to each token separately.
 
 B batch, T tokens, D hidden, F intermediate. Vaswani et al. 2017, arXiv:1706.03762, section 3.3; gated: Shazeer 2020,
 arXiv:2002.05202.
@@ -20,26 +20,26 @@ from keras_tx.types import Shape, Tensor
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class FeedForward(Composite):
-    """Two dense projections with an activation between them, or three if gated.
+    """The feed-forward network of a transformer: two dense projections, or three if gated, with an activation.
 
     `output(dropout(activation(intermediate(x))))`; gated: `output(dropout(activation(gate(x)) * intermediate(x)))`.
 
     Args:
-        intermediate_dim: F, the width between the projections.
-        activation: what `keras.activations.get` takes, "gelu_tanh" or "quick_gelu". Gated with "silu" it is SwiGLU,
-            gated with "gelu" GEGLU.
-        gated: whether a third projection gates the intermediate vectors.
+        intermediate_dim: F, the size of the intermediate vectors.
+        activation: anything that `keras.activations.get` takes, or "gelu_tanh" or "quick_gelu". With `gated=True`,
+            "silu" gives SwiGLU and "gelu" gives GEGLU.
+        gated: whether the intermediate vectors are multiplied by the activation of a third projection.
         dropout: rate in [0, 1) of dropout on the intermediate vectors.
         use_bias: whether the projections have biases.
-        kernel_initializer: of the kernels of all projections.
-        bias_initializer: of the biases of all projections.
+        kernel_initializer: initializer of the kernels of all projections.
+        bias_initializer: initializer of the biases of all projections.
 
     Call arguments:
         inputs: (B, T, D), or any shape (..., D).
         training: whether dropout is on.
 
     Returns:
-        The shape of the inputs.
+        A tensor of the same shape as the inputs.
 
     Raises:
         ValueError: for an `intermediate_dim` that is not positive, or a rate outside [0, 1).

@@ -1,7 +1,7 @@
 """Integer ids and the tables they index: (B, T), (V, D) -> (B, T, D), with checks of dtype, shape and range.
 
-The range of values can be checked only in eager calls. In a TensorFlow graph the look-up itself raises for an id
-outside the table. XLA and JAX cannot raise: there such an id gives the first or the last row.
+Values can be checked only in eager calls. In a TensorFlow graph the look-up itself raises an error for an id outside
+the table. XLA and JAX cannot raise errors: there such an id reads the first or the last row.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ def check_integers(name: str, ids: Tensor) -> None:
 
 
 def keep_outside(ids: Tensor, size: int) -> Tensor:
-    """`ids`, where negative ones are so large that a look-up raises: Keras would count them from the end of the table.
+    """Returns `ids` with negative ones made too large, so that a look-up raises; Keras would count them from the end.
 
     On JAX, which cannot raise, they are clipped to the table.
     """

@@ -1,8 +1,8 @@
-"""Initializers: one -> another of the same kind, for another weight."""
+"""Copies of initializers, for several weights."""
 
 from typing import Any
 
 
 def clone_initializer(initializer: Any) -> Any:
-    """A copy with a seed of its own, unless one was given: the same object would fill every weight alike."""
+    """A copy with a new seed, unless a seed was given: one object would give all weights the same values."""
     return initializer.clone() if hasattr(initializer, "clone") else initializer

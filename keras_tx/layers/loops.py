@@ -23,7 +23,7 @@ def product(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool =
 def repeat(start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
     """`state = body(index, state)` for each index from `start` up to `stop`, one after the other.
 
-    TensorFlow would run up to ten rounds at once, and need the memory of ten.
+    By default TensorFlow would run up to ten iterations in parallel, with the memory of ten.
     """
     if keras.backend.backend() != "tensorflow":
         return ops.fori_loop(start, stop, body, state)
@@ -36,12 +36,12 @@ def repeat(start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -
 
 
 def at(x: Tensor, index: Any) -> Tensor:
-    """Block `index` of (I, ...). XLA is wrong about `x[index]` if `index` is a tensor inside a loop."""
+    """Block `index` of (I, ...). Under XLA, `x[index]` gives wrong results if `index` is a tensor inside a loop."""
     return ops.take(x, index, axis=0)
 
 
 def add(x: Tensor, index: Any, blocks: Tensor) -> Tensor:
-    """(I, ...) with `blocks` added from block `index` on. It may change `x` itself, which must not be used again."""
+    """Adds `blocks` to (I, ...) from block `index` on. It may change `x` in place: do not use `x` afterwards."""
     if keras.backend.backend() == "tensorflow":
         return tf.tensor_scatter_nd_add(x, (index + tf.range(blocks.shape[0], dtype="int32"))[:, None], blocks)
     if keras.backend.backend() == "torch":
@@ -52,7 +52,7 @@ def add(x: Tensor, index: Any, blocks: Tensor) -> Tensor:
 
 
 def put(x: Tensor, index: Any, block: Tensor) -> Tensor:
-    """(I, ...) with `block` as block `index`. It may change `x` itself, which must not be used again."""
+    """Replaces block `index` of (I, ...). It may change `x` in place: do not use `x` afterwards."""
     if keras.backend.backend() == "tensorflow":  # in place; `slice_update` is an operation of XLA there
         return tf.tensor_scatter_nd_update(x, tf.reshape(index, (1, 1)), block[None])
     if keras.backend.backend() == "torch":  # in place, too: `slice_update` would copy all blocks

@@ -1,4 +1,4 @@
-"""Layers that find the padding mask of their inputs by themselves: inputs (B, T, D) -> their mask (B, T).
+"""Layers that find the padding mask (B, T) of their inputs (B, T, D), also where Keras loses it.
 
 B batch, T tokens, D hidden.
 """
@@ -20,9 +20,9 @@ from keras_tx.types import Tensor
 class MaskedLayer(Composite):
     """A layer whose call argument `mask` (B, T) is by default the Keras mask of its first argument.
 
-    Keras does so only for a layer with no other tensor argument, and its operators (`x * 8`, `x + y`, `ops.tanh(x)`)
-    lose the mask. This layer finds the mask in both cases: a symbolic input without a mask has that of the tensors from
-    which it was computed position by position. An argument `memory` gets its `memory_mask` in the same way.
+    Keras does this only for a layer without other tensor arguments, and its operators (`x * 8`, `x + y`, `ops.tanh(x)`)
+    lose the mask. This layer finds the mask in both cases: a symbolic input without a mask gets the mask of the tensors
+    from which it was computed element by element. An argument `memory` gets its `memory_mask` in the same way.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -49,7 +49,7 @@ class MaskedLayer(Composite):
 
 
 def _fill_mask(arguments: dict[str, Any], name: str, tensor: Tensor) -> None:
-    """Sets the argument of this `name` to the mask of `tensor`, unless it was given, and checks its shape."""
+    """Sets the argument `name` to the mask of `tensor`, unless the caller passed one, and checks its shape."""
     mask = arguments.get(name)
     if mask is None:
         mask = mask_of(tensor) if isinstance(tensor, keras.KerasTensor) else get_keras_mask(tensor)
@@ -61,9 +61,9 @@ def _fill_mask(arguments: dict[str, Any], name: str, tensor: Tensor) -> None:
 
 
 def convert_inputs(layer: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The call arguments of `layer` as tensors of its dtype policy; an `attention_bias` keeps the dtype it has.
+    """The call arguments of `layer` as tensors of its compute dtype; an `attention_bias` keeps its own dtype.
 
-    Keras would round the bias to bfloat16, although attention computes in float32 where it adds it.
+    Keras would round the bias to bfloat16, although it is added to float32 logits.
     """
 
     def convert(x: Any) -> Any:
@@ -88,8 +88,8 @@ def _to_tensor(x: Any) -> Any:
 def mask_of(x: Any) -> Any:
     """The mask (B, T) of a symbolic `x` or, if an operator lost it, of the tensors from which `x` was computed.
 
-    Looks back through element-wise operators and through layers that pass on the mask of their input. None if there is
-    no mask.
+    The search goes back through element-wise operators and through layers that pass on the mask of their input. Returns
+    None if it finds no mask.
     """
     return _mask_of(x, {}) if isinstance(x, keras.KerasTensor) else None
 
@@ -105,7 +105,7 @@ def _mask_of(x: Any, seen: dict[int, Any]) -> Any:
 
 
 def _aligned_sources(x: Any) -> list[Any]:
-    """The tensors from which `x` was computed position by position."""
+    """The tensors from which `x` was computed token by token."""
     call = source_of(x)
     if call is None or len(x.shape) < 2:
         return []

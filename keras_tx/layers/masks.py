@@ -1,9 +1,9 @@
-"""Masks: padding, causality, windows and documents -> booleans over queries and keys. True = may look.
+"""Masks for padding, causality, windows and documents: booleans, True where a query may attend to a key.
 
 B batch, N heads, T queries, S keys. A padding mask is (B, T), True at real tokens, as Keras attaches it to tensors.
-What a mask means is said in this file alone. `Visible` describes which keys a query may look at; every way of computing
-attention asks it, the dense one for all pairs at once, the blockwise one for blocks and for the pairs of a block, the
-fused one for what a kernel must be told.
+Only this file defines what a mask means. `Visible` describes which keys a query may attend to, and all implementations
+of attention use it: the dense one for all pairs at once, the blockwise one for blocks and for the pairs within a block,
+the fused one to choose the mask or flag that a kernel takes.
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from keras import ops
 
 from keras_tx.types import Tensor
 
-MASKED = -1e30  # takes the place of hidden logits. It is finite, so that a query that sees no key gives 0, not NaN
+MASKED = -1e30  # replaces masked logits. It is finite, so that a query without keys gives 0 instead of NaN
 
-Range = tuple[Tensor, Tensor]  # the first and the last number of a block
+Range = tuple[Tensor, Tensor]  # the first and the last value of a block
 Kind = Literal["nothing", "keys", "causal", "pairs"]
 
 
 def join(*masks: Tensor | None) -> Any:
-    """What all `masks` allow. A mask of None allows everything; the result is None if all of them are."""
+    """The conjunction of all `masks`. None allows everything; the result is None if all masks are None."""
     joined = None
     for mask in masks:
         if mask is not None:
@@ -41,7 +41,7 @@ def expand_key_mask(mask: Tensor) -> Tensor:
 
 
 def allowed_by_bias(bias: Tensor) -> Tensor:
-    """False where `bias` is minus infinity, or a number that stands for it in additive masks (from -1e30 down)."""
+    """False where `bias` is minus infinity, or at most -1e30, which stands for it in additive masks."""
     return bias > MASKED
 
 
@@ -52,24 +52,24 @@ def sees_any_key(mask: Tensor) -> Tensor:
 
 
 def count_positions(mask: Tensor) -> Tensor:
-    """(B, T), True at real tokens -> (B, T) int32, how many real tokens come before each: padding moves no position."""
+    """(B, T), True at real tokens -> (B, T) int32, the number of real tokens before each token."""
     return ops.maximum(ops.cumsum(ops.cast(mask, "int32"), axis=1) - 1, 0)
 
 
 @dataclass(frozen=True)
 class Visible:
-    """Which keys a query may look at, as parts that need no memory of the size (T, S). A part of None allows all.
+    """Which keys each query may attend to, as separate rules that need no memory of size (T, S). None: no such rule.
 
-    Query i stands at the row `start + i`, key j at the column j. A rule about positions is part of `reach`, a rule that
-    compares a property of the query with one of the key is part of `labels`.
+    Query i is in row `start + i`, key j in column j. Rules about positions are part of `reach`; rules that compare a
+    property of the query with one of the key are part of `labels`.
 
     Args:
-        queries: (B, T), True at real queries. The others see nothing.
-        keys: several (B, S), True at real keys.
-        documents: (B, T) integers with T = S, the numbers of documents that are packed into one sequence. A query sees
-            only keys of its own document. 0 is padding.
-        causal: whether a query sees no key after its own position.
-        window: a query sees only keys less than this many positions away, on both sides.
+        queries: (B, T), True at real queries. The others attend to nothing.
+        keys: several masks (B, S), True at real keys.
+        documents: (B, T) integers with T = S, the ids of documents that are packed into one sequence. A query attends
+            only to keys of its own document. 0 marks padding.
+        causal: whether a query may not attend to keys after its own position.
+        window: a query attends only to keys less than this many positions away, on both sides.
         mask: booleans that broadcast to (B, N, T, S), for everything else.
         start: the row of the first query, an integer or a scalar tensor.
     """
@@ -84,15 +84,16 @@ class Visible:
 
     @property
     def reach(self) -> tuple[int | None, int | None]:
-        """How many positions behind and ahead of its own a query may look. None: as many as there are."""
+        """How many positions before and after its own a query may attend to. None: no limit."""
         near = None if self.window is None else self.window - 1
         return near, 0 if self.causal else near
 
     @property
     def kind(self) -> Kind:
-        """What hides keys from real queries, for kernels that have a special way of being told.
+        """The kind of mask for real queries, because fused kernels have special arguments for some kinds.
 
-        "nothing"; "keys", padding keys alone; "causal", causality alone, from the first key on; "pairs", anything else.
+        "nothing": no mask; "keys": only padding keys are masked; "causal": only a causal mask, from the first key on;
+        "pairs": anything else.
         """
         if self.documents is not None or self.mask is not None:
             return "pairs"
@@ -102,10 +103,10 @@ class Visible:
         return "causal" if self.reach == (None, 0) and is_from_first_key and not self.keys else "pairs"
 
     def blocks(self, rows: Range, columns: Range, labels: tuple[Range, Range] | None = None) -> Any:
-        """Whether some query of a block may look at some key of a block, or None if every query may look at every key.
+        """Whether some query of a block may attend to some key of a block; None if nothing is masked.
 
-        This is where the rules stand. They say nothing of `mask`. From blocks of several labels it may be True although
-        no label of the one is in the other, as only the lowest and the highest of them are compared.
+        All rules but `mask` are defined here. For blocks with several labels the result may be True although they have
+        no label in common, because only the lowest and the highest labels are compared.
 
         Args:
             rows, columns: the first and the last row of a block of queries, and column of a block of keys: integer
@@ -128,7 +129,7 @@ class Visible:
         return join(*parts)
 
     def pairs(self, row: Tensor, column: Tensor, labels: tuple[Tensor, Tensor] | None = None) -> Any:
-        """Whether the query at `row` may look at the key at `column`, or None: a pair is two blocks of one token.
+        """Whether the query at `row` may attend to the key at `column`; None if nothing is masked.
 
         Args:
             row, column: integer tensors that broadcast to each other.
@@ -138,10 +139,10 @@ class Visible:
         return self.blocks((row, row), (column, column), ranges)
 
     def labels(self, batch: Any, num_queries: Any, num_keys: Any, always: bool = False) -> tuple[Tensor, Tensor] | None:
-        """Integers (B, T) and (B, S): a query may look at a key only if both have the same label.
+        """Integers (B, T) and (B, S): a query may attend to a key only if both have the same label.
 
-        Tokens have the number of their document, or 1. Padding has `padding_labels`. Returns None if there is neither
-        padding nor documents, unless `always` asks for labels.
+        The label of a real token is its document id, or 1 without documents; padding has `padding_labels`. Returns None
+        if there is neither padding nor documents, unless `always` is True.
         """
         if self.documents is None and self.queries is None and not self.keys and not always:
             return None
@@ -161,9 +162,9 @@ class Visible:
         return found[0], found[1]
 
     def whole(self, num_queries: Any, num_keys: Any) -> Any:
-        """Everything in one mask that broadcasts to (B, N, T, S), or None if every query may look at every key."""
+        """All rules as one mask that broadcasts to (B, N, T, S), or None if nothing is masked."""
         labels, parts = None, [self.mask]
-        if self.documents is None:  # padding needs no (T, S) numbers, and the fused kernels can do with less
+        if self.documents is None:  # padding needs no (T, S) mask, and fused kernels take smaller ones
             parts += [None if self.queries is None else expand_query_mask(self.queries)]
             parts += [expand_key_mask(mask) for mask in self.keys]
         else:
@@ -177,13 +178,13 @@ class Visible:
 
 
 def padding_labels(dtype: str) -> tuple[int, int]:
-    """The labels of padding queries and of padding keys. They differ, so that padding does not see padding."""
+    """The labels of padding queries and of padding keys. They differ, so that padding does not attend to padding."""
     lowest = int(np.iinfo(dtype).min)
     return lowest, lowest + 1
 
 
 def label_range(labels: Tensor, axis: int) -> Range:
-    """The lowest and the highest label of real tokens along `axis`; of padding alone a range that meets no other."""
+    """The lowest and highest label of real tokens along `axis`; for padding only, a range that overlaps no other."""
     dtype = keras.backend.standardize_dtype(labels.dtype)
     largest = ops.convert_to_tensor(int(np.iinfo(dtype).max), dtype=dtype)
     is_padding = labels <= padding_labels(dtype)[1]

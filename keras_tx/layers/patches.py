@@ -26,15 +26,16 @@ class PatchEmbedding(Composite):
 
     Args:
         patch_size: height and width of a patch in pixels. It must divide the height and the width of the images.
-        hidden_dim: D.
-        class_token: whether there is a class token. The attribute `class_token` is its vector (D,) once the layer is
-            built, or None; the flag is kept as `has_class_token`.
+        hidden_dim: D, the size of the embeddings.
+        class_token: whether to add a class token. The argument is stored as the attribute `has_class_token`; once the
+            layer is built, the attribute `class_token` is the vector (D,), or None.
         dropout: rate in [0, 1) of dropout on the output.
-        kernel_initializer: of the projection (patch_size, patch_size, C, D).
-        embeddings_initializer: of the class token (D,) and of the position embeddings (1 + P, D).
+        kernel_initializer: initializer of the projection (patch_size, patch_size, C, D).
+        embeddings_initializer: initializer of the class token (D,) and of the position embeddings (1 + P, D).
 
     Call arguments:
-        inputs: (B, height, width, C). The first call fixes all sizes but B, as each patch has a position embedding.
+        inputs: (B, height, width, C), channels last. The first call fixes all sizes except B, because each patch has a
+            position embedding.
         training: whether dropout is on.
 
     Returns:
@@ -101,7 +102,7 @@ class PatchEmbedding(Composite):
         self.input_spec = keras.layers.InputSpec(ndim=4, axes=dict(enumerate(inputs_shape[1:], start=1)))
 
     def _length(self, inputs_shape: Shape) -> int:
-        """The number of vectors for images of this shape."""
+        """The number of patches, plus 1 for the class token, of images of this shape."""
         height, width, channels = inputs_shape[1:]
         if not (height and width and channels) or height % self.patch_size or width % self.patch_size:
             raise ValueError(

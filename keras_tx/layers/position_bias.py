@@ -1,4 +1,4 @@
-"""Position biases, relative: lengths T and S -> (1, N, T, S), to be added to the scaled products of attention.
+"""Relative position biases: lengths T and S -> (1, N, T, S), to be added to the attention logits.
 
 T queries, S keys, N heads.
 AlibiBias: Press et al. 2022, arXiv:2108.12409; RelativePositionBias: Raffel et al. 2020, arXiv:1910.10683 (T5).
@@ -19,12 +19,12 @@ from keras_tx.types import Shape, Tensor
 
 
 class PositionBias(StrictLayer):
-    """Base class of position biases. A subclass has a method `bias`, from distances (T, S) to numbers (N, T, S).
+    """Base class of position biases. A subclass defines `bias`, from distances (T, S) to a bias (N, T, S).
 
     Call `layer(query)` or `layer(query, key)` for whole sequences. In a decode step `layer(x, start=..., num_keys=...)`
-    gives the same rows, for queries in the slots `start`, `start + 1`, ... of a key-value cache. Only distances count,
+    gives the same rows, for queries in the slots `start`, `start + 1`, ... of a key-value cache. Only distances matter,
     so padding at either end changes nothing; but padding between tokens, as after prompts that are padded on the right,
-    counts as distance. Compute the bias once and pass it as `attention_bias` to every layer.
+    increases distances. Compute the bias once and pass it as `attention_bias` to every layer.
     """
 
     def __init__(self, num_heads: int, **kwargs: Any) -> None:
@@ -42,7 +42,7 @@ class PositionBias(StrictLayer):
         return ops.expand_dims(self.bias(ops.expand_dims(keys, 0) - ops.expand_dims(queries, 1)), 0)
 
     def bias(self, relative: Tensor) -> Tensor:
-        """Distances (T, S), key position minus query position, -> (N, T, S) float32."""
+        """Distances (T, S), key position minus query position -> bias (N, T, S), float32."""
         raise NotImplementedError(f"{type(self).__name__} must have a method `bias`.")
 
     def compute_output_spec(self, query: Any, key: Any = None, *, start: Any = None, num_keys: Any = None) -> Any:
@@ -59,12 +59,14 @@ class PositionBias(StrictLayer):
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class AlibiBias(PositionBias):
-    """ALiBi: minus the distance of query and key, times a slope for each head. No weights, any length.
+    """ALiBi: a bias of minus the distance between query and key, times a fixed slope for each head.
 
-    The distance is the same to both sides. With a causal mask, which hides later keys, this is the bias of the paper.
+    It has no weights and works for any length. Distances to both sides count alike; with a causal mask, which hides
+    later keys, this is the bias of the paper.
 
     Args:
-        num_heads: N. The slopes are 2^(-8/N), 2^(-16/N), ... where N is a power of two, else as in the paper's code.
+        num_heads: N, the number of attention heads. The slopes are 2^(-8/N), 2^(-16/N), ... if N is a power of two,
+            otherwise those of the paper's code.
 
     Call arguments:
         query: (B, T, D), of which only the length T matters.
@@ -73,7 +75,7 @@ class AlibiBias(PositionBias):
         num_keys: S, the number of slots of a key-value cache, instead of a `key`.
 
     Returns:
-        (1, N, T, S) in float32 under any dtype policy, to be added to the scaled products of attention.
+        (1, N, T, S) in float32 under any dtype policy, to be added to the attention logits.
 
     Raises:
         ValueError: for sizes that are not positive, a `start` that is no scalar integer, queries outside the slots, or
@@ -94,17 +96,17 @@ class AlibiBias(PositionBias):
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class RelativePositionBias(PositionBias):
-    """T5's bias: a learned number for each head and bucket of distances.
+    """T5's relative position bias: a learned value for each head and each bucket of distances.
 
-    Small distances have a bucket each, larger ones share buckets that grow with the distance.
+    Small distances have a bucket each; larger ones share buckets whose size grows with the distance.
 
     Args:
-        num_heads: N.
-        num_buckets: rows of the table. If `bidirectional`, half of them are for keys after the query.
-        max_distance: all distances from here on share the last bucket.
-        bidirectional: True, for encoders, tells keys before and after the query apart. False, for decoders, takes keys
-            after the query as distance 0.
-        embeddings_initializer: of the table (num_buckets, N).
+        num_heads: N, the number of attention heads.
+        num_buckets: the number of buckets. If `bidirectional`, half of them are for keys after the query.
+        max_distance: all distances from this one on share the last bucket.
+        bidirectional: True, for encoders: keys before and after the query have different buckets. False, for decoders:
+            keys after the query count as distance 0.
+        embeddings_initializer: initializer of the table (num_buckets, N).
 
     Call arguments:
         query: (B, T, D), of which only the length T matters.
@@ -113,11 +115,11 @@ class RelativePositionBias(PositionBias):
         num_keys: S, the number of slots of a key-value cache, instead of a `key`.
 
     Returns:
-        (1, N, T, S) in float32 under any dtype policy, to be added to the scaled products of attention.
+        (1, N, T, S) in float32 under any dtype policy, to be added to the attention logits.
 
     Raises:
-        ValueError: for sizes that are not positive or leave no bucket, a `start` that is no scalar integer, queries
-            outside the slots, or both `key` and `num_keys`.
+        ValueError: for sizes that are not positive or too small for the buckets, a `start` that is no scalar integer,
+            queries outside the slots, or both `key` and `num_keys`.
 
     Examples:
         >>> layer = keras_tx.layers.RelativePositionBias(num_heads=4, num_buckets=16, max_distance=32)
@@ -126,7 +128,7 @@ class RelativePositionBias(PositionBias):
         >>> tuple(bias.shape)
         (1, 4, 5, 5)
 
-        The row of a decode step at slot 3 is row 3 of the whole:
+        In a decode step at slot 3, the bias is row 3 of the full bias:
 
         >>> step = layer(x[:, :1], start=3, num_keys=5)
         >>> np.array_equal(step[:, :, 0], bias[:, :, 3])
@@ -187,7 +189,7 @@ class RelativePositionBias(PositionBias):
 
 
 def slopes_of(num_heads: int) -> Any:
-    """ALiBi's slopes (N,), float64: those of the power of two below N, then every other one of the next power."""
+    """ALiBi's slopes (N,), float64: those of the power of two below N, then every second one of the next power."""
     below = 2 ** (num_heads.bit_length() - 1)
     first = 2.0 ** (-8 / below * np.arange(1, below + 1))
     between = 2.0 ** (-4 / below * np.arange(1, 2 * (num_heads - below), 2))
@@ -197,8 +199,8 @@ def slopes_of(num_heads: int) -> Any:
 def buckets(relative: Any, num_buckets: int, max_distance: int, bidirectional: bool) -> Any:
     """T5's bucket of each distance, key position minus query position: integers in [0, num_buckets).
 
-    Each bucket of the first half is for one distance, those of the second half are for ranges that grow up to
-    `max_distance`. At the edge of two ranges the result is that of `transformers`, which computes in float32.
+    Each bucket of the first half is for one distance; those of the second half are for ranges that grow up to
+    `max_distance`. At the border of two ranges the result is that of `transformers`, which computes in float32.
     """
     if bidirectional:
         num_buckets //= 2

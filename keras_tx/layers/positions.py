@@ -1,4 +1,4 @@
-"""Positional encodings, absolute: (B, T, D) -> (B, T, D), the input plus a vector for each position.
+"""Absolute positional encodings: (B, T, D) -> (B, T, D), the input plus a vector for each position.
 
 B batch, T tokens, D model. Sinusoids: Vaswani et al. 2017, arXiv:1706.03762, section 3.5; learned: Gehring et al. 2017,
 arXiv:1705.03122.
@@ -26,7 +26,7 @@ def sinusoids(
 
     Args:
         positions: integers of any shape.
-        hidden_dim: D. If it is odd, the last cosine is left out.
+        hidden_dim: D, the size of the encoding. If it is odd, the last cosine is left out.
         max_wavelength: the wavelengths grow from 2 pi positions to this number times 2 pi.
         layout: "interleaved" is sine, cosine, sine, ... as in the paper; "concatenated" all sines, then all cosines.
     """
@@ -41,10 +41,10 @@ def sinusoids(
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class SinusoidalPositionalEncoding(MaskedLayer):
-    """Adds sines and cosines of the position: `layer(x)` is x + encoding, for any length.
+    """Adds sines and cosines of the position to the input, which may have any length.
 
-    The encoding is computed in float32 under any dtype policy and then cast to the dtype of `x`. If `x` has a mask,
-    positions count only real tokens, so padding on the left changes nothing. There are no weights.
+    The encoding is computed in float32 under any dtype policy and then cast to the dtype of the input. If the input has
+    a mask, positions count only real tokens, so padding on the left changes nothing. There are no weights.
 
     Args:
         max_wavelength: the wavelengths grow from 2 pi positions to this number times 2 pi. 10000 is the paper's.
@@ -53,7 +53,7 @@ class SinusoidalPositionalEncoding(MaskedLayer):
     Call arguments:
         inputs: (B, T, D).
         mask: (B, T), True at real tokens. By default the Keras mask of `inputs`.
-        positions: (B, T) or (T,) integers, instead of counting.
+        positions: (B, T) or (T,) integers. By default the number of real tokens before each token.
 
     Returns:
         (B, T, D).
@@ -93,19 +93,20 @@ class SinusoidalPositionalEncoding(MaskedLayer):
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class LearnedPositionalEncoding(MaskedLayer):
-    """Adds a learned vector for each position: `layer(x)` is x + encoding, for up to `max_length` tokens.
+    """Adds a learned vector for each position to the input, which may have up to `max_length` tokens.
 
-    If `x` has a mask, positions count only real tokens, so padding on the left changes nothing.
+    If the input has a mask, positions count only real tokens, so padding on the left changes nothing.
 
     Args:
         max_length: the number of positions.
-        offset: the row of the table for position 0. The rows before it are not used; some checkpoints have them.
-        embeddings_initializer: of the table (max_length + offset, D).
+        offset: the row of the table for position 0. The rows before it are not used; some checkpoints (RoBERTa, BART)
+            have such rows.
+        embeddings_initializer: initializer of the table (max_length + offset, D).
 
     Call arguments:
         inputs: (B, T, D) with T <= max_length.
         mask: (B, T), True at real tokens. By default the Keras mask of `inputs`.
-        positions: (B, T) or (T,) integers below `max_length`, instead of counting.
+        positions: (B, T) or (T,) integers below `max_length`. By default the number of real tokens before each token.
 
     Returns:
         (B, T, D).

@@ -1,7 +1,7 @@
-"""Dense projections: (..., D) -> (..., F), or from and to several axes, by one matrix product each.
+"""Dense projections (..., D) -> (..., F), also from and to several axes, each as one matrix product.
 
-On TensorFlow, Keras' own `EinsumDense` makes a product for each example of the batch, whose gradient is as large as
-batch times kernel; and under XLA a kernel of three axes halves the speed of a decode step.
+On TensorFlow, Keras' own `EinsumDense` computes one product for each example of the batch, whose gradient needs a copy
+of the kernel for each example; and under XLA a kernel with three axes halves the speed of a decode step.
 """
 
 import math
@@ -18,9 +18,9 @@ from keras_tx.types import Shape, Tensor
 
 tf = Lazy("tensorflow")
 
-_PARTS = 8  # of a kernel, for few rows
+_PARTS = 8  # into which a kernel is split for few rows
 _FEW_ROWS = 8
-_LARGE_KERNEL = 2**16  # numbers
+_LARGE_KERNEL = 2**16  # elements
 
 
 def project(
@@ -30,9 +30,9 @@ def project(
     bias: Tensor | None = None,
     activation: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """`inputs` (..., *summed) times `kernel` (*summed, *made) -> (..., *made), with `num_axes` axes summed.
+    """`inputs` (..., *summed) times `kernel` (*summed, *made) -> (..., *made), contracted over `num_axes` axes.
 
-    `bias` (*made) and `activation` come right after the product, so that TensorFlow makes one operation of the three.
+    `bias` (*made) and `activation` directly follow the product, so that TensorFlow fuses the three operations.
     """
     made, size = tuple(kernel.shape[num_axes:]), math.prod(kernel.shape[:num_axes])
     rows = ops.reshape(inputs, (-1, size))
@@ -69,7 +69,7 @@ def _dense(layer: Any, inputs: Tensor, num_axes: int = 1) -> Tensor:
 
 
 class _Quantizable(keras.layers.Layer):
-    """Allows `quantize`, which Keras refuses for subclasses of its layers. A quantized layer runs Keras' own `call`."""
+    """Allows `quantize`, which Keras rejects for subclasses of its layers. A quantized layer runs Keras' own `call`."""
 
     def build(self, input_shape: Shape | None = None) -> None:
         take_own_policy(self)
@@ -80,14 +80,14 @@ class _Quantizable(keras.layers.Layer):
             return super().quantize(mode, type_check=type_check, config=config)
         if config is not None and config.get_config() != type(config)().get_config():
             raise ValueError(
-                "`config` must be the default one, as a saved model keeps no quantizers. Received: "
+                "`config` must be the default: saved models do not store custom quantizers. Received: "
                 f"config={config.get_config()}"
             )
         return super().quantize(mode, type_check=False, config=config)
 
 
 class HeadProjection(_Quantizable, keras.layers.EinsumDense):
-    """`EinsumDense` whose equation sums the last axes of its input, as the projections of attention do."""
+    """`EinsumDense` that contracts the last axes of its input, as the projections of attention do."""
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         summed = set.intersection(*[set(part) for part in self.equation.split("->")[0].split(",")])
@@ -108,7 +108,7 @@ class TiedEmbedding(_Quantizable, keras.layers.ReversibleEmbedding):
         if not (reverse and xla.is_traced()):
             return super().call(inputs, reverse=reverse)
         # Keras transposes the table, also for an einsum of two axes. With a single row, XLA on a CPU fuses that and the
-        # product into a slow loop over single numbers. The axis X, of size 1, prevents it.
+        # product into a slow loop over single elements. The axis X, of size 1, prevents it.
         rows = ops.reshape(inputs, (1, -1, self.output_dim))
         logits = ops.einsum("XRD,XVD->XRV", rows, ops.cast(self.embeddings, rows.dtype)[None])
         return ops.reshape(logits, (*ops.shape(inputs)[:-1], self.input_dim))

@@ -18,8 +18,8 @@ def rematerialized(
 ) -> Any:
     """`layer(inputs, memory=..., attention_bias=..., **options)` with gradient checkpointing.
 
-    Gradients reach the weights and the three tensors that the signature names. Dropout drops the same numbers in both
-    computations, as its seeds are drawn here, before the first of them.
+    Gradients flow to the weights and to the three tensors that the signature names. Dropout uses the same masks in both
+    computations, because its seeds are drawn here, before the first one.
 
     Raises:
         ValueError: for a layer with an activity regularizer, whose loss would be added twice.

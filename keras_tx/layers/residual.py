@@ -1,4 +1,4 @@
-"""The residual connection and its norm: (B, T, D) -> (B, T, D). All of pre-norm and post-norm is in this file.
+"""The residual connection and its norm, pre-norm or post-norm: (B, T, D) -> (B, T, D).
 
 Post-norm: Vaswani et al. 2017, arXiv:1706.03762; pre-norm: Xiong et al. 2020, arXiv:2002.04745; RMSNorm: Zhang and
 Sennrich 2019, arXiv:1910.07467.
@@ -28,7 +28,7 @@ def residual(
     normalize_first: bool,
     training: bool | None = None,
 ) -> tuple[Any, ...]:
-    """`x + dropout(f(norm(x)))`, or `norm(x + dropout(f(x)))`.
+    """`x + dropout(f(norm(x)))` (pre-norm), or `norm(x + dropout(f(x)))` (post-norm).
 
     Args:
         inputs: x, (B, T, D).
@@ -39,7 +39,7 @@ def residual(
         training: whether dropout is on.
 
     Returns:
-        A tuple of the sum (B, T, D) and the further items of the tuple that f returned.
+        A tuple of the output (B, T, D) and the other items of the tuple that f returned.
     """
     outputs = sublayer(norm(inputs) if normalize_first and norm is not None else inputs)
     outputs, *further = outputs if isinstance(outputs, tuple) else (outputs,)

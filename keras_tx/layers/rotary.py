@@ -1,4 +1,4 @@
-"""Rotary position embedding: (B, T, N, H) -> (B, T, N, H), each pair of features turned by an angle of its position.
+"""Rotary position embedding: (B, T, N, H) -> (B, T, N, H), each pair of features rotated by its position.
 
 B batch, T tokens, N heads, H head, R rotated features of a head.
 Su et al. 2021, arXiv:2104.09864.
@@ -22,16 +22,14 @@ LAYOUTS = ("half", "interleaved")
 def rotate(
     x: Tensor, positions: Tensor, frequencies: Any, *, layout: str = "half", attention_factor: float = 1.0
 ) -> Tensor:
-    """`x` (B, T, N, H) with its first R features turned and the others as they are, in the dtype of `x`.
-
-    Computes in float32.
+    """Rotates the first R features of `x` (B, T, N, H), in float32; returns the dtype of `x`.
 
     Args:
         x: (B, T, N, H).
         positions: integers that broadcast to (B, T).
-        frequencies: (R/2,), by how many radians each pair of features turns from one position to the next.
+        frequencies: (R/2,), the rotation of each pair of features from one position to the next, in radians.
         layout: "half" pairs feature i with feature i + R/2, "interleaved" feature 2i with feature 2i + 1.
-        attention_factor: by which turned features are made longer.
+        attention_factor: the factor by which rotated features are multiplied.
     """
     size = 2 * frequencies.shape[0]
     turned, rest = (x, None) if x.shape[-1] == size else ops.split(x, [size], axis=-1)
@@ -55,26 +53,29 @@ def rotate(
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class RotaryEmbedding(StrictLayer):
-    """Encodes positions by turning each pair of features of queries and keys by an angle that grows with the position.
+    """Rotary position embedding (RoPE): rotates each pair of features by an angle that grows with the position.
 
-    The product of a query and a key then depends only on the difference of their positions, so padding on the left
-    changes nothing. Angles, sines, cosines and products are float32 under any dtype policy; the output has the compute
-    dtype. There are no weights and no maximum length. `MultiHeadAttention(rotary=True)` makes and calls such a layer.
+    It is applied to queries and keys, whose dot products then depend only on the difference of their positions, so
+    padding on the left changes nothing. `MultiHeadAttention(rotary=True)` creates and calls such a layer. The layer
+    computes in float32 under any dtype policy; the output has the compute dtype. There are no weights and no maximum
+    length.
 
-    With the scaling "dynamic" the frequencies depend on the longest position of the call, over the whole batch. Keys in
+    With the scaling "dynamic" the frequencies depend on the largest position of the call, over the whole batch. Keys in
     a cache keep the rotation of the call that stored them, as in `transformers`.
 
     Args:
-        base: of the frequencies base ** (-2i / R), above 1; `rope_theta` in Hugging Face's configs.
+        base: the base of the frequencies base ** (-2i / R), above 1; `rope_theta` in Hugging Face's configs.
         layout: "half" pairs feature i with feature i + R/2 (GPT-NeoX, Llama and Hugging Face's checkpoints of it),
             "interleaved" feature 2i with feature 2i + 1 (the paper, GPT-J).
-        scaling: None, or a dict in the terms of Hugging Face's `rope_parameters`, for sequences longer than those of
-            the training. Its "rope_type" (or "type") determines its other keys: "default" has none; "linear" has
-            factor; "dynamic" has factor and original_max_position_embeddings (in Hugging Face's configs
-            `max_position_embeddings`); "llama3" these two, low_freq_factor and high_freq_factor; "yarn" these two, and
-            optionally beta_fast, beta_slow, attention_factor, truncate, mscale and mscale_all_dim (which count only
-            together). A rope_theta or partial_rotary_factor in it must agree with `base` and `fraction`.
-        fraction: in (0, 1]. The first R = int(H * fraction) features are rotated, the others stay as they are.
+        scaling: None, or a dict with the keys of Hugging Face's `rope_parameters`, for sequences longer than in
+            training. Its "rope_type" (or "type") determines the other keys. "default": none. "linear": factor.
+            "dynamic": factor and original_max_position_embeddings (`max_position_embeddings` in Hugging Face's
+            configs). "llama3": these two, low_freq_factor and high_freq_factor. "yarn": the two of "dynamic", and
+            optionally beta_fast, beta_slow, attention_factor, truncate, mscale and mscale_all_dim (the last two only
+            have an effect together). If it contains rope_theta or partial_rotary_factor, they must equal `base` and
+            `fraction`.
+        fraction: in (0, 1]; `partial_rotary_factor` in Hugging Face's configs. The first R = int(H * fraction) features
+            of each head are rotated, the others stay unchanged.
 
     Call arguments:
         inputs: (B, T, N, H), queries or keys. R must be even.
@@ -88,7 +89,7 @@ class RotaryEmbedding(StrictLayer):
             R that is odd or 0, or positions of a wrong shape or dtype.
 
     Examples:
-        Products depend on differences of positions alone:
+        Dot products depend only on the difference of the positions:
 
         >>> layer = keras_tx.layers.RotaryEmbedding()
         >>> turned = keras.ops.convert_to_numpy(layer(np.ones((1, 6, 1, 8))))[0, :, 0]
@@ -96,7 +97,7 @@ class RotaryEmbedding(StrictLayer):
         >>> np.allclose(products[0, 2], products[3, 5], atol=1e-5)
         True
 
-        Llama 3.1 stretches its frequencies for 128k tokens:
+        The scaling of Llama 3.1, for up to 128k tokens:
 
         >>> scaling = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
         >>> scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -1,4 +1,4 @@
-"""Frequencies of rotary positions, and how models stretch them for sequences longer than those of their training.
+"""Frequencies of rotary positions, and how models scale them for sequences longer than in training.
 
 R rotated features of a head. The types and keys of `scaling` are those of Hugging Face's `rope_parameters`.
 YaRN: Peng et al. 2023, arXiv:2309.00071.
@@ -30,9 +30,9 @@ def frequencies(size: int, *, base: float = 10000, scaling: dict[str, Any] | Non
 
     Args:
         size: R, the number of rotated features, even.
-        base: of the powers. The slowest pair turns once in about `base` times 2 pi positions.
+        base: the base of the powers. The slowest pair makes one turn in about `base` * 2 pi positions.
         scaling: None or a dict that `check_scaling` returned.
-        length: the number of positions in use, an integer or a scalar tensor. Only the type "dynamic" uses it.
+        length: the length of the sequence, an integer or a scalar tensor. Only the type "dynamic" uses it.
 
     Returns:
         A float64 array, or for a dynamic `scaling` with a tensor as `length` a float32 tensor.
@@ -57,7 +57,7 @@ def frequencies(size: int, *, base: float = 10000, scaling: dict[str, Any] | Non
 
 
 def attention_factor(scaling: dict[str, Any] | None) -> float:
-    """The factor by which `rotate` makes features longer: 1, except with YaRN."""
+    """The factor by which `rotate` multiplies the features: 1, except with YaRN."""
     if not scaling or scaling["rope_type"] != "yarn":
         return 1.0
     if "attention_factor" in scaling:
@@ -84,7 +84,9 @@ def check_scaling(scaling: Any, base: float, fraction: float) -> dict[str, Any] 
     given = {key: value for key, value in scaling.items() if value is not None or key == "truncate"}
     kinds = [given.pop(key) for key in ("rope_type", "type") if key in given] or [None]
     if kinds[0] != kinds[-1]:
-        raise ValueError(f"The argument `scaling` must have one type. Received: scaling={scaling}")
+        raise ValueError(
+            f"The argument `scaling` must have the same 'type' and 'rope_type'. Received: scaling={scaling}"
+        )
     kind = checks.one_of("scaling['rope_type']", kinds[0], _KEYS)
     for key, name, value in (("rope_theta", "base", base), ("partial_rotary_factor", "fraction", fraction)):
         if given.pop(key, value) != value:
@@ -118,7 +120,7 @@ def _check_value(name: str, key: str, value: Any) -> Any:
 
 
 def _stretched(plain: Any, factor: float, original: int, length: Any) -> Any:
-    """Dynamic NTK scaling: the base grows with the length, so that the slowest pair turns no further than before.
+    """Dynamic NTK scaling: the base grows with the length, so that the slowest pair turns no further than in training.
 
     Hugging Face's base * growth ** (R / (R - 2)), raised to the power of -2i / R.
     """

@@ -1,4 +1,4 @@
-"""Shapes of call arguments: a `ValueError` that names the argument, the rule and the shape it has."""
+"""Checks the shapes of call arguments."""
 
 from keras_tx.types import Shape, Tensor
 
@@ -6,7 +6,7 @@ from keras_tx.types import Shape, Tensor
 def check_shape(name: str, tensor: Tensor, expected: Shape, exact: bool = False) -> None:
     """Raises unless the static shape of `tensor` is `expected` or, without `exact`, can be broadcast to it.
 
-    A size of None, in either shape, fits every size.
+    A size of None, in either shape, matches any size.
     """
     shape = tuple(tensor.shape)
     fits = len(shape) == len(expected) and all(

@@ -1,4 +1,4 @@
-"""What encoders and decoders share: a layer of sublayers with residual connections and norms, and a stack of layers.
+"""Base classes of encoders and decoders: a layer of sublayers with residual connections, and a stack of layers.
 
 B batch, T tokens, N heads, D hidden, F intermediate, L layers. Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
 """
@@ -22,7 +22,7 @@ from keras_tx.layers.residual import NORMALIZATIONS, make_norm, residual
 from keras_tx.types import Shape, Tensor
 
 POSITION_BIASES = (None, "alibi", "relative")
-_OF_THE_LAYER = ("num_heads", "attention_axes", "output_shape")  # not to be given in `attention_options`
+_OF_THE_LAYER = ("num_heads", "attention_axes", "output_shape")  # set by the layer, not by `attention_options`
 
 
 class TransformerLayer(MaskedLayer):
@@ -78,7 +78,7 @@ class TransformerLayer(MaskedLayer):
             )
 
     def _check_hidden_dim(self, inputs_shape: Shape) -> None:
-        """Refuses inputs that the heads cannot divide, and fixes D for all later calls."""
+        """Raises unless D is divisible by the number of heads, and fixes D for all later calls."""
         hidden_dim = inputs_shape[-1]
         if hidden_dim is None:
             raise ValueError(f"`inputs` must have a last axis of known size. Received: inputs.shape={inputs_shape}")
@@ -97,7 +97,7 @@ class TransformerLayer(MaskedLayer):
     def _make_attention(
         self, name: str, query_shape: Shape, value_shape: Shape, left_out: Collection[str] = ()
     ) -> MultiHeadAttention:
-        """Attention of a query (B, T, D) over values (B, S, ...), with `attention_options` but those `left_out`."""
+        """Attention of queries (B, T, D) to values (B, S, ...), with `attention_options` except those `left_out`."""
         options = {
             "key_dim": (query_shape[-1] or 0) // self.num_heads,
             "dropout": self.attention_dropout,
@@ -130,7 +130,7 @@ class TransformerLayer(MaskedLayer):
     def _residual(
         self, inputs: Tensor, sublayer: Callable[[Tensor], Any], norm: Any, training: bool | None
     ) -> tuple[Any, ...]:
-        """`sublayer(inputs)` in a residual connection with `norm`: the sum, then what else the sublayer returned."""
+        """`sublayer(inputs)` in a residual connection with `norm`: the output, then the sublayer's other results."""
         return residual(
             inputs,
             sublayer,
@@ -154,14 +154,14 @@ class TransformerLayer(MaskedLayer):
 
 
 class TransformerStack(MaskedLayer):
-    """`num_layers` layers of one class, one after the other; pre-norm stacks end with a norm. See `Encoder`.
+    """`num_layers` layers of one class, one after the other, and a final norm if they are pre-norm. See `Encoder`.
 
     Args:
         layer_options: dict of the arguments that only this kind of layer has, the same for all layers.
     """
 
     layer_class: type[TransformerLayer] = TransformerLayer
-    bidirectional = True  # whether a query may look at later keys
+    bidirectional = True  # whether a query may attend to later keys
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class TransformerStack(MaskedLayer):
             )
             for index, options in enumerate(options_by_layer)
         ]
-        first = self.layers[0]  # has checked what it was given
+        first = self.layers[0]  # has checked the arguments
         self.intermediate_dim, self.num_heads = first.intermediate_dim, first.num_heads
         self.dropout, self.attention_dropout = first.dropout, first.attention_dropout
         self.activation_dropout, self.activation = first.activation_dropout, first.activation
@@ -246,7 +246,7 @@ class TransformerStack(MaskedLayer):
 
     @property
     def attention_options(self) -> dict[str, Any] | list[dict[str, Any]]:
-        """The options of all layers, or a list of those of each layer, where they were given so."""
+        """The options of all layers, or a list with those of each layer, if the constructor got a list."""
         by_layer = [layer.attention_options for layer in self.layers]
         return by_layer if self._has_options_by_layer else by_layer[0]
 

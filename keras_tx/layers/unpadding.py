@@ -1,7 +1,8 @@
-"""Removing the padding tokens of a batch and putting them back: (B, T, ...) <-> (1, R, ...). On TensorFlow.
+"""Removes the padding tokens of a batch and puts them back: (B, T, ...) <-> (1, R, ...). On TensorFlow.
 
-B batch, T tokens, R real tokens of the whole batch. Norms, projections and feed-forward work on each token by itself.
-So they can work on R tokens instead of B * T, and only attention needs the rows. Zeng et al. 2022, arXiv:2208.08124.
+B batch, T tokens, R real tokens of the whole batch. Norms, projections and feed-forward networks process each token
+separately. So they can process R tokens instead of B * T, and only attention needs rows. Zeng et al. 2022,
+arXiv:2208.08124.
 """
 
 from collections.abc import Callable
@@ -18,9 +19,9 @@ tf = Lazy("tensorflow")
 
 
 def is_possible() -> bool:
-    """Whether the size R of a tensor may depend on the mask: on TensorFlow, but not in `generate`, which XLA compiles.
+    """Whether padding can be removed: on TensorFlow, but not in `generate` compiled by XLA, which needs a static R.
 
-    In a user's own function that XLA compiles it works, but R is then B * T.
+    In a user's own function that XLA compiles it can, but R is then B * T.
     """
     return keras.backend.backend() == "tensorflow" and not xla.is_traced()
 
@@ -31,7 +32,7 @@ class Unpadding:
     Args:
         mask: (B, T), True at real tokens.
         sizes: B and T, each None where the graph does not know it.
-        cut: whether `rows` end with the last real token of the longest row, or have T tokens.
+        cut: whether `rows` are cut after the last real token of the longest row, instead of having T tokens.
 
     Attributes:
         mask: the mask of `rows`: (B, T), or shorter with `cut`.
@@ -50,7 +51,7 @@ class Unpadding:
             self._row_sizes = self._whole_sizes[:1].concatenate([None])
 
     def remove(self, x: Tensor) -> Tensor:
-        """(B, T, ...), or rows, -> (1, R, ...): the real tokens."""
+        """(B, T, ...), or shorter rows, -> (1, R, ...): the real tokens."""
         sizes = tf.shape(x)[:2], x.shape[:2]
 
         def with_gradient(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -59,11 +60,11 @@ class Unpadding:
         return tf.custom_gradient(with_gradient)(x)  # cheaper than TensorFlow's own gradient of `gather_nd`
 
     def rows(self, x: Tensor) -> Tensor:
-        """(1, R, ...) -> the rows, with the length of `mask`; zeros at padding tokens."""
+        """(1, R, ...) -> rows with the length of `mask`, zeros at padding tokens."""
         return self._restored(x, self.mask, self._row_sizes)
 
     def whole(self, x: Tensor) -> Tensor:
-        """(1, R, ...) -> (B, T, ...), with `cut`, too; zeros at padding tokens."""
+        """(1, R, ...) -> (B, T, ...), also with `cut`; zeros at padding tokens."""
         return self._restored(x, self._whole_mask, self._whole_sizes)
 
     def _restored(self, x: Tensor, mask: Tensor, sizes: Any) -> Tensor:

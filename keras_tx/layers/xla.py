@@ -1,7 +1,7 @@
 """Whether the graph that is being traced will be compiled by XLA.
 
 A few steps have two forms: one that is fast under XLA but slow or impossible in TensorFlow without XLA, and one that
-works everywhere. Both compute the same. Code that compiles with XLA says so while it traces, with `tracing`.
+works everywhere. Both compute the same. Code that compiles with XLA traces its graphs inside `tracing(True)`.
 """
 
 from collections.abc import Iterator

@@ -16,29 +16,32 @@ from keras_tx.types import DType, Tensor
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class CausalLM(LanguageModel):
-    """A generative model of the next token: token embedding, decoder and logits, as a functional `keras.Model`.
+    """A causal language model, such as GPT: token embedding, decoder and logits, as a functional `keras.Model`.
 
-    Its input is `token_ids` (B, T), padded on either side with the padding id. With `packed` it has two more inputs,
-    `document_ids` and `positions` (B, T), as `keras_tx.data.pack_sequences` makes them: a row may hold several
-    documents, and a token attends only to tokens of its own document.
+    Its input is `token_ids` (B, T), padded on either side with the padding id; its output is logits (B, T, V) of the
+    next token at each position. With `packed` it has two more inputs, `document_ids` and `positions` (B, T), as
+    `keras_tx.data.pack_sequences` makes them: a row may contain several documents, and a token attends only to tokens
+    of its own document.
 
     Args:
         vocabulary_size: V; ids are in [0, V).
-        num_layers: L, of the decoder.
-        hidden_dim: D, a multiple of `num_heads`.
-        num_heads: N.
-        intermediate_dim: F, the width of each feed-forward inside; None is 4 * `hidden_dim`.
+        num_layers: L, the number of decoder layers.
+        hidden_dim: D, the size of the hidden vectors, a multiple of `num_heads`.
+        num_heads: N, the number of attention heads.
+        intermediate_dim: F, the hidden size inside each feed-forward network. None: 4 * `hidden_dim`.
         dropout: rate in [0, 1) of dropout after the embedding and in the decoder.
-        tie_embeddings: whether the logits are products with the token embedding's table, or with a table of their own.
-        packed: whether a row may hold several documents.
+        tie_embeddings: whether the token embeddings are also the kernel of the output layer. False: the output layer
+            has its own kernel.
+        packed: whether a row may contain several documents.
         embedding_options: dict of further arguments of `TokenEmbedding`: `position_encoding` (by default "sinusoidal";
-            None for rotary attention or a `position_bias`), `max_length`, `padding_id`, `scale` (by default True), ...
+            set it to None if `decoder_options` have rotary attention or a `position_bias`), `max_length`, `padding_id`,
+            `scale` (by default True), ...
         decoder_options: dict of further arguments of `Decoder`: `normalize_first` (by default True), `activation` (by
             default "gelu"), `attention_options`, `position_bias`, ...
         dtype: dtype policy of the layers.
 
     Raises:
-        ValueError: for a size, rate or name that is not allowed, and for an argument that is not known.
+        ValueError: for a size, rate or name that is not valid, and for an unknown argument.
 
     Reference:
         Liu et al. 2018, https://arxiv.org/abs/1801.10198; Radford et al. 2019, "Language Models are Unsupervised
@@ -119,10 +122,13 @@ class CausalLM(LanguageModel):
         if "_unpacked" not in vars(self):
             token_ids = keras.Input((None,), dtype="int32", name="token_ids")
             logits = logits_of(self.decoder(self.embedding(token_ids)), self.embedding, self.head)
-            object.__setattr__(self, "_unpacked", keras.Model(token_ids, logits))  # not tracked: the same layers
+            object.__setattr__(self, "_unpacked", keras.Model(token_ids, logits))  # not tracked by Keras
         return self._unpacked
 
     def attention_scores(self, inputs: Any) -> Tensor:
-        """The attention scores of all layers at inference, (B, L, N, T, T) in float32; `inputs` are token ids."""
+        """Returns the attention scores of all layers at inference, (B, L, N, T, T) in float32.
+
+        `inputs` are those of the model.
+        """
         embedded = self.embedding(self._listed(inputs)[0], training=False)
         return self.decoder(embedded, return_attention_scores=True, training=False)[1]

@@ -1,4 +1,4 @@
-"""Training of a model over a vocabulary without its logits: the loss is computed from the hidden states, in chunks."""
+"""Training without the full logits: the loss is computed from the hidden states, a chunk of tokens at a time."""
 
 import contextlib
 import contextvars
@@ -20,15 +20,15 @@ class VocabularyModel(TokenModel):
     """A `TokenModel` whose outputs are logits over a vocabulary.
 
     If it is compiled with a `PaddedCrossentropy` that has a `chunk_size`, a training step computes only the hidden
-    states before the logits, and the loss makes the logits of one chunk of tokens at a time.
+    states before the logits, and the loss computes the logits of one chunk of tokens at a time.
     """
 
     def _logits_from(self, hidden: Any, table: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        """Says how the logits are made. Each constructor calls it after that of `keras.Model`.
+        """Sets how logits are computed. Each constructor calls it after the constructor of `keras.Model`.
 
         Args:
             hidden: symbolic hidden states (B, T, D), computed from `self.inputs`.
-            table: function that returns the table (V, D) they are multiplied by, and the bias (V,) or None.
+            table: a function that returns the output kernel (V, D) and the bias (V,) or None.
         """
         object.__setattr__(self, "_hidden_model", keras.Model(self.inputs, hidden))  # not tracked: the same layers
         object.__setattr__(self, "_table", table)
@@ -70,7 +70,7 @@ class VocabularyModel(TokenModel):
         return self._loss_alone() if _TRAINED.get() is self else super().compute_metrics(x, y, y_pred, sample_weight)
 
     def get_metrics_result(self) -> Any:
-        """As in Keras; the loss alone until an evaluation has given logits to the metrics."""
+        """As in Keras, but only the loss until an evaluation has given logits to the metrics."""
         return super().get_metrics_result() if keras_internals.metrics_are_built(self) else self._loss_alone()
 
     def _loss_alone(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What generative models share: the defaults of the embedding, logits over the vocabulary, and `generate`."""
+"""Base class of generative models: the defaults of the embedding, logits over the vocabulary, and `generate`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ from keras_tx.types import DType, Tensor
 
 
 def language_embedding(embedding_options: Any, hidden_dim: int, dropout: float) -> dict[str, Any]:
-    """The embedding's options over the defaults of Vaswani et al. 2017: scaled, so that tied logits start small."""
+    """The embedding's options, with defaults as in Vaswani et al. 2017: scaled, so that tied logits start small."""
     return options(
         "embedding_options",
         embedding_options,
@@ -27,14 +27,14 @@ def language_embedding(embedding_options: Any, hidden_dim: int, dropout: float) 
 
 
 def make_head(vocabulary_size: int, tie_embeddings: bool, dtype: DType) -> Projection | None:
-    """The layer that makes the logits; None if the embedding's own table does."""
+    """The output layer for the logits; None if the token embeddings are its kernel."""
     if tie_embeddings:
         return None
     return Projection(vocabulary_size, use_bias=False, dtype=dtype, name="head")
 
 
 def table_of(embedding: TokenEmbedding, head: Projection | None) -> tuple[Tensor, None]:
-    """The table (V, D) that hidden states are multiplied by to give logits, and None for no bias."""
+    """The output kernel (V, D) and None, because there is no bias."""
     return (embedding.tokens.embeddings if head is None else keras.ops.transpose(head.kernel)), None
 
 
@@ -53,13 +53,13 @@ class LanguageModel(VocabularyModel):
     def generate(self, inputs: Any, strategy: Any = None, **options: Any) -> Any:
         """Generates a continuation of each prompt, or a target sequence for each source.
 
-        `keras_tx.generation.generate` with this model; the arguments and results are described there.
+        See `keras_tx.generation.generate` for the arguments and results.
         """
         return generation.generate(self, inputs, strategy, **options)
 
     def stream(self, inputs: Any, strategy: Any = None, **options: Any) -> Iterator[Any]:
-        """Yields what `generate` returns piece by piece, as soon as each token is known.
+        """Yields the generated tokens or pieces of text, each as soon as it is known.
 
-        `keras_tx.generation.stream` with this model; the arguments and results are described there.
+        See `keras_tx.generation.stream` for the arguments and results.
         """
         return generation.stream(self, inputs, strategy, **options)

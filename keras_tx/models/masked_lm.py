@@ -1,4 +1,4 @@
-"""Masked language model: ids (B, T) -> logits (B, T, V) of the tokens that were masked.
+"""Masked language model: ids (B, T) -> logits (B, T, V) of the original tokens.
 
 B batch, T tokens, V vocabulary. Devlin et al. 2018, arXiv:1810.04805, sections 3.1 and A.1.
 """
@@ -20,28 +20,29 @@ from keras_tx.types import DType, Shape, Tensor
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class MaskedLM(VocabularyModel):
-    """A model of masked tokens, as BERT is pretrained: token embedding, encoder and BERT's head.
+    """A masked language model, as in BERT's pretraining, as a functional `keras.Model`.
 
-    A functional `keras.Model`. The head is a dense layer with an activation, a norm, and logits that are products with
-    the token embedding's table, plus a bias. The input is `token_ids` (B, T), padded with the padding id; with
-    segments, `token_ids` and `segment_ids`. `keras_tx.data.mask_tokens` makes such inputs and their labels, and
-    `keras_tx.training.PaddedCrossentropy` is the loss for them.
+    It consists of a token embedding, an encoder and BERT's head: a dense layer with an activation, a norm, and an
+    output layer with a bias, whose kernel are the token embeddings. The input is `token_ids` (B, T), padded with the
+    padding id; with segments, `token_ids` and `segment_ids`. The output is logits (B, T, V).
+    `keras_tx.data.mask_tokens` makes such inputs and their labels, and `keras_tx.training.PaddedCrossentropy` is the
+    loss for them.
 
     Args:
         vocabulary_size: V; ids are in [0, V).
-        num_layers: L, of the encoder.
-        hidden_dim: D, a multiple of `num_heads`.
-        num_heads: N.
-        intermediate_dim: F, the width of each feed-forward inside; None is 4 * `hidden_dim`.
+        num_layers: L, the number of encoder layers.
+        hidden_dim: D, the size of the hidden vectors, a multiple of `num_heads`.
+        num_heads: N, the number of attention heads.
+        intermediate_dim: F, the hidden size inside each feed-forward network. None: 4 * `hidden_dim`.
         dropout: rate in [0, 1) of dropout after the embedding and in the encoder.
-        activation: of feed-forward and of the head.
+        activation: the activation of the feed-forward networks and of the head.
         embedding_options: dict of further arguments of `TokenEmbedding`: `position_encoding` (by default "sinusoidal"),
             `num_segments`, `normalization` (by default "layer_norm"), ...
         encoder_options: dict of further arguments of `Encoder`.
         dtype: dtype policy of the layers.
 
     Raises:
-        ValueError: for a size, rate or name that is not allowed, and for an argument that is not known.
+        ValueError: for a size, rate or name that is not valid, and for an unknown argument.
 
     Reference:
         Devlin et al. 2018, https://arxiv.org/abs/1810.04805, sections 3.1 and A.1.
@@ -110,7 +111,10 @@ class MaskedLM(VocabularyModel):
         self.configured = {"embedding_options": embedding, "encoder_options": encoder}
 
     def attention_scores(self, inputs: Any) -> Tensor:
-        """The attention scores of all layers at inference, (B, L, N, T, T) in float32; `inputs` as for the model."""
+        """Returns the attention scores of all layers at inference, (B, L, N, T, T) in float32.
+
+        `inputs` are those of the model.
+        """
         embedded = self.embedding(*self._listed(inputs), training=False)
         return self.encoder(embedded, return_attention_scores=True, training=False)[1]
 

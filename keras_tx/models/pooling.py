@@ -17,9 +17,9 @@ POOLINGS = ("first", "mean", "max")
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class TokenPooling(MaskedLayer):
-    """One vector for each sequence: that of the first real token, or the mean or maximum over the real tokens.
+    """Pools each sequence to one vector: that of the first real token, or the mean or maximum over the real tokens.
 
-    A sequence without real tokens gives zeros.
+    The result for a sequence without real tokens is zeros.
 
     Args:
         pooling: "first", "mean" or "max".

@@ -1,4 +1,4 @@
-"""Sequence to sequence: source ids (B, S), target ids (B, T) -> logits (B, T, V) of the next target token.
+"""Sequence-to-sequence model: source ids (B, S), target ids (B, T) -> logits (B, T, V) of the next target token.
 
 B batch, S source tokens, T target tokens, V vocabulary. Vaswani et al. 2017, arXiv:1706.03762.
 """
@@ -16,33 +16,33 @@ from keras_tx.types import DType, Tensor
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class Seq2Seq(LanguageModel):
-    """A model from a source to a target sequence, for example of translation or summarization.
+    """An encoder-decoder model, for example for translation or summarization, as a functional `keras.Model`.
 
-    A functional `keras.Model` of embeddings, encoder, decoder and logits. Its inputs are `source_ids` (B, S) and
-    `target_ids` (B, T), padded with the padding id. The target begins with a start token, and the logits at each target
-    token are those of the next one.
+    It consists of embeddings, an encoder, a decoder and an output layer. Its inputs are `source_ids` (B, S) and
+    `target_ids` (B, T), padded with the padding id. The target begins with a start token. The output at each target
+    token is the logits of the next one, (B, T, V).
 
     Args:
         source_vocabulary_size: size of the source's vocabulary; ids are in [0, size).
-        target_vocabulary_size: V, size of the target's vocabulary. None means that source and target have the same
-            vocabulary and share one embedding.
-        num_layers: of the encoder; also of the decoder, unless `num_decoder_layers` is given.
-        num_decoder_layers: of the decoder; None is `num_layers`.
-        hidden_dim: D, a multiple of `num_heads`.
-        num_heads: N.
-        intermediate_dim: F, the width of each feed-forward inside; None is 4 * `hidden_dim`.
+        target_vocabulary_size: V, size of the target's vocabulary. None: source and target have the same vocabulary and
+            share one embedding.
+        num_layers: the number of encoder layers.
+        num_decoder_layers: the number of decoder layers. None: `num_layers`.
+        hidden_dim: D, the size of the hidden vectors, a multiple of `num_heads`.
+        num_heads: N, the number of attention heads.
+        intermediate_dim: F, the hidden size inside each feed-forward network. None: 4 * `hidden_dim`.
         dropout: rate in [0, 1) of dropout after the embeddings, in the encoder and in the decoder.
-        tie_embeddings: whether the logits are products with the table of the target's embedding, or with a table of
-            their own.
+        tie_embeddings: whether the token embeddings of the target are also the kernel of the output layer. False: the
+            output layer has its own kernel.
         embedding_options: dict of further arguments of both `TokenEmbedding`s: `position_encoding` (by default
             "sinusoidal"), `scale` (by default True), `max_length`, `padding_id`, `normalization`, ...
         encoder_options: dict of further arguments of `Encoder`: `normalize_first`, `activation`, `attention_options`,
             `position_bias`, ...
-        decoder_options: dict of further arguments of `Decoder`, alike.
+        decoder_options: dict of further arguments of `Decoder`, likewise.
         dtype: dtype policy of the layers.
 
     Raises:
-        ValueError: for a size, rate or name that is not allowed, and for an argument that is not known.
+        ValueError: for a size, rate or name that is not valid, and for an unknown argument.
 
     Reference:
         Vaswani et al. 2017, https://arxiv.org/abs/1706.03762.
@@ -142,7 +142,7 @@ class Seq2Seq(LanguageModel):
         }
 
     def attention_scores(self, inputs: Any) -> dict[str, Tensor]:
-        """The attention scores of all layers at inference, in float32; `inputs` as for the model.
+        """Returns the attention scores of all layers at inference, in float32; `inputs` as for the model.
 
         Returns:
             A dict: "encoder" (B, L, N, S, S), "decoder" (B, L, N, T, T) and "cross" (B, L, N, T, S).

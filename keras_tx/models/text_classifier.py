@@ -22,19 +22,20 @@ from keras_tx.types import DType, Tensor
 class TextClassifier(TokenModel):
     """A classifier of texts: token embedding, encoder, pooling and a dense head, as a functional `keras.Model`.
 
-    Its input is `token_ids` (B, T), padded with the padding id; with segments, `token_ids` and `segment_ids`. A dict
-    with these keys, as `BertTokenizer` makes it, is an input, too; other keys are ignored.
+    Its input is `token_ids` (B, T), padded with the padding id; with segments, `token_ids` and `segment_ids`. The input
+    may be a dict with these keys, as `BertTokenizer` returns it; other keys are ignored. The output is logits or
+    probabilities (B, C).
 
     Args:
         vocabulary_size: V; ids are in [0, V).
         num_classes: C, at least 2.
-        num_layers: L, of the encoder.
-        hidden_dim: D, a multiple of `num_heads`.
-        num_heads: N.
-        intermediate_dim: F, the width of each feed-forward inside; None is 4 * `hidden_dim`.
-        pooling: how the real tokens of a text become one vector: "first", "mean" or "max".
+        num_layers: L, the number of encoder layers.
+        hidden_dim: D, the size of the hidden vectors, a multiple of `num_heads`.
+        num_heads: N, the number of attention heads.
+        intermediate_dim: F, the hidden size inside each feed-forward network. None: 4 * `hidden_dim`.
+        pooling: how the vectors of the real tokens are pooled: "first", "mean" or "max".
         dropout: rate in [0, 1) of dropout after the embedding, in the encoder and before the head.
-        activation: of the output. None gives logits, "softmax" probabilities.
+        activation: the activation of the output: None for logits, "softmax" for probabilities.
         embedding_options: dict of further arguments of `TokenEmbedding`: `position_encoding` (by default "sinusoidal"),
             `max_length`, `padding_id`, `num_segments`, `scale`, `normalization`, ...
         encoder_options: dict of further arguments of `Encoder`: `normalize_first`, `activation`, `gated`,
@@ -42,7 +43,7 @@ class TextClassifier(TokenModel):
         dtype: dtype policy of the layers; the head computes in float32.
 
     Raises:
-        ValueError: for a size, rate or name that is not allowed, and for an argument that is not known.
+        ValueError: for a size, rate or name that is not valid, and for an unknown argument.
 
     Reference:
         Devlin et al. 2018, https://arxiv.org/abs/1810.04805, section 4.1.
@@ -131,6 +132,9 @@ class TextClassifier(TokenModel):
         self.configured = {"embedding_options": embedding, "encoder_options": encoder}
 
     def attention_scores(self, inputs: Any) -> Tensor:
-        """The attention scores of all layers at inference, (B, L, N, T, T) in float32; `inputs` as for the model."""
+        """Returns the attention scores of all layers at inference, (B, L, N, T, T) in float32.
+
+        `inputs` are those of the model.
+        """
         embedded = self.embedding(*self._listed(inputs), training=False)
         return self.encoder(embedded, return_attention_scores=True, training=False)[1]

@@ -1,4 +1,4 @@
-"""What all models share: integer ids as inputs, and a config that is made of the layers' configs.
+"""Base class of all models: integer ids as inputs, and a config that consists of the layers' configs.
 
 The inputs may be a list in the order of `model.inputs`, a dict by their names (other keys are ignored), or, for a model
 with one input, that input alone.
@@ -23,18 +23,18 @@ _GIVEN_BY_THE_MODEL = {
 
 
 def options(name: str, value: Any, layer: type, **defaults: Any) -> dict[str, Any]:
-    """The dict `value` of further arguments of `layer`, checked, with `defaults` for what it leaves out."""
+    """Checks the dict `value` of further arguments of `layer`, and adds the `defaults` that it lacks."""
     return {**defaults, **checks.options_of(name, value, layer, given=_GIVEN_BY_THE_MODEL[layer])}
 
 
 class TokenModel(keras.Model):
-    """A functional model over ids. It refuses ids outside the vocabulary, which Keras would cast or clip.
+    """A functional model over ids. It raises errors for ids outside the vocabulary, which Keras would cast or clip.
 
     A subclass sets these attributes in its constructor:
 
         embedding: the `TokenEmbedding` whose dtype policy is that of the model.
-        id_inputs: dict of the `TokenEmbedding` that each input of ids goes to.
-        configured: dict of the layer that each argument `..._options` goes to.
+        id_inputs: {name of an input of ids: the `TokenEmbedding` for it}.
+        configured: {name of an argument `..._options`: the layer that it configures}.
     """
 
     embedding: TokenEmbedding
@@ -43,7 +43,7 @@ class TokenModel(keras.Model):
 
     @classmethod
     def _check_names(cls, rest: Mapping[str, Any]) -> None:
-        """Refuses arguments that neither the signature nor Keras knows, which Keras would ignore."""
+        """Raises for arguments that neither the signature nor Keras knows; Keras would ignore them."""
         checks.known_arguments(cls, rest, ("name", "trainable"))
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Converts between the padded arrays that transformers' `generate` takes and returns, and rows of ids.
+"""Converts the padded arrays of transformers' `generate` to rows of ids, and back.
 
 B prompts, P tokens of a padded prompt, N new tokens, n generated results for each prompt.
 """

@@ -1,4 +1,4 @@
-"""Reads config.json, and refuses by name every value that would change the computation and is not supported."""
+"""Reads config.json, and raises an error for every value that would change the computation and is not supported."""
 
 import copy
 from collections.abc import Collection
@@ -6,7 +6,7 @@ from typing import Any
 
 from keras_tx.layers import activations
 
-# Hugging Face's names of activations: the names that our layers take. "gelu" is the exact one.
+# Hugging Face's names of activations: the names for our layers. "gelu" is the exact one.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -96,8 +96,8 @@ _NEEDED: Any = object()
 class Config:
     """The content of config.json, with a record of the keys that were read.
 
-    Families read values with the methods below, which treat null like a missing key. When a family has made its layers,
-    before they are built, `check` refuses values that change the computation and were not read.
+    Families read values with the methods below, which treat null like a missing key. After a family has created its
+    layers and before they are built, `check` raises for values that change the computation and were not read.
 
     Args:
         values: the content of config.json, which is copied.
@@ -126,7 +126,7 @@ class Config:
         return default
 
     def number(self, *keys: str, default: Any = _NEEDED, kind: type = int) -> Any:
-        """`take` for a positive integer, or with `kind=float` for a non-negative number. The default is not checked."""
+        """`take` for a positive integer, or, with `kind=float`, a non-negative number. The default is not checked."""
         if default is not _NEEDED and all(self.values.get(key) is None for key in keys):
             return self.take(*keys, default=default)
         value = self.take(*keys)
@@ -188,7 +188,7 @@ class Config:
 
 
 def check_layers(values: dict[str, Any], most: int) -> None:
-    """Raises if there are more layers than tensors, before any of these layers is made."""
+    """Raises if there are more layers than tensors, before any of these layers is created."""
     for key in LAYERS:
         if isinstance(values.get(key), int) and values[key] > most:
             raise ValueError(
@@ -197,7 +197,7 @@ def check_layers(values: dict[str, Any], most: int) -> None:
 
 
 def activation(name: Any, key: str) -> Any:
-    """The activation function with the name that `key` of config.json has.
+    """The activation function that `key` of config.json names.
 
     Raises:
         ValueError: the name is unknown.

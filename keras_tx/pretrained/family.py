@@ -1,4 +1,4 @@
-"""The base class of checkpoint families, which make layers from a config, connect them, and map their tensors.
+"""The base class of checkpoint families, which create layers from a config, connect them, and map their tensors.
 
 Each module in families/ has the classes of one family. Read families/bert.py first. B batch, T tokens, D hidden, L
 layers.
@@ -18,12 +18,14 @@ from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.table import Row
 from keras_tx.types import DType, Tensor
 
-_NOT_SAMPLED = {"typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "num_beams": 1}  # the values that switch them off
+_NOT_SAMPLED = {"typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "num_beams": 1}  # {setting: neutral value}
 
 
 class Family:
-    """The base of all families. A subclass makes its layers in `__init__`, connects them in `outputs`, and maps each
-    variable to a tensor in `rows`. `outputs` is called once; `rows` is called when the layers are built.
+    """The base class of all families.
+
+    A subclass creates its layers in `__init__`, connects them in `outputs`, and maps each variable to a tensor in
+    `rows`. `outputs` is called once; `rows` is called when the layers are built.
 
     Attributes of the class:
         model_types: the values of `model_type` in config.json.
@@ -32,10 +34,11 @@ class Family:
         needed: the inputs that cannot be left out.
         prefix: the prefix of the base model's tensors in a checkpoint with a head, such as "bert."; rows include it.
         other_prefix: the prefix in the checkpoints of `other_tasks`.
-        embedding_key: the name of the token table, without prefix. It tells checkpoints without prefix.
+        embedding_key: the name of the token table, without prefix. It identifies checkpoints without prefix.
         head_key: the name of the table of the logits, which a checkpoint with tied logits lacks, or stores as a copy.
         tied_by_default: whether logits are tied if config.json has no `tie_word_embeddings`.
-        tied_by_file: whether logits are tied exactly if the file has no table of the logits, whatever config.json says.
+        tied_by_file: whether the file alone determines, without config.json, that logits are tied: if it has no table
+            for them.
         copies: names of further copies of the token table; or {name: name of the tensor that it must be equal to}.
         parts: {part: name without prefix}: optional parts of the base model, left out if this tensor is missing.
         ignored: {regular expression: reason}: tensors that a checkpoint may contain and the model does not need.
@@ -95,7 +98,7 @@ class Family:
         raise NotImplementedError
 
     def computed(self) -> dict[str, Any]:
-        """Returns {name: array} for tensors without a variable that transformers expects in such a checkpoint."""
+        """Returns {name: array} for tensors that transformers expects and that are no variables here."""
         return {}
 
     def generation_model(self) -> keras.Model | None:
@@ -107,11 +110,11 @@ class Family:
         return {}
 
     def max_length(self, values: dict[str, Any]) -> int | None:
-        """The limit that generation_config.json sets for prompt and new tokens together, if it sets no other limit."""
+        """The limit in generation_config.json for prompt and new tokens together, if it has no other limit."""
         return None
 
     def strategy(self, values: dict[str, Any]) -> Strategy:
-        """The strategy that generation_config.json sets, or config.json in older checkpoints without that file.
+        """The strategy of generation_config.json, or of config.json in older checkpoints without that file.
 
         The defaults are those of transformers.
 
@@ -146,11 +149,11 @@ class Family:
         return names if isinstance(names, str) else names[self.model_types.index(self.config.take("model_type"))]
 
     def saved_values(self) -> dict[str, Any]:
-        """The values of config.json that are written anew."""
+        """The values of config.json that `save_pretrained` replaces."""
         return {"architectures": [self.architecture()], **self.both_spellings()}
 
     def both_spellings(self) -> dict[str, Any]:
-        """Values that transformers 4 and 5 spell differently, in both spellings (of rotary embeddings)."""
+        """Values for rotary embeddings, which have different names in transformers 4 and 5, under both names."""
         return {}
 
     @classmethod
@@ -191,7 +194,7 @@ class Family:
         """Raises if an ignored tensor, which `read()` returns, contradicts what the model computes."""
 
     def is_of_head(self, name: str) -> bool:
-        """Whether a tensor belongs to a head or an optional part, which may be new in a model."""
+        """Whether a tensor belongs to a head or an optional part, which may have new weights."""
         if not self.heads:
             return not name.startswith(self.prefix) if self.prefix else name == self.head_key
         return any(re.fullmatch(pattern, name) for pattern in self.heads)
@@ -203,10 +206,7 @@ class Family:
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class PaddingMask(keras.layers.Layer):
-    """Returns the attention mask (B, T) as booleans. Without a mask every token is real, also the padding token.
-
-    This is what Hugging Face's models do.
-    """
+    """Returns the attention mask (B, T) as booleans. Without a mask all tokens are real, as in transformers."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -224,11 +224,11 @@ class PaddingMask(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class Positions(keras.layers.Layer):
-    """Returns the positions (B, T) that the caller gave, else 0, 1, 2, ..., whatever is masked.
+    """Returns the positions (B, T) that the caller gave, otherwise 0, 1, 2, ..., independent of the mask.
 
     Args:
-        padding_id: if given, positions count the ids other than this one, starting at `padding_id + 1`, and are
-            `padding_id` at this one, as in RoBERTa.
+        padding_id: if given, only other ids are counted, starting at `padding_id + 1`, and the position of this id is
+            `padding_id`, as in RoBERTa.
     """
 
     def __init__(self, padding_id: int | None = None, **kwargs: Any) -> None:

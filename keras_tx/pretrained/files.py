@@ -4,8 +4,8 @@ Readable are `model.safetensors`, whole or in shards, and `tf_model.h5`; pickles
 `seek` and `read` instead of being mapped into memory, so that at most one tensor is in memory. The header is checked
 completely before the first tensor is read (headers.py).
 
-The safetensors format has no checksums, so damaged numbers in other programs' files go unnoticed. Files written here
-store a checksum for each tensor, over its name, dtype, shape and numbers, which is verified when the tensor is read.
+The safetensors format has no checksums, so damaged values in files of other programs go unnoticed. Files written here
+store a checksum for each tensor, over its name, dtype, shape and values, which is verified when the tensor is read.
 """
 
 import json
@@ -30,7 +30,7 @@ _CHUNK = 2**24
 
 
 class Tensors:
-    """The tensors of files by name. `read(name)` reads one tensor; the other methods read nothing.
+    """Tensors in files, by name. `read(name)` reads one tensor; the other methods only use the headers.
 
     Dtypes are NumPy's and `ml_dtypes.bfloat16`. An unknown name raises KeyError.
     """
@@ -179,8 +179,8 @@ def _shards(index: Path) -> dict[str, Any]:
             name = sorted(held.keys() ^ named)[0]
             has, lacks = ("index", "shard") if name in named else ("shard", "index")
             raise ValueError(
-                f"The index {index} must name what {shard!r} holds. Received: {name!r}, which the {has} has and the "
-                f"{lacks} has not"
+                f"The index {index} must list the tensors of {shard!r}. Received: {name!r}, which the {has} has "
+                f"and the {lacks} has not"
             )
         found.update(held)
     return {name: found[name] for name in weight_map}
@@ -192,12 +192,12 @@ def write_tensors(
     """Writes `model.safetensors`, or shards and `model.safetensors.index.json`, and replaces such files.
 
     If `tensors` is a generator, at most one tensor is in memory. Existing files are replaced only after everything has
-    been written; if a tensor is refused, nothing changes.
+    been written; if a tensor is not valid, no file is changed.
 
     Args:
         directory: the directory, which is created if needed.
         tensors: pairs of a name and an array. The memory order of the arrays does not matter.
-        max_shard_bytes: the most bytes of tensors in one file; a larger tensor gets its own file.
+        max_shard_bytes: the largest number of bytes of tensors in one file; a larger tensor gets its own file.
 
     Raises:
         ValueError: there are no tensors; a name is empty, duplicated or not a string; the format does not have a dtype;

@@ -1,7 +1,8 @@
 """Reads and writes the header of a safetensors file: names, dtypes, shapes and offsets, all of them checked.
 
 A file consists of the length of the header (8 bytes, little endian), the header (JSON), and the tensors, one directly
-after the other. Headers come from strangers, so nothing in them is trusted: github.com/huggingface/safetensors#format.
+after the other. Headers are untrusted input, so everything in them is checked:
+github.com/huggingface/safetensors#format.
 """
 
 import json
@@ -87,7 +88,7 @@ def parse(path: str | Path, size: int, read: Callable[[int], bytes]) -> dict[str
 
 
 def make(arrays: dict[str, tuple[np.dtype, tuple[int, ...]]], checksums: dict[str, str]) -> bytes:
-    """The first bytes of a file: the length and the header.
+    """Returns the first bytes of a file: the length of the header, and the header.
 
     Args:
         arrays: {name: (dtype, shape)}, in the order in which they are stored.

@@ -1,4 +1,4 @@
-"""Loads a checkpoint, from a directory or the Hugging Face hub, and accounts for every one of its tensors."""
+"""Loads a checkpoint from a directory or the Hugging Face hub, and checks that every tensor is used."""
 
 import functools
 import hashlib
@@ -49,25 +49,26 @@ def from_pretrained(
 
     Args:
         path: a directory; or a model id of the Hugging Face hub, which `huggingface_hub` (the extra `hub`) downloads.
-        task: "base", "sequence_classification", "token_classification", "question_answering", "masked_lm",
-            "causal_lm", "conditional_generation", "encoder", "image_classification", ... None: the task that the
-            checkpoint was saved for. If you ask for a task and the checkpoint lacks its head, the head is new, with
-            random weights, and a warning names the new tensors.
-        dtype: the dtype policy, such as "mixed_bfloat16". None: Keras' global policy; with "float32" weights that are
-            stored in half precision become float32.
+        task: "base", "sequence_classification", "token_classification", "question_answering", "masked_lm", "causal_lm",
+            "conditional_generation", "encoder", "image_classification", ... None: the task that the checkpoint was
+            saved for. If the checkpoint has no head for the task that you choose, the head gets random weights, and a
+            warning names the new tensors.
+        dtype: the dtype policy, such as "mixed_bfloat16". None: Keras' global dtype policy. With "float32", weights
+            that are stored in half precision become float32.
         output_hidden_states: whether the outputs include `hidden_states`.
-        skip_padding: the argument of `Encoder`: computes real tokens only; outputs at padding tokens are then 0.
-        num_labels: the number of classes. If the checkpoint has another number, the classification layer is new.
-        labels: the names of the classes, which are stored in the config. None: the names of the checkpoint, or
-            LABEL_0, LABEL_1, ...
+        skip_padding: as for `keras_tx.layers.Encoder`: whether to skip padding tokens; the outputs there are then 0.
+        num_labels: the number of classes. If the checkpoint has a different number, the classification layer gets
+            random weights.
+        labels: the names of the classes, which are stored in the config (`id2label`). None: the names of the
+            checkpoint, or LABEL_0, LABEL_1, ...
 
     Returns:
         A `PretrainedModel`. Its attribute `source` is the directory of the checkpoint, for `text.load_tokenizer`.
 
     Raises:
         ValueError: the model type or task is unknown; the config lacks a key or has an unsupported value; a tensor is
-            unknown, missing, or has another shape than the config says; files are damaged; weights are pickled;
-            `skip_padding` is set for a model without an `Encoder`. The message names the cause.
+            unknown, missing, or does not have the shape that follows from the config; files are damaged; weights are
+            pickled; `skip_padding` is set for a model without an `Encoder`. The message names the cause.
 
     Examples:
         >>> config = {"model_type": "bert", "vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1}
@@ -199,7 +200,7 @@ def _canonical(file_names: Iterable[str], kind: type[Family], said_tied: bool, i
 
 
 def _is_tied(kind: type[Family], tensors: Tensors, names: dict[str, str]) -> bool:
-    """Whether the logits are tied, as transformers decides it: no table of the logits is stored, or an equal one."""
+    """Whether the logits are tied, by the rule of transformers: their table is missing or equals the token table."""
     own, shared = names.get(kind.head_key or ""), names.get(kind.prefix + kind.embedding_key)
     return own is None or (shared is not None and _digest(tensors, own) == _digest(tensors, shared))
 
@@ -220,7 +221,7 @@ def _check(
     asked: bool,
     relabeled: bool,
 ) -> list[str]:
-    """Returns the names of the new tensors; raises unless all tensors and all variables are accounted for."""
+    """Returns the names of the new tensors; raises unless every tensor is used and every variable has a tensor."""
     wanted = [row for row in rows if row.theirs not in zeros]
     new = _check_rows(model.family, wanted, tensors, names, asked, relabeled)
     _check_left(model.family, {row.theirs for row in rows}, tensors, names)
@@ -232,7 +233,7 @@ def _check(
 
 
 def _stored_dtypes(tensors: Tensors, names: dict[str, Any], new: Collection[str]) -> dict[str, str]:
-    """Returns the most frequent dtype under "*", and the dtypes of the tensors with another one by name."""
+    """Returns the most frequent dtype under the key "*", and by name the dtypes of tensors with another one."""
     stored = {name: str(tensors.dtype(file_name)) for name, file_name in names.items() if name not in new}
     usual = max(sorted(set(stored.values())), key=list(stored.values()).count)
     return {"*": usual, **{name: dtype for name, dtype in stored.items() if dtype != usual}}

@@ -24,26 +24,29 @@ _MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class PretrainedModel(keras.Model):
-    """A functional `keras.Model` of this package's layers, with inputs and outputs by Hugging Face's names.
+    """A Hugging Face model as a functional `keras.Model`, with inputs and outputs by Hugging Face's names.
 
-    `from_pretrained` returns one with the weights of a checkpoint; the constructor makes one with new weights. Call it
-    with a dict, with ids alone, or with ids and keyword arguments: arrays in `fit` and `predict`, or symbolic tensors
-    of your functional model.
+    `from_pretrained` returns one with the weights of a checkpoint; the constructor initializes the weights randomly.
+    Call it with a dict, with ids alone, or with ids and keyword arguments: arrays in `fit` and `predict`, or symbolic
+    tensors of your functional model.
 
-    Inputs that you leave out are as in Hugging Face's models: without `attention_mask` every token is real, also the
-    padding token; `token_type_ids` are zeros. The outputs are a dict: depending on the task `last_hidden_state`
-    (B, T, D), `pooler_output` (B, D), `logits`, or `start_logits` and `end_logits` (B, T); on request `hidden_states`.
+    Inputs that you leave out have the same defaults as in transformers: without `attention_mask` all tokens are real,
+    even padding tokens; `token_type_ids` are zeros. The outputs are a dict: depending on the task `last_hidden_state`
+    (B, T, D), `pooler_output` (B, D), `logits`, or `start_logits` and `end_logits` (B, T); with `output_hidden_states`
+    also `hidden_states`.
 
     Args:
         config: the content of config.json, a dict.
         task: "base", "masked_lm", "sequence_classification", ... None: the task of `architectures` in the config.
         output_hidden_states: whether the outputs include `hidden_states`: a tuple with the embeddings and the output of
             each layer, (B, T, D) each.
-        tied: whether the logits are products with the token table. None: as the config says.
-        skip_padding: the argument of `Encoder`: computes real tokens only; outputs at padding tokens are then 0.
-        absent: optional parts that are left out, such as "pooler".
+        tied: whether the token embeddings are also the kernel of the output layer. None: `tie_word_embeddings` of the
+            config.
+        skip_padding: as for `keras_tx.layers.Encoder`: whether to skip padding tokens; the outputs there are then 0.
+        absent: names of optional parts to leave out, such as "pooler".
         generation_config: the content of generation_config.json, a dict: the defaults of `generate`.
-        stored_dtypes: {name of a tensor: dtype} for `save_pretrained`; the dtype of all other tensors under "*".
+        stored_dtypes: {name of a tensor: dtype} for `save_pretrained`, with the key "*" for all other tensors. None:
+            "float32" for all.
         dtype: the dtype policy of the layers.
 
     Raises:
@@ -88,7 +91,7 @@ class PretrainedModel(keras.Model):
             )
         for encoder in encoders:
             encoder.skip_padding = skip_padding
-        # Plain attributes: Keras would track the layers of the family a second time.
+        # Not tracked: Keras would track the layers of the family a second time.
         object.__setattr__(self, "family", family)
         object.__setattr__(self, "generation_config", copy.deepcopy(dict(generation_config or {})))
         object.__setattr__(self, "stored_dtypes", dict(stored_dtypes or {}))
@@ -107,7 +110,7 @@ class PretrainedModel(keras.Model):
 
     @property
     def tied(self) -> bool:
-        """Whether the logits are products with the token table."""
+        """Whether the token embeddings are also the kernel of the output layer."""
         return bool(self.family.tied)
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -152,12 +155,12 @@ class PretrainedModel(keras.Model):
         return {name: given.get(name) for name in names}
 
     def generate(self, inputs: Any, strategy: Strategy | None = None, **options: Any) -> Any:
-        """Generates a continuation of each prompt, or a target for each source, by `keras_tx.generation.generate`.
+        """Generates a continuation of each prompt, or a target sequence for each source.
 
-        `generation_config` gives the defaults: the strategy, start and stop tokens, lengths, forbidden and forced
-        tokens. Besides what `generate` accepts, `inputs` may be a dict with `input_ids` and `attention_mask`. For
-        arrays (B, P) the result is an array as in transformers: prompts are padded on the left, continuations on the
-        right.
+        It calls `keras_tx.generation.generate`, with defaults from `generation_config`: the strategy, start and stop
+        tokens, lengths, forbidden and forced tokens. `inputs` may also be a dict with `input_ids` and `attention_mask`.
+        For arrays (B, P) the result is an array as in transformers: prompts are padded on the left, continuations on
+        the right.
 
         Raises:
             ValueError: the model is not generative, or for the reasons of `keras_tx.generation.generate`.
@@ -187,13 +190,13 @@ class PretrainedModel(keras.Model):
         return (array, scores) if options.get("return_scores") else array
 
     def stream(self, inputs: Any, strategy: Strategy | None = None, **options: Any) -> Iterator[Any]:
-        """Yields new tokens while they are generated, by `keras_tx.generation.stream`.
+        """Yields new tokens while they are generated, as `keras_tx.generation.stream` does.
 
-        `generation_config` gives the defaults, as for `generate`.
+        The defaults come from `generation_config`, as for `generate`.
 
         Args:
             inputs: texts with a `tokenizer`, or ids, for the model's first input; or a dict of inputs without masks.
-            strategy: `Greedy` or `Sample`; None: as `generation_config` says.
+            strategy: `Greedy` or `Sample`. None: that of `generation_config`.
             options: further arguments of `keras_tx.generation.generate`.
 
         Raises:
@@ -220,7 +223,7 @@ class PretrainedModel(keras.Model):
             options = {**options, "max_new_tokens": most - longest}
         found = self.family.generation_options(self.generation_config)
         embedding = getattr(self.family, "target_embedding", None) or self.family.embedding
-        # Some small models have stop tokens of larger vocabularies in their configs, which never appear.
+        # The configs of some small models have stop tokens of larger vocabularies, which never occur.
         stops = [token for token in found.get("stop_tokens", ()) if token in range(embedding.vocabulary_size)]
         return strategy, {**found, "stop_tokens": tuple(stops), **options}
 

@@ -57,14 +57,14 @@ def read_family(
     absent: Collection[str] = (),
     dtype: Any = None,
 ) -> Family:
-    """Makes the family of a config with its layers, none of which is built yet.
+    """Creates the family of a config with its layers, none of which is built yet.
 
-    The whole config is read here, so that an unsupported config is refused before anything large is made.
+    The whole config is read here, so that an unsupported config raises an error before anything large is created.
 
     Args:
         values: the content of config.json.
         task: a task of the family. None: the task of `architectures` in the config.
-        tied: whether the logits are products with the token table. None: as the config says.
+        tied: whether the token embeddings are also the kernel of the output layer. None: as in the config.
         absent: optional parts that the checkpoint lacks.
         dtype: the dtype policy of the layers.
 

@@ -1,4 +1,4 @@
-"""Makes a `RotaryEmbedding` from the rotary parameters of config.json.
+"""Creates a `RotaryEmbedding` from the rotary parameters of config.json.
 
 transformers 5 writes them all into `rope_parameters`; version 4 wrote `rope_theta` and `rope_scaling`.
 """

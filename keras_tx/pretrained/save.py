@@ -52,17 +52,18 @@ def save_pretrained(
     product of LoRA matrices is added to the saved kernel.
 
     Args:
-        model: a `PretrainedModel`, as `from_pretrained` returns it. If it is a layer of your Keras model, pass the
-        layer. directory: the directory, which is created if needed. tokenizer: a tokenizer with `save(directory)`.
-        None: copies the tokenizer's files of the loaded checkpoint. dtype: "float32", "float16" or "bfloat16". None:
-        each tensor keeps the dtype in which it was stored. max_shard_bytes: the most bytes of tensors in one file, by
-        default 5 GB as in transformers.
+        model: a `PretrainedModel`, as `from_pretrained` returns it. If it is a layer of your own Keras model, pass that
+            layer.
+        directory: the directory, which is created if it does not exist.
+        tokenizer: a tokenizer of `keras_tx.text`, or an object with `save(directory)`. None: the tokenizer files of the
+            loaded checkpoint are copied.
+        dtype: "float32", "float16" or "bfloat16". None: each tensor keeps the dtype in which it was stored.
+        max_shard_bytes: the largest number of bytes of tensors in one file. 5 GB, as in transformers.
 
     Raises:
         TypeError: `model` is not a `PretrainedModel`.
-        ValueError: `dtype` is another one, `max_shard_bytes` is not positive, the kernels are quantized, or the
-        tokenizer
-            has more tokens than the model.
+        ValueError: `dtype` is not one of these, `max_shard_bytes` is not positive, the model is quantized, or the
+            tokenizer has more tokens than the model.
 
     Examples:
         >>> config = {"model_type": "bert", "vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1}

@@ -1,4 +1,4 @@
-"""The table of a checkpoint: each row maps a tensor as PyTorch stores it to our variables, in both directions.
+"""The mapping between the tensors of a checkpoint, as PyTorch stores them, and our variables.
 
 Rows are exact: writing returns bit for bit what was read. PyTorch stores the kernel of a linear layer as (out, in);
 ours are (in, out), where `in` or `out` may consist of two axes, heads and head size.

@@ -38,14 +38,14 @@ class VariableLoader:
         self._error: BaseException | None = None
 
     def prepare(self, rows: Iterable[Row]) -> None:
-        """Called inside the scope: makes the tensors the initial values of the variables of these rows."""
+        """Sets the tensors as the initial values of the variables of these rows. To be called inside the scope."""
         for row in rows:
             for variable in row.variables:
                 self._waiting[id(variable)] = (variable, row)
                 set_initializer(variable, functools.partial(self._initial, id(variable)))
 
     def finish(self) -> None:
-        """Called after the scope: raises the first error that reading met."""
+        """Raises the first error that occurred in reading. To be called after the scope."""
         self._last = (None, [])
         if self._error is not None:
             raise self._error
@@ -77,7 +77,7 @@ class VariableLoader:
 
 
 def _tensor(value: Any, dtype: DType) -> Any:
-    """A float32 array as a tensor, without a copy if it is large; the usual way would make one or two."""
+    """Converts a float32 array to a tensor, without a copy if it is large; the usual conversion makes one or two."""
     if value.nbytes >= LARGE and dtype == "float32":
         if keras.backend.backend() == "tensorflow":
             return tf.experimental.dlpack.from_dlpack(value.__dlpack__())

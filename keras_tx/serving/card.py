@@ -1,4 +1,4 @@
-"""A version -> its MODEL_CARD.json, which describes it, and its batching_params.pbtxt, by which a server batches."""
+"""Writes MODEL_CARD.json, which describes a version, and batching_params.pbtxt, which configures batching."""
 
 import datetime
 import json
@@ -38,7 +38,7 @@ def write_card(
         name: the model's name, which is that of the folder above.
         model: the live model.
         signatures: {name: function} of the loaded version.
-        tokenizers: {argument: tokenizer}; None where there is none.
+        tokenizers: {argument: tokenizer or None}.
         labels, generation: arguments of `export`, or None.
         parity: figures by signature.
         warmup: the number of warm-up requests.
@@ -69,10 +69,10 @@ def write_card(
 
 
 def write_batching(folder: Path, max_batch: int) -> None:
-    """Writes how a server with --enable_batching --enable_per_model_batching_parameters puts requests together.
+    """Writes the parameters for a server with --enable_batching --enable_per_model_batching_parameters.
 
-    No request waits for another: a free thread takes all requests that are there as one batch. The server pads ids of
-    different widths with any value, which is why `lengths` are an input.
+    No request waits for others: a free thread takes all waiting requests as one batch. The server pads ids of different
+    widths with arbitrary values, which is why `lengths` are an input.
     """
     lines = [
         f"max_batch_size {{ value: {max_batch} }}",
@@ -110,12 +110,12 @@ def _described_tokenizer(tokenizer: Any) -> dict[str, Any]:
 
 
 def _is_small(value: Any) -> bool:
-    """Whether a value is an option rather than a vocabulary or the content of a file."""
+    """Whether a value is an option, and not a vocabulary or the content of a file."""
     return not isinstance(value, (list, tuple, dict, bytes, str)) or len(value) <= 64
 
 
 def _to_json(value: Any) -> Any:
-    """A value that JSON can hold; a strategy becomes its name and arguments."""
+    """Converts a value to JSON; a strategy becomes its name and arguments."""
     if is_dataclass(value):
         options = {field.name: _to_json(getattr(value, field.name)) for field in fields(value) if field.init}
         return {"kind": type(value).__name__, **options}

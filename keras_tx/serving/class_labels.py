@@ -1,4 +1,4 @@
-"""The head of an encoder model -> labels and probabilities: which output it is, and whether it returns logits.
+"""Labels and probabilities for the head of an encoder model: which output it is, and whether it returns logits.
 
 B batch, T tokens, C classes.
 """
@@ -21,10 +21,10 @@ Outputs: TypeAlias = Callable[..., dict[str, Tensor]]
 
 
 def check_labels(encoder: TextEncoder, labels: Sequence[str] | None) -> list[str]:
-    """Returns the labels as a list, one for each class of the model; "0", "1", ... if there are none.
+    """Returns the labels as a list, one for each class of the model; "0", "1", ... if `labels` is None.
 
     Raises:
-        ValueError: the labels do not fit the model's output, or the output is not a distribution over classes.
+        ValueError: the labels do not match the model's output, or the output is not a distribution over classes.
     """
     name, output = head_of(encoder)
     activation = _activation(output)
@@ -108,7 +108,7 @@ def _activation(tensor: Tensor) -> Any:
 
 
 def _are_probabilities(encoder: TextEncoder, name: str) -> bool:
-    """Whether an output holds probabilities, judged by the numbers for a few rows of ids."""
+    """Whether an output is probabilities, judged by its values for a few rows of ids."""
     size, width = min(encoder.vocabulary_size or 2, 11), encoder.fixed_length or min(5, encoder.max_length or 5)
     ids = tf.constant([[(row + 3 * column) % size for column in range(width)] for row in range(7)], "int32")
     numbers = tf.cast(encoder(ids, padding_id=-1)[name], "float64").numpy()

@@ -1,7 +1,7 @@
-"""A functional encoder model -> the signatures of its SavedModel: texts or ids in; labels, words or vectors out.
+"""The signatures of a functional encoder model: texts or ids in; labels, words or vectors out.
 
 B batch, T tokens, C classes, D hidden, L layers, N heads, M mask tokens, K best words. The first axis of every input
-and output is the batch, so that a server may put requests together.
+and output is the batch, so that a server can batch requests.
 """
 
 from collections.abc import Callable
@@ -114,7 +114,7 @@ def _has_token_axis(output: Tensor) -> bool:
 
 
 def _traced_once(function: Outputs, padding_id: int, length: int | None) -> Outputs:
-    """A function of ids and segment ids that all signatures share: traced once in graphs, run as it is outside them."""
+    """A function of ids and segment ids that all signatures share; in graphs it is traced only once."""
 
     def run(ids: Tensor, segments: Tensor) -> dict[str, Tensor]:
         return function(ids, segments, padding_id=padding_id)
@@ -125,11 +125,11 @@ def _traced_once(function: Outputs, padding_id: int, length: int | None) -> Outp
 
 
 def _embedding_function(encoder: TextEncoder, labels: list[str] | None) -> Callable[..., Tensor] | None:
-    """The function behind `embed`: ids and segment ids -> vectors (B, D); None where the model has no such vectors.
+    """The function for `embed`: ids and segment ids -> vectors (B, D); None if the model has no such vectors.
 
     The vectors are the first of these that the model has: the output `pooler_output`; the output `last_hidden_state`;
     the inputs of a classifier's last layer with weights; the output of a `MaskedLM`'s encoder; the only output, if it
-    is (B, T, D). Of what is (B, T, D), the mean over the real tokens is taken.
+    is (B, T, D). Vectors (B, T, D) are averaged over the real tokens.
     """
     if "pooler_output" in encoder.outputs:
         tensor = encoder.outputs["pooler_output"]
@@ -156,15 +156,15 @@ def _embedding_function(encoder: TextEncoder, labels: list[str] | None) -> Calla
 def _filled_masks(encoder: TextEncoder, tokenizer: Any) -> Outputs:
     """A function that finds the best words for each mask token.
 
-    It returns `words` and `probabilities` (B, M, K), M being the most mask tokens of a text, with "" and 0 behind those
-    of a text with fewer, and `text` (B,), in which the best word replaces each mask token.
+    It returns `words` and `probabilities` (B, M, K), where M is the largest number of mask tokens in a text, padded
+    with "" and 0, and `text` (B,), in which the best word replaces each mask token.
     """
     name, _ = head_of(encoder)
     vocabulary, count = tf.constant(tokenizer.vocabulary), min(TOP_K, tokenizer.vocabulary_size)
 
     def run(ids: Tensor, segments: Tensor = None, padding_id: int = 0) -> dict[str, Tensor]:
         logits = tf.cast(encoder(ids, segments, padding_id)[name], "float32")
-        logits = logits[:, :, : tokenizer.vocabulary_size]  # a model may have more rows than there are tokens
+        logits = logits[:, :, : tokenizer.vocabulary_size]  # the vocabulary of the model may be larger
         masked = tf.equal(ids, tokenizer.mask_id)
         places = tf.broadcast_to(tf.range(tf.shape(ids)[1]), tf.shape(ids))
         places = tf.ragged.boolean_mask(places, masked).to_tensor(-1)  # (B, M)

@@ -1,4 +1,4 @@
-"""A trained model -> saved_models/NAME/VERSION, a SavedModel that runs on an unmodified TensorFlow Serving."""
+"""Exports a trained model to saved_models/NAME/VERSION, a SavedModel that runs on an unmodified TensorFlow Serving."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,19 +32,20 @@ def export(
 ) -> Path:
     """Exports the next version of a model for TensorFlow Serving.
 
-    The version is written under another name and renamed when it is complete, so that a server that watches the folder
-    never sees half of it. Before that, the version is loaded, its answers are compared with those of the live model,
-    and it answers its warm-up requests. Its MODEL_CARD.json describes it. On the JAX and PyTorch backends, a process in
-    which Keras runs on TensorFlow does all this.
+    The version is written under a temporary name and renamed when it is complete, so that a server that watches the
+    folder never sees an incomplete version. Before the renaming, the version is loaded, its answers are compared with
+    those of the live model, and its warm-up requests are run. MODEL_CARD.json describes the version. On the JAX and
+    PyTorch backends, a separate process in which Keras runs on TensorFlow does all this.
 
-    These are the signatures. The first axis of every input and output is the batch B; half precision becomes float32.
+    The signatures are listed below. The first axis of every input and output is the batch B; outputs in half precision
+    are cast to float32.
 
     - `serving_default`: `text` (B,) -> the outputs. Of a `TextClassifier`, or with `labels`: `label` (B,) and
       `probabilities` (B, C). Of a `MaskedLM`: `text` (B,) with its mask tokens replaced, and for each of them the best
       `words` and their `probabilities` (B, M, 5). Of any other encoder model: its outputs by name, and the strings
       `tokens` (B, T) where an output has more than two axes.
     - `tokens`: `token_ids` (B, T), `lengths` (B,) -> the same outputs; of a `MaskedLM` `top_ids` and `probabilities`
-      (B, T, 5). Without a tokenizer this is `serving_default`, too.
+      (B, T, 5). Without a tokenizer this is also `serving_default`.
     - `classify`: `inputs` (B,), serialized tf.Examples with a feature "text" -> `classes`, `scores` (B, C).
     - `explain`, of models with `attention_scores`: `text` (B,) -> the outputs of `serving_default`, `tokens` (B, T) and
       attention `scores` (B, L, N, T, T).
@@ -57,29 +58,30 @@ def export(
         model: a `TextClassifier`, `MaskedLM`, `CausalLM`, `Seq2Seq` or `PretrainedModel`; or any functional
             `keras.Model` over ids (B, T), with or without inputs for segment ids and for a padding mask. These are
             found by names such as "input_ids", "token_type_ids", "attention_mask", otherwise by position.
-        path: the model's folder, such as "saved_models/reviews". Versions are numbers below it.
-        tokenizer: a `BertTokenizer`, or another tokenizer of the model's vocabulary that runs in the graph. Texts that
-            are longer than its `max_length` are cut. None: requests have ids, not texts.
-        source_tokenizer: the tokenizer of the sources, for a `Seq2Seq` with two vocabularies, beside the `tokenizer` of
-            the targets. None: the same as `tokenizer`.
-        generation: the options of `keras_tx.generation.generate` for a generative model: `strategy`, `max_new_tokens`,
-            `stop_tokens`, ... None: the defaults, with at most 64 new tokens.
-        labels: the names of the classes, in the order of the output's last axis. For a single number, a logit or a
-            probability, two names: it is the second one's. None: "0", "1", ... for a `TextClassifier`, the labels of
-            the config for a checkpoint that classifies; other models return their outputs as they are.
-        warmup: texts that a server answers before it lets clients in, or requests
-            `{"signature_name": ..., "inputs": {...}}`. `check` compares the answers to the first texts, too.
-        max_batch: the most rows that a server puts into one batch, where batching is turned on. A request cannot have
-            more rows either. 32 keeps the memory of a batch small.
+        path: the model's folder, such as "saved_models/reviews". Versions are numbered folders in it.
+        tokenizer: a `BertTokenizer`, or another tokenizer with the model's vocabulary that runs in a graph
+            (`Tokenizer.in_graph`). Texts that are longer than its `max_length` are truncated. None: requests contain
+            ids instead of texts.
+        source_tokenizer: the tokenizer of the sources, for a `Seq2Seq` with two vocabularies, where `tokenizer` is that
+            of the targets. None: the same as `tokenizer`.
+        generation: a dict of options of `keras_tx.generation.generate` for a generative model: `strategy`,
+            `max_new_tokens`, `stop_tokens`, ... None: the defaults, with at most 64 new tokens.
+        labels: the names of the classes, in the order of the output's last axis. For a binary classifier with a single
+            output, two names; the output is the logit or probability of the second one. None: "0", "1", ... for a
+            `TextClassifier`; the labels of the config for a checkpoint that classifies; other models return their
+            outputs unchanged.
+        warmup: texts, or requests `{"signature_name": ..., "inputs": {...}}`, that a server runs before it accepts
+            requests of clients. `check` also compares the answers to the first texts.
+        max_batch: the largest number of rows that a server puts into one batch, if batching is enabled, and that a
+            request may have. 32 limits the memory of a batch.
 
     Returns:
         The version's folder.
 
     Raises:
         TypeError: the model is not functional, or a tokenizer does not run in a graph.
-        ValueError: arguments do not fit the model or each other, answers of the model depend on padding, an operation
-            cannot run on a stock server, or a warm-up request fails; the message has the value.
-        OSError: the folder cannot be written.
+        ValueError: arguments do not match the model or each other, outputs of the model depend on padding, an operation
+            cannot run on an unmodified server, or a warm-up request fails. OSError: the folder cannot be written.
 
     Reference:
         https://www.tensorflow.org/tfx/serving/serving_config
@@ -111,7 +113,7 @@ def export(
         "max_batch": checks.positive_int("max_batch", max_batch),
     }
     _check_path(Path(path))
-    exporter_for(model, arguments["tokenizers"], generation, labels)  # checks the arguments, whatever the backend
+    exporter_for(model, arguments["tokenizers"], generation, labels)  # checks the arguments on every backend
     if keras.backend.backend() != "tensorflow":
         return export_in_subprocess(model, path, **arguments)
     return export_on_tensorflow(model, path, **arguments, backend="tensorflow")
@@ -128,7 +130,7 @@ def export_on_tensorflow(
     max_batch: int,
     backend: str,
 ) -> Path:
-    """What `export` does on TensorFlow; `backend` is the one that the model comes from."""
+    """`export` on TensorFlow; `backend` is the backend that the model comes from."""
     tokenizers = {"tokenizer": None, "source_tokenizer": None, **tokenizers}
     exporter = exporter_for(model, tokenizers, generation, labels)
     signatures = exporter.signatures()

@@ -1,4 +1,4 @@
-"""The two kinds of models that can be exported, encoder models and generative models, and what each must fulfil."""
+"""Exporters for the two kinds of models, encoder models and generative models, with their checks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,8 @@ from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
-SHORT_TEXT = "A short one."  # whose tokens the check of padding uses
-LONGEST_ROW = 32  # tokens of that check, where neither the model nor a tokenizer has a limit
+SHORT_TEXT = "A short one."  # the text for the check of padding
+LONGEST_ROW = 32  # the length for that check, if neither the model nor a tokenizer has a limit
 PROMPTS = (SHORT_TEXT, "one")  # or sources, for the parity of generative models
 GENERATION_TASKS = ("causal_lm", "conditional_generation")  # of checkpoints
 CLASSIFICATION_TASKS = ("sequence_classification", "token_classification")
@@ -35,12 +35,12 @@ Tokenizers: TypeAlias = Mapping[str, Any]  # {"tokenizer": ..., "source_tokenize
 
 
 class Exporter(Protocol):
-    """What `export` needs of a model.
+    """The interface of an exporter: what `export` needs of a model.
 
     Attributes:
         labels: names of the classes; None for a model that does not classify.
         generation: options of `generate`; None for an encoder model.
-        request_defaults: numbers of a warm-up request, by the name of the input.
+        request_defaults: {name of an input: its value in warm-up requests}.
     """
 
     labels: list[str] | None
@@ -132,7 +132,7 @@ class EncoderExporter:
     def _padding_id(self) -> int:
         """The padding id of the model, of the tokenizer or of the config, whichever is known first.
 
-        Where none of them has one, no id counts as padding in a model that takes a padding mask, and 0 does in others.
+        If none of them has one, a model with a padding mask has no padding id, and other models have the padding id 0.
         """
         of_config = self.model.config.get("pad_token_id") if isinstance(self.model, PretrainedModel) else None
         of_tokenizer = None if self.tokenizer is None else self.tokenizer.pad_id
@@ -142,7 +142,7 @@ class EncoderExporter:
     def parity(self, signatures: Mapping[str, Any], texts: Sequence[str] = ()) -> dict[str, Any]:
         """Returns the answers of the live model to fixed texts and to the first of `texts`, for `check` to compare.
 
-        Without a tokenizer, it is the answer to one row of ids.
+        Without a tokenizer, there is only the answer to one row of ids.
         """
         if self.tokenizer is None:
             row, _ = self._sample_row()
@@ -160,7 +160,7 @@ class EncoderExporter:
         return ids, tf.math.count_nonzero(ids != self.padding_id, axis=1, dtype="int32")
 
     def _sample_row(self) -> tuple[Any, int]:
-        """A short row of ids, and the most tokens that a row can have."""
+        """A short row of ids, and the largest number of tokens in a row."""
         if self.tokenizer is not None:
             row = self.ids_and_lengths([SHORT_TEXT])[0][0].numpy()
             return row, max(len(row), self.tokenizer.max_length or self.encoder.max_length or 0)
@@ -236,7 +236,7 @@ class GeneratorExporter:
     def parity(self, signatures: Mapping[str, Any], texts: Sequence[str] = ()) -> dict[str, Any]:
         """Returns the texts of `generate` and one answer of every other signature, for `check` to compare.
 
-        With a strategy that samples, or in half precision, there are requests without answers.
+        With a sampling strategy, or in half precision, requests are saved without answers.
         """
         samples = isinstance(self._options.get("strategy"), Sample)
         examples = {}
@@ -253,7 +253,7 @@ class GeneratorExporter:
         return {"signatures": examples}
 
     def _request(self, function: Any) -> dict[str, Tensor] | None:
-        """The inputs of a signature for the first text that fits; None if an input of it is unknown."""
+        """The inputs of a signature for the first text that is short enough; None if one of the inputs is unknown."""
         specs = {spec.name: spec for spec in function.input_signature}
         if self.tokenizer is not None:
             text = next((text for text in PROMPTS if self._fits(text)), PROMPTS[-1])

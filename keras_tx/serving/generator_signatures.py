@@ -1,8 +1,8 @@
-"""A generative model -> the signatures of its SavedModel: text in, text out, with all decoding in the graph.
+"""The signatures of a generative model: text in, text out, with all decoding in the graph.
 
 B batch, S source tokens, T tokens, M new tokens, n results, D hidden, L layers, N heads. The first axis of every input
-and output is the batch, so that a server may put requests together; the results of a row do not depend on the other
-rows. Texts equal those of `keras_tx.generation.generate` with the same options.
+and output is the batch, so that a server can batch requests; the results of a row do not depend on the other rows.
+Texts are equal to those of `keras_tx.generation.generate` with the same options.
 
 - `serving_default`: `text` -> `text` (B,), with the strategy of `generation`. A model without sources continues the
   text, and the answer begins with the text; for "" it begins with the start token alone.
@@ -11,10 +11,10 @@ rows. Texts equal those of `keras_tx.generation.generate` with the same options.
   the sum of their log-probabilities. A seed gives what `Sample(..., seed=seed)` gives for that text alone.
 - `beam`: `text` -> `text` (B, n), `scores` (B, n), the best first: with the strategy, if it is a `Beam`, else with four
   beams. A result for which the options allow no tokens is "" with a score of minus infinity.
-- `score`: `text`, `target` (B,) -> `log_probability` (B,) of the target behind the text, with a stop token at its end,
+- `score`: `text`, `target` (B,) -> `log_probability` (B,) of the target after the text, with a stop token at its end,
   `tokens` (B, T), `token_log_probabilities` (B, T), `num_tokens` (B,).
 - `tokens`: `token_ids` (B, T), `lengths` (B,) -> the new `token_ids` (B, M), `lengths` (B,). Without a tokenizer this
-  is `serving_default`, too.
+  is also `serving_default`.
 - `explain`, of `CausalLM` and `Seq2Seq`: `text` -> the greedy `text`, `tokens` (B, T) and their attention `scores`
   (B, L, N, T, T); of a `Seq2Seq` `source_tokens` (B, S), `tokens` (B, T), `encoder_scores`, `decoder_scores` and
   `cross_scores`.
@@ -23,7 +23,7 @@ rows. Texts equal those of `keras_tx.generation.generate` with the same options.
 
 A model with several sources has inputs named after them in place of `text`, and `NAME`, `NAME_lengths` in place of
 `token_ids`, `lengths`. A request that is out of range, or that does not fit into learned positions, fails with a
-message that names the input. A source text is cut at the tokenizer's `max_length`; a prompt longer than that fails.
+message that names the input. A source text is truncated to the tokenizer's `max_length`; a longer prompt is an error.
 """
 
 import inspect

@@ -1,8 +1,8 @@
-"""A model on the JAX or PyTorch backend -> the same export, made by a process in which Keras runs on TensorFlow.
+"""Exports a model on the JAX or PyTorch backend, by a separate process in which Keras runs on TensorFlow.
 
-From JAX, Keras exports a single operation that needs XLA, which a stock server does not have; from PyTorch it exports
-nothing. So the model is saved here, and the process loads it, compares its outputs with those of this backend, and
-exports it.
+From JAX, Keras exports a single operation that needs XLA, which an unmodified server does not have; from PyTorch it
+cannot export. So the model is saved here, and the process loads it, compares its outputs with those of this backend,
+and exports it.
 """
 
 import importlib
@@ -50,8 +50,8 @@ def export_in_subprocess(
     The process finds the classes of a model's layers if they are registered with Keras, in modules that it can import.
 
     Raises:
-        ValueError: a class that only this process has, a strategy or tokenizer that cannot be saved, or a model whose
-            outputs on TensorFlow differ.
+        ValueError: a class is defined only in this process, a strategy or tokenizer cannot be saved, or the outputs of
+            the model on TensorFlow differ.
         RuntimeError: the process ended without a result.
         Other errors: those that `export` raised in the process.
     """
@@ -81,7 +81,7 @@ def export_in_subprocess(
         environment = {
             **os.environ,
             "KERAS_BACKEND": "tensorflow",
-            "CUDA_VISIBLE_DEVICES": "-1",  # this process may hold all of its memory
+            "CUDA_VISIBLE_DEVICES": "-1",  # this process may use all memory of the GPU
             "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
         }
         run = subprocess.run([sys.executable, "-c", CODE, folder], capture_output=True, text=True, env=environment)
@@ -99,7 +99,7 @@ def export_in_subprocess(
 
 
 def main(folder: str | Path, export: Callable[..., Path]) -> None:
-    """What the process does: it loads the job in `folder`, calls `export`, and writes result.json."""
+    """The main function of the process: it loads the job in `folder`, calls `export`, and writes result.json."""
     job = Path(folder)
     try:
         found = {"path": str(_export_job(job, export))}
@@ -142,7 +142,7 @@ def _export_job(job: Path, export: Callable[..., Path]) -> Path:
 
 
 def _outputs_of_probe(model: keras.Model) -> list[np.ndarray]:
-    """The outputs for rows of zeros and ones, ids that every vocabulary has."""
+    """The outputs for rows of zeros and ones, which are ids of every vocabulary."""
     rows = []
     for tensor in model.inputs:
         width = tensor.shape[1] or 5
@@ -172,8 +172,8 @@ def tokenizer_to_json(name: str, tokenizer: Any) -> Any:
     """The tokenizer in the argument `name` as JSON."""
     if not hasattr(tokenizer, "get_config"):
         raise ValueError(
-            f"`{name}` must have `get_config` and `from_config`, to be taken to TensorFlow. Received: {name} of type "
-            f"{type(tokenizer).__name__}"
+            f"`{name}` must have `get_config` and `from_config`, to be exported from this backend. Received: {name} "
+            f"of type {type(tokenizer).__name__}"
         )
     return keras.saving.serialize_keras_object(tokenizer)
 
@@ -187,8 +187,8 @@ def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
             is_ours = kind in STRATEGIES and type(value) is getattr(strategies, kind)
             if not (is_ours and is_dataclass(value)):
                 raise ValueError(
-                    "`generation` must have a strategy of keras_tx, to be taken to TensorFlow. Received: strategy of "
-                    f"type {kind}"
+                    "`generation` must have a strategy of keras_tx, to be exported from this backend. Received: "
+                    f"strategy of type {kind}"
                 )
             config = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
             saved[name] = {"kind": kind, "config": config}
@@ -200,7 +200,7 @@ def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _to_lists(value: Any) -> Any:
-    """Numbers, and rows of numbers of any lengths, as JSON can hold them."""
+    """Converts numbers, and rows of numbers of any lengths, to lists for JSON."""
     if isinstance(value, (list, tuple)):
         return [_to_lists(one) for one in value]
     return value.tolist() if hasattr(value, "tolist") else value

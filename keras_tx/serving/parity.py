@@ -1,4 +1,4 @@
-"""Answers of the live model -> a file beside the graph that `check` compares with, and figures for the model card.
+"""Saves answers of the live model in a file, with which `check` compares, and figures for the model card.
 
 The file is {"signatures": {name: [{"inputs": ..., "outputs": ..., "tolerance": ...}]}} with strings and numbers in
 lists, and bytes that are not UTF-8 as {"b64": ...}. `check` also times the first request of each signature. For a
@@ -31,10 +31,10 @@ TEXTS = (
 )
 MASKED = "A {mask} one, {mask}."  # for models that fill masks
 FILE = "assets.extra/keras_tx_parity.json"
-# How far an exported probability may be from the live one: eight roundings of 1 in the precision of the layers.
+# How far an exported probability may be from the live one: eight times the machine epsilon of the layers' dtype.
 TOLERANCES = {"float16": 8 * 2**-10, "bfloat16": 8 * 2**-7, None: 1e-6}
-TOO_FAR = 100  # times the tolerance: no longer a matter of rounding
-MOST_WARMUP_TEXTS = 16  # of the user's texts, at most so many are compared
+TOO_FAR = 100  # times the tolerance: more than rounding explains
+MOST_WARMUP_TEXTS = 16  # the largest number of the user's texts that are compared
 LARGEST_EXAMPLE = 20_000  # numbers; attention scores and vectors of long texts have millions
 
 Example = dict[str, Any]  # {"inputs": ..., "outputs": ..., "tolerance": ...}
@@ -48,7 +48,7 @@ def encoder_examples(
     The texts are those above and the first of `texts`.
 
     Raises:
-        ValueError: the model fails on a text that the tokenizer lets through, or answers with NaN.
+        ValueError: the model fails on a text that the tokenizer accepts, or an output is NaN.
     """
     texts = [*TEXTS, *texts[:MOST_WARMUP_TEXTS]]
     if getattr(tokenizer, "mask_id", None) is not None:
@@ -70,9 +70,9 @@ def _examples(name: str, function: Any, texts: Sequence[str], encoder: TextEncod
         try:
             with keras.device("cpu:0"):  # as `check` does: a GPU rounds differently
                 answer = function.python_function(**inputs)
-        except Exception as error:  # a layer may raise anything
+        except Exception as error:  # a layer may raise any error
             raise ValueError(
-                "`model` must answer every text that `tokenizer` lets through. Received: "
+                "`model` must answer every text that `tokenizer` accepts. Received: "
                 f"{text!r}, on which {name!r} fails: {one_line(error)}"
             ) from error
         examples.append(example(name, inputs, answer, encoder.half_dtype))
@@ -93,8 +93,7 @@ def generator_example(
 ) -> list[Example]:
     """One example: what a signature of a generative model answers.
 
-    It is the request without the answer where the answer is random or too large, or where rounding in half precision
-    may change a token.
+    The answer is left out if it is random or too large, or if rounding in half precision may change a token.
     """
     request: Example = {"inputs": _to_lists(inputs), "outputs": {}, "tolerance": 0}
     if is_random or half_dtype:
@@ -107,7 +106,7 @@ def generator_example(
 def example(
     name: str, inputs: Mapping[str, Tensor], answer: Mapping[str, Tensor], half_dtype: str | None
 ) -> Example | None:
-    """An entry of the file for the signature `name`; None if it would be too large.
+    """An entry of the file for a signature; None if it would be too large.
 
     The tolerance of probabilities is that of the dtype; of other numbers it is ten times that, relative to the largest.
 
@@ -133,7 +132,7 @@ def differences(signatures: Mapping[str, Any], examples: Mapping[str, list[Examp
     """{name: figures} of how far the answers of a loaded version are from those of the live model.
 
     Raises:
-        ValueError: an answer is further away than rounding explains.
+        ValueError: the difference of an answer is larger than rounding explains.
     """
     figures = {}
     for name, rows in examples.items():
@@ -152,7 +151,7 @@ def differences(signatures: Mapping[str, Any], examples: Mapping[str, list[Examp
             difference = float(np.max(found))  # NaN, if one of them is
             if not difference <= TOO_FAR * row["tolerance"]:
                 raise ValueError(
-                    "`model` must answer the same as a graph as it does live, every time. Received: answers of "
+                    "`model` must give the same answers live and as a graph, in every call. Received: answers of "
                     f"{name!r} that differ by {difference:.1e} for {row['inputs']}"
                 )
             largest = max(largest, difference)

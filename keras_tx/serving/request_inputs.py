@@ -1,8 +1,8 @@
-"""What clients send -> checked ids or texts, in the graph: ids (B, T) with lengths (B,), or tf.Examples (B,).
+"""Checks what clients send, in the graph: ids (B, T) with lengths (B,), or tf.Examples (B,).
 
-B batch, T tokens. The first axis of every input is the batch, so that a server may put requests together. Clients send
-lengths and no padding mask: a server pads short rows with the first value of the tensor, which for a mask is 1. A wrong
-request fails, together with the requests that the server put into one batch with it; the message names the input.
+B batch, T tokens. The first axis of every input is the batch, so that a server can batch requests. Clients send lengths
+instead of a padding mask, because a server pads short rows with the first value of the tensor, which for a mask is 1.
+An invalid request fails, together with the other requests of the same batch; the message names the input.
 """
 
 from collections.abc import Callable
@@ -41,15 +41,15 @@ def checked_ids(
     name: str = "token_ids",
     lengths_name: str = "lengths",
 ) -> Tensor:
-    """Returns the ids with padding behind their lengths, whatever a client or a server put there.
+    """Returns the ids with padding after their lengths, whatever values a client or a server put there.
 
     An id outside the vocabulary never reaches the model, even on a server that strips assertions from its graphs.
 
     Args:
         token_ids: int32 (B, T).
         lengths: int32 (B,), the number of real tokens, which are on the left.
-        vocabulary_size: V; None where it is unknown: then only negative ids are refused.
-        padding_id: what is put behind the lengths.
+        vocabulary_size: V. None: unknown, so that only negative ids raise an error.
+        padding_id: the id that replaces the ids after the lengths.
         max_length: the number of positions of the model; None if there is no limit.
         name, lengths_name: names of the two inputs, for the messages.
 

@@ -11,7 +11,7 @@ tf = Lazy("tensorflow")
 
 
 def check_servable(signatures: Mapping[str, Any]) -> None:
-    """Checks that no graph needs XLA or Python: a stock server has XLA turned off and runs no Python.
+    """Checks that no graph needs XLA or Python: an unmodified server has XLA turned off and runs no Python.
 
     Raises:
         ValueError: a graph has such an operation, or a function that must be compiled; the message names it.

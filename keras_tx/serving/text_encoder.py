@@ -1,4 +1,4 @@
-"""A functional encoder model -> what an export must know of it, and one way to call it: ids (B, T) -> named outputs.
+"""Analyses a functional encoder model for export, and wraps it in a uniform call: ids (B, T) -> named outputs.
 
 B batch, T tokens. `TextClassifier` and `MaskedLM` are such models, and so are the checkpoints of `keras_tx.pretrained`
 that do not generate, and users' own models. Their inputs are integers (B, T): token ids and, where the model has them,
@@ -37,11 +37,11 @@ class TextEncoder:
         model: a functional `keras.Model`, or a built `keras.Sequential`.
 
     Attributes:
-        roles: the name of each input -> "ids", "segments", "mask", or None for an optional input that gets nothing.
-        fixed_length: the T that the model was built for; None: any.
-        vocabulary_size, padding_id: of the embedding that looks the ids up; None where the model does not tell.
-        max_length: the smallest number of positions of any layer; None where the model does not tell.
-        outputs: the name of each output -> its symbolic tensor.
+        roles: {name of an input: "ids", "segments", "mask", or None for an optional input that is left out}.
+        fixed_length: the T that the model was built for, or None for any length.
+        vocabulary_size, padding_id: those of the embedding of the ids, or None if unknown.
+        max_length: the smallest number of positions of any layer, or None if unknown.
+        outputs: {name of an output: its symbolic tensor}.
         has_mask: whether one of the inputs is a padding mask.
 
     Raises:
@@ -137,7 +137,7 @@ def half_to_float32(tensor: Tensor) -> Tensor:
 
 
 def at_least_one_column(ids: Tensor, padding_id: int) -> Tensor:
-    """Ids (B, T) with one column of padding where T is 0, because models may look at the first token of each row."""
+    """Ids (B, T) with one column of padding if T is 0, because models may use the first token of each row."""
     missing = tf.maximum(1 - tf.shape(ids)[1], 0)
     return tf.pad(ids, [[0, 0], [0, missing]], constant_values=padding_id)
 
@@ -152,8 +152,8 @@ def mean_of_real_tokens(hidden: Tensor, ids: Tensor, padding_id: int) -> Tensor:
 def check_padding(encoder: TextEncoder, padding_id: int, ids: Any, length: int) -> None:
     """Checks that a row of `ids` has the same outputs every time, alone and padded to `length` tokens.
 
-    Only then may rows of different lengths share a batch. The check also finds out whether the model takes rows of that
-    length at all.
+    Otherwise rows of different lengths could not share a batch. The check also shows whether the model accepts rows of
+    that length.
 
     Raises:
         ValueError: the outputs differ, or the model does not run on `length` tokens.
@@ -174,7 +174,7 @@ def check_padding(encoder: TextEncoder, padding_id: int, ids: Any, length: int) 
         error = _relative_difference(second[name][tuple(slice(size) for size in expected.shape)], expected)
         if not error <= tolerance:
             raise ValueError(
-                f"`model` must not see padding, the id {padding_id}, or rows of different lengths could not share a "
+                f"`model` must ignore padding, the id {padding_id}, or rows of different lengths could not share a "
                 "batch: mask it (`TokenEmbedding(padding_id=...)`, `keras.layers.Embedding(mask_zero=True)`, an input "
                 f"'padding_mask'), or give the `keras.Input` of the ids its fixed length. Received: output '{name}' "
                 f"that differs by {error:.1e} between {len(ids)} tokens alone and padded to {length}"
@@ -193,7 +193,7 @@ def _relative_difference(got: Tensor, expected: Tensor) -> float:
 def _outputs_of_row(encoder: TextEncoder, row: np.ndarray, padding_id: int) -> dict[str, Tensor]:
     try:
         return encoder(tf.constant(row), padding_id=padding_id)
-    except Exception as error:  # a layer may raise anything
+    except Exception as error:  # a layer may raise any error
         raise ValueError(
             "`model` must take rows as long as `tokenizer` makes them; give that a `max_length`. Received: "
             f"{row.shape[1]} tokens, on which the model fails: {one_line(error)}"

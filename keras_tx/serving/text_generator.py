@@ -1,4 +1,4 @@
-"""A generative model -> what its signatures share: requests to checked rows of ids, decoding, and ids back to texts.
+"""What the signatures of a generative model share: requests to checked rows of ids, decoding, and ids to texts.
 
 B prompts, S source tokens, T target tokens, M new tokens, n results of each prompt. A model with sources, such as
 `Seq2Seq`, gets sources, and its targets begin with the start token; any other model gets prompts. Everything here
@@ -25,7 +25,7 @@ from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
-MAX_NEW_TOKENS = 64  # the default; half of the learned positions where these are fewer
+MAX_NEW_TOKENS = 64  # the default; half of the learned positions if that is less
 NUM_BEAMS = 4  # of the signature `beam`, where the strategy is not a `Beam`
 _NO_OPTIONS = ("model", "inputs", "tokenizer", "source_tokenizer", "return_scores", "jit_compile")
 
@@ -46,12 +46,12 @@ class TextGenerator:
         incremental_model: the model as decoding runs it.
         config: the checked options.
         max_new_tokens: M.
-        max_prompt_tokens: the most tokens of a prompt, where the model has no limit of its own; otherwise None.
+        max_prompt_tokens: the largest number of tokens of a prompt, if the model itself has no limit; otherwise None.
         client_inputs: the inputs of the model that clients give: its sources, or the only input.
 
     Raises:
         TypeError: an unknown strategy, or a model that is not functional.
-        ValueError: an unknown option, options that contradict each other or the model, a tokenizer that does not fit
+        ValueError: an unknown option, options that contradict each other or the model, a tokenizer that does not match
             the model, or a source without a padding id.
     """
 
@@ -92,7 +92,7 @@ class TextGenerator:
         self._decoders: dict[Strategy, Any] = {}
 
     def input_names(self, single: str, several: str = "{}") -> list[str]:
-        """Names of a signature's inputs: `single` if clients give one, else `several` formatted with each name."""
+        """Names of a signature's inputs: `single` if there is one, otherwise `several` formatted with each name."""
         if len(self.client_inputs) == 1:
             return [single]
         return [several.format(name) for name in self.client_inputs]
@@ -136,7 +136,7 @@ class TextGenerator:
         return self._checked_prompts(rows[0], names[0]), []
 
     def _token_rows(self, texts: Tensor, start_token: int | None = None) -> Tensor:
-        """Texts (B,) -> the ids of their tokens, ragged (B, None), behind a start token if there is one."""
+        """Texts (B,) -> the ids of their tokens, ragged (B, None), after a start token if there is one."""
         rows = self.tokenizer.tokenize(texts).with_row_splits_dtype("int64")
         if start_token is not None:
             rows = tf.concat([tf.fill([rows.nrows(), 1], start_token), rows], axis=1)
@@ -174,7 +174,7 @@ class TextGenerator:
     # Decoding
 
     def generate(self, prompts: Tensor, sources: list[Tensor], name: str, strategy: Strategy | None = None) -> Decoded:
-        """Generates with a strategy, by default that of `generation`; one trace serves all signatures that call it."""
+        """Generates with a strategy, by default that of `generation`; traced once for all signatures that call it."""
         strategy = self.config.strategy if strategy is None else strategy
         strategy = self.beam_strategy() if isinstance(strategy, Beam) else strategy
         if strategy not in self._decoders:
@@ -207,7 +207,7 @@ class TextGenerator:
         top_p: Tensor,
         seed: Tensor,
     ) -> Decoded:
-        """Generates with options (B,) that each row has of its own."""
+        """Generates with separate options (B,) for each row."""
         prompts = self.check_row_options(prompts, name, max_new_tokens, temperature, top_k, top_p, seed)
         noise = philox.uniform(seed, self.max_new_tokens)
         return self._decode(PerRowStrategy(temperature, top_k, top_p), prompts, sources, max_new_tokens, noise)
@@ -262,7 +262,7 @@ class TextGenerator:
         return replace(strategy, num_return_sequences=strategy.num_beams)
 
     def score(self, prompts: Tensor, sources: list[Tensor], target: Tensor, name: str) -> dict[str, Tensor]:
-        """The log-probabilities of the texts `target` (B,) behind the prompts, each with a stop token at its end."""
+        """The log-probabilities of the texts `target` (B,) after the prompts, each with a stop token at its end."""
         rows = self._token_rows(target)
         if self.config.stop_tokens:
             rows = tf.concat([rows, tf.fill([rows.nrows(), 1], self.config.stop_tokens[0])], axis=1)

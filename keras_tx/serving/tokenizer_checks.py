@@ -1,6 +1,6 @@
-"""What a server needs of a tokenizer, whatever the model: a TensorFlow graph, and an end to the length of rows.
+"""Checks of tokenizers for serving that do not depend on the model: a TensorFlow graph, and a limited length.
 
-Whether the tokenizer's ids are the model's is checked by `keras_tx.text.check_fits`.
+`keras_tx.text.check_fits` checks whether a tokenizer fits a model.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""saved_models/NAME -> saved_models/NAME/VERSION, which a server sees whole or not at all.
+"""Writes saved_models/NAME/VERSION so that a server never sees an incomplete version.
 
 TensorFlow Serving polls the folder and loads every entry whose name is a number. So a version is written under another
 name in that folder, flushed to the disk, and renamed when it is complete, under a lock on the folder.
@@ -21,7 +21,7 @@ except ModuleNotFoundError:  # Windows
     fcntl = None
 
 PREFIX = "incomplete-"
-LARGEST = 2**63 - 1  # a server knows no larger version
+LARGEST = 2**63 - 1  # the largest version that a server accepts
 NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # a file system without locks, such as some NFS
 
 
@@ -29,7 +29,7 @@ def next_version(base: Path) -> int:
     """Returns one more than the highest version in `base`, or 1.
 
     Raises:
-        ValueError: the highest version is the largest that a server knows.
+        ValueError: the highest version is the largest that a server accepts.
     """
     versions = [int(entry.name) for entry in base.iterdir() if entry.name.isdecimal()] if base.is_dir() else []
     latest = max(versions, default=0)
@@ -43,7 +43,7 @@ def write_version(base: Path, write: Callable[[Path], None]) -> Path:
 
     If `write` raises, the folder is removed. If the process is killed, a folder `incomplete-...` stays, which no server
     looks at, until the next call for `base` removes it. Folders that are still being written are recognized by a lock,
-    which ends with the process that holds it. Where folders cannot be locked (Windows, some network file systems), no
+    which is released when its process ends. Where folders cannot be locked (Windows, some network file systems), no
     incomplete folder is removed, and two exports that end at the same moment get their numbers in either order.
 
     Returns:
@@ -62,7 +62,7 @@ def write_version(base: Path, write: Callable[[Path], None]) -> Path:
         raise OSError(f"`path` must be a folder that can be written. Received: path={str(base)!r} ({error})") from error
     try:
         write(folder)
-        folder.chmod(0o755)  # mkdtemp lets only the owner in, and a server is often another user
+        folder.chmod(0o755)  # mkdtemp gives access to the owner only, and a server is often another user
         _flush(folder)
         with _locked(base):
             version = _rename(folder, base)
@@ -87,7 +87,7 @@ def _rename(folder: Path, base: Path) -> Path:
 
 
 def _remove_stale(base: Path) -> None:
-    """Removes the folders of exports that were killed: those that nobody holds a lock on."""
+    """Removes the folders of exports that were killed, which no process has locked."""
     for folder in base.glob(f"{PREFIX}*"):
         try:
             lock = _lock(folder, wait=False)

@@ -1,7 +1,7 @@
-"""Texts -> assets.extra/tf_serving_warmup_requests, which a server answers before it lets clients in.
+"""Writes assets.extra/tf_serving_warmup_requests, which a server runs before it accepts requests of clients.
 
 The file is a TFRecord of `PredictionLog` (tensorflow_serving/apis/prediction_log.proto), at most 1,000 of them. A
-server that fails on one of them refuses the version, so each of them is answered here first.
+server that fails on one of them rejects the version, so each of them is tested here first.
 https://www.tensorflow.org/tfx/serving/saved_model_warmup
 """
 
@@ -21,13 +21,13 @@ tf = Lazy("tensorflow")
 
 FILE = "assets.extra/tf_serving_warmup_requests"
 MAX_REQUESTS = 1000  # a server reads no more
-# Values of the inputs that some signatures have beside the text.
+# Values of the inputs that some signatures have in addition to the text.
 ROW_OPTIONS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
 TARGET = "a"  # for `score`; short, since text and target together must fit into the positions
 
 
 class RequestSource(Protocol):
-    """What a request needs to know of a model; the exporters fulfil it."""
+    """The part of the interface of exporters that requests need."""
 
     request_defaults: dict[str, float]
 
@@ -69,7 +69,7 @@ def write_warmup(
         name: the model's name.
         signatures: {name: function} of the loaded version.
         warmup: texts, and requests as a server's REST interface takes them, `{"signature_name": ..., "inputs": ...}`.
-        source: the model's exporter, for the other inputs of a request.
+        source: the model's exporter, for inputs other than texts.
         max_batch: the number of rows of the largest batch.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Tokenizers: texts <-> token ids."""
+"""Tokenizers, which convert texts to token ids and back."""
 
 from keras_tx.text.base import Tokenizer
 from keras_tx.text.bert import BertTokenizer

@@ -1,4 +1,4 @@
-"""What all tokenizers have in common: texts -> {"token_ids": (B, T)} -> texts."""
+"""The base class of tokenizers: texts -> {"token_ids": (B, T)} -> texts."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from keras_tx.text.files import through_directory
 
 
 class Tokenizer(abc.ABC):
-    """Base class of all tokenizers: turns texts into token ids and token ids into texts.
+    """Base class of all tokenizers, which convert texts to token ids and back.
 
     Construct one of the subclasses, or let `load_tokenizer` choose the one that fits a directory.
 
@@ -22,18 +22,18 @@ class Tokenizer(abc.ABC):
         vocabulary: the tokens in the order of their ids.
         special_tokens: maps the constructor argument of a special token ("unknown_token", "pad_token", "cls_token",
             "sep_token" or "mask_token") to the token. Names whose token is None are left out.
-        max_length: the largest number of tokens in a row when a call does not set another one. None: no limit.
+        max_length: the default for the largest number of tokens in a row. None: no limit.
 
     Attributes:
         vocabulary: the tokens in the order of their ids, a list of `str`.
         vocabulary_size: the number of tokens.
         special_tokens: a dictionary that maps an argument name to its special token.
-        unknown_id: the id of the token that stands for what the vocabulary lacks, or None.
+        unknown_id: the id of the token for words or pieces that are not in the vocabulary, or None.
         pad_id: the id of the padding token, or None.
         cls_id: the id of the token that begins every row, or None.
         sep_id: the id of the token that ends every text, or None.
         mask_id: the id of the mask token, or None.
-        max_length: the largest number of tokens in a row, or None.
+        max_length: the default for the largest number of tokens in a row, or None.
 
     Examples:
         >>> vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hot", "dog", "##s"]
@@ -64,13 +64,13 @@ class Tokenizer(abc.ABC):
     def __call__(
         self, texts: Any, pairs: Any = None, *, max_length: int | None = None, padding: str = "longest"
     ) -> dict[str, Any]:
-        """Turns texts into rows of token ids with special tokens, padded on the right.
+        """Converts texts to rows of token ids with special tokens, padded on the right.
 
         Args:
             texts: a string, or a list, array or tensor of B strings (`str` or `bytes`).
             pairs: a second text for each of `texts`, in the same form, or None.
-            max_length: the largest number of tokens in a row; None takes the tokenizer's. Longer rows are truncated,
-                and of a pair the longer text first.
+            max_length: the largest number of tokens in a row. None: the tokenizer's `max_length`. Longer rows are
+                truncated; of a pair, the longer text first.
             padding: "longest" pads to the longest row of the batch, "max_length" to `max_length`.
 
         Returns:
@@ -79,19 +79,19 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def tokenize(self, texts: Any) -> Any:
-        """Turns texts into token ids without special tokens, padding or truncation: one row for each text."""
+        """Converts texts to token ids without special tokens, padding or truncation: one row for each text."""
 
     @abc.abstractmethod
     def decode(
         self, ids: Any, skip_special_tokens: bool = True, clean_up_tokenization_spaces: bool | None = None
     ) -> Any:
-        """Turns token ids back into texts.
+        """Converts token ids back to texts.
 
         Args:
             ids: integers (T,), (B, T) or ragged (B, None), as lists, arrays or tensors.
             skip_special_tokens: whether to leave the special tokens out.
-            clean_up_tokenization_spaces: whether to remove the spaces before punctuation and in English contractions;
-                None takes the tokenizer's default.
+            clean_up_tokenization_spaces: whether to remove the spaces before punctuation and in English contractions.
+                None: the tokenizer's default.
 
         Returns:
             A `str` for one row, a list of B of them for several.
@@ -103,7 +103,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor, as values that JSON can hold."""
+        """Returns the arguments of the constructor, as values that can be written as JSON."""
 
     @property
     @abc.abstractmethod
@@ -122,7 +122,7 @@ class Tokenizer(abc.ABC):
 
         Args:
             directory: the path of the directory.
-            overrides: arguments of the constructor that replace what the directory says.
+            overrides: arguments of the constructor that replace those of the directory.
 
         Raises:
             ValueError: the directory does not exist, a file is malformed, or it holds a tokenizer of another kind.
@@ -130,11 +130,11 @@ class Tokenizer(abc.ABC):
 
     @classmethod
     def from_transformers(cls, tokenizer: Any, **overrides: Any) -> Self:
-        """Builds the tokenizer that does what a tokenizer object of transformers does.
+        """Builds a tokenizer that is equivalent to a tokenizer object of transformers.
 
         Args:
             tokenizer: the object of transformers, which is saved to a temporary directory and read back.
-            overrides: arguments of the constructor that replace what the object says.
+            overrides: arguments of the constructor that replace those of the object.
 
         Raises:
             TypeError: the object cannot be saved as a tokenizer.
@@ -143,7 +143,7 @@ class Tokenizer(abc.ABC):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Builds the tokenizer that `get_config` describes."""
+        """Builds a tokenizer from the result of `get_config`."""
         return cls(**config)
 
     def id_to_token(self, id: int) -> str:

@@ -31,25 +31,26 @@ tf = Lazy("tensorflow")
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class BertTokenizer(Tokenizer):
-    """BERT's WordPiece tokenizer: turns texts into token ids and back, as `transformers.BertTokenizer` does.
+    """BERT's WordPiece tokenizer, with the same results as `transformers.BertTokenizer`.
 
-    It runs in TensorFlow ops everywhere, so it returns tensors outside a graph as well. Special tokens that a text
-    contains stay one token. Bytes that are not UTF-8 become U+FFFD, which BERT deletes like control characters. The
-    only known differences from transformers are combining marks and punctuation that Unicode added or changed after
-    version 8.0 (2015).
+    It always runs in TensorFlow ops, so it returns TensorFlow tensors outside a graph as well. Special tokens in a text
+    stay one token. Bytes that are not UTF-8 become U+FFFD, which BERT deletes like control characters. The only known
+    differences from transformers are combining marks and punctuation that Unicode added or changed after version 8.0
+    (2015).
 
     Args:
         vocabulary: the tokens in the order of their ids. Tokens that continue a word begin with "##".
         lowercase: whether to lowercase texts.
         strip_accents: whether to remove accents; None removes them if `lowercase` is True.
-        split_chinese: whether to make every Chinese character a word.
-        max_length: the largest number of tokens in a row, special tokens included, when a call does not set another
-            one. BERT has 512 positions.
-        unknown_token: stands for words that the vocabulary cannot spell.
-        pad_token: fills up shorter rows.
-        cls_token: begins every row.
-        sep_token: ends every text.
-        mask_token: hides a token in masked language modeling. It is the only special token that `vocabulary` may lack.
+        split_chinese: whether to make every Chinese character a word (`tokenize_chinese_chars` in transformers).
+        max_length: the default for the largest number of tokens in a row, special tokens included. 512, because BERT
+            has 512 positions.
+        unknown_token: the token for words that cannot be split into tokens of the vocabulary.
+        pad_token: the token that pads shorter rows.
+        cls_token: the token at the beginning of every row.
+        sep_token: the token at the end of every text.
+        mask_token: the token that replaces others in masked language modeling; the only special token that `vocabulary`
+            may lack.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -99,8 +100,8 @@ class BertTokenizer(Tokenizer):
         """Reads a vocabulary file (vocab.txt).
 
         Args:
-            path: a file with one token a line; the first line is id 0.
-            options: the other arguments of the constructor.
+            path: a file with one token per line; the first line has the id 0.
+            options: further arguments of the constructor.
 
         Raises:
             ValueError: `path` is not a file.
@@ -118,8 +119,8 @@ class BertTokenizer(Tokenizer):
         """Reads a Hugging Face directory: vocab.txt or tokenizer.json, and tokenizer_config.json if there is one.
 
         Args:
-            directory: the path of the directory. If it does not limit the length, `max_length` is 512.
-            overrides: arguments of the constructor that replace what the directory says.
+            directory: the path of the directory. If its files set no limit, `max_length` is 512.
+            overrides: arguments of the constructor that replace those of the directory.
 
         Raises:
             ValueError: the directory does not exist or holds a tokenizer of another kind.
@@ -128,19 +129,19 @@ class BertTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, texts: Any, vocabulary_size: int, *, lowercase: bool = True, **options: Any) -> Self:
-        """Learns a vocabulary from texts: [PAD], [UNK], [CLS], [SEP], [MASK], the characters, then frequent pieces.
+        """Learns a vocabulary from texts: the special tokens, the characters, then frequent pieces.
 
         The same texts give the same vocabulary on every machine.
 
         Args:
             texts: an iterable of `str`, or a `tf.data.Dataset` of strings.
-            vocabulary_size: the largest number of tokens. A small amount of text gives fewer.
-            lowercase: whether to lowercase texts, in training and later.
-            options: the other arguments of the constructor.
+            vocabulary_size: the largest number of tokens. Small amounts of text give fewer tokens.
+            lowercase: whether to lowercase texts, here and in the tokenizer.
+            options: further arguments of the constructor.
 
         Raises:
             TypeError: `texts` are not strings.
-            ValueError: `texts` contain no words, or `vocabulary_size` leaves no room beside the special tokens.
+            ValueError: `texts` contain no words, or `vocabulary_size` is not larger than the number of special tokens.
 
         Reference:
             Sennrich et al. 2016, arXiv:1508.07909.
@@ -166,13 +167,13 @@ class BertTokenizer(Tokenizer):
     def __call__(
         self, texts: Any, pairs: Any = None, *, max_length: int | None = None, padding: str = "longest"
     ) -> dict[str, Any]:
-        """Turns texts into rows of ids: [CLS] text [SEP], or [CLS] text [SEP] pair [SEP], padded on the right.
+        """Converts texts to rows of ids: [CLS] text [SEP], or [CLS] text [SEP] pair [SEP], padded on the right.
 
         Args:
             texts: a string, or a list, array or tensor of B strings (`str` or `bytes`).
             pairs: a second text for each of `texts`, in the same form, or None.
-            max_length: the largest number of tokens in a row; None takes the tokenizer's. Longer rows lose their end,
-                and of a pair the longer text is cut first, as with `truncation=True` in transformers.
+            max_length: the largest number of tokens in a row. None: the tokenizer's `max_length`. Longer rows are
+                truncated at the end; of a pair, the longer text first, as with `truncation=True` in transformers.
             padding: "longest" pads to the longest row of the batch, "max_length" to `max_length`.
 
         Returns:
@@ -188,7 +189,7 @@ class BertTokenizer(Tokenizer):
         second = None if pairs is None else as_string_tensor("pairs", pairs)
         if second is not None and not second.shape.is_compatible_with(first.shape):
             received = f"shapes texts={tuple(first.shape)}, pairs={tuple(second.shape)}"
-            raise ValueError(f"`pairs` must be as many as `texts`. Received: {received}")
+            raise ValueError(f"`pairs` must have the same length as `texts`. Received: {received}")
         checks.one_of("padding", padding, ("longest", "max_length"))
         limit = check_max_length(self.max_length if max_length is None else max_length, 2 if second is None else 3)
         special = {"cls_id": self.cls_id, "sep_id": self.sep_id, "pad_id": self.pad_id}
@@ -198,14 +199,14 @@ class BertTokenizer(Tokenizer):
         return {name: ids[0] for name, ids in inputs.items()} if first.shape.rank == 0 else inputs
 
     def tokenize(self, texts: Any, *, dropout: float = 0.0, seed: Any = None) -> Tensor:
-        """Turns texts into token ids without special tokens, padding or truncation.
+        """Converts texts to token ids without special tokens, padding or truncation.
 
         Args:
             texts: a string, or a list, array or tensor of B strings (`str` or `bytes`).
-            dropout: the probability, in [0, 1), that a matching piece is passed over for a shorter one; the shortest
-                is always taken. A model then sees a word in several spellings and learns what its parts mean, which
-                helps when there is little text. Only for training: not for what a model predicts or serves.
-            seed: two integers; the same seed draws the same spellings. None draws new ones in each call.
+            dropout: the probability, in [0, 1), that a matching piece is dropped in favour of a shorter one; the
+                shortest is never dropped. A model then sees a word split in several ways, which helps when there is
+                little training data. For training only.
+            seed: two integers, for the same splits in every call. None: new splits in every call.
 
         Returns:
             Ragged int32 (B, None), or int32 (T,) for one string.
@@ -233,16 +234,17 @@ class BertTokenizer(Tokenizer):
     def decode(
         self, ids: Any, skip_special_tokens: bool = True, clean_up_tokenization_spaces: bool | None = None
     ) -> Any:
-        """Turns token ids back into texts as `transformers.BertTokenizer.decode` does: words are joined by spaces.
+        """Converts token ids back to texts as `transformers.BertTokenizer.decode` does; words are joined by spaces.
 
         Args:
             ids: integers (T,), (B, T) or ragged (B, None), as lists, arrays or tensors.
             skip_special_tokens: whether to leave the special tokens out.
-            clean_up_tokenization_spaces: whether to remove the spaces before punctuation and in English contractions;
-                None removes them.
+            clean_up_tokenization_spaces: whether to remove the spaces before punctuation and in English contractions.
+                None: True.
 
         Returns:
-            Eagerly a `str` for one row and a list of B of them for several; in a graph a string tensor, () or (B,).
+            Eagerly a `str` for one row, or a list of B strings for several rows; in a graph a string tensor, () or
+            (B,).
 
         Raises:
             TypeError: `ids` are not integers.
@@ -271,7 +273,7 @@ class BertTokenizer(Tokenizer):
 
     @property
     def not_in_graph(self) -> None:
-        """None: it always runs in a TensorFlow graph."""
+        """Always None: the tokenizer runs in every TensorFlow graph."""
         return None
 
     def _ragged_ids(self, texts: Tensor) -> Tensor:
@@ -285,7 +287,7 @@ class BertTokenizer(Tokenizer):
         return words.with_values(self._max_match.word_ids(words.values, dropout, check_seed(seed))).merge_dims(1, 2)
 
     def _words(self, texts: Tensor) -> Tensor:
-        """String tensor () or (B,) -> ragged strings (B, words), with stand-ins for special tokens and long words."""
+        """String tensor () or (B,) -> ragged words (B, None), with placeholders for special tokens and long words."""
         strip = self.lowercase if self.strip_accents is None else self.strip_accents
         texts = normalize(tf.reshape(texts, [-1]), self._stand_ins, self.lowercase, strip)
         words = split_words(texts, self.split_chinese)
@@ -301,7 +303,7 @@ class BertTokenizer(Tokenizer):
 
     @property
     def _tokens_in_words(self) -> list[str]:
-        """The vocabulary as `_words` spells it: with the stand-ins of special tokens."""
+        """The vocabulary with the same placeholders for special tokens as in `_words`."""
         return [self._stand_ins.get(token, token) for token in self.vocabulary]
 
     @cached_property

@@ -18,7 +18,7 @@ CLEAN_UP += [(" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'r
 
 
 def build_pieces(vocabulary: list[str], clean_up: bool) -> tuple[Tensor, Tensor]:
-    """Builds two string tensors (V,): what each token is at the beginning of a text, and what it adds after another."""
+    """Builds two string tensors (V,): the text of each token at the beginning of a text, and after another token."""
     with tf.init_scope():
         return tf.constant(vocabulary), tf.constant([_next_piece(token, clean_up) for token in vocabulary])
 
@@ -28,8 +28,8 @@ def join_pieces(ids: Tensor, first_pieces: Tensor, next_pieces: Tensor, skipped:
 
     Args:
         ids: ragged int32 (B, None), within the vocabulary.
-        first_pieces: string tensor (V,), what a token is at the beginning of a text.
-        next_pieces: string tensor (V,), what it adds after another token.
+        first_pieces: string tensor (V,), the text of each token at the beginning of a text.
+        next_pieces: string tensor (V,), the text of each token after another token.
         skipped: ids that are left out.
 
     Returns:
@@ -43,7 +43,7 @@ def join_pieces(ids: Tensor, first_pieces: Tensor, next_pieces: Tensor, skipped:
 
 
 def _next_piece(token: str, clean_up: bool) -> str:
-    """What a token adds to the text before it: "##ing" -> "ing", "dog" -> " dog", and with `clean_up` "." -> "."."""
+    """The text of a token after another token: "##ing" -> "ing", "dog" -> " dog", and with `clean_up` "." -> "."."""
     piece = token.removeprefix(PREFIX) if token.startswith(PREFIX) else " " + token
     for spaced, joined in CLEAN_UP if clean_up else ():
         piece = piece.replace(spaced, joined)

@@ -1,6 +1,6 @@
-"""Hugging Face directories <-> BertTokenizer's arguments: vocab.txt or tokenizer.json, and tokenizer_config.json.
+"""Reads and writes BertTokenizer's arguments: vocab.txt or tokenizer.json, and tokenizer_config.json.
 
-If tokenizer.json and tokenizer_config.json differ, the latter counts, as in transformers' BertTokenizer.
+If tokenizer.json and tokenizer_config.json differ, the latter takes precedence, as in transformers' BertTokenizer.
 """
 
 import json
@@ -21,8 +21,8 @@ TOKENS = {
 }
 NORMALIZER = {"lowercase": "lowercase", "strip_accents": "strip_accents", "handle_chinese_chars": "split_chinese"}
 
-# The classes in transformers, without "Tokenizer" and "Fast", that do what BertTokenizer does; and the two that say
-# nothing about the kind.
+# The classes in transformers, without "Tokenizer" and "Fast", that are equivalent to BertTokenizer; and two names that
+# do not tell the kind of tokenizer.
 BERT_CLASSES = {"Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "SqueezeBert", "LayoutLM", "Lxmert"}
 GENERIC_CLASSES = {"PreTrained", "TokenizersBackend"}
 
@@ -58,7 +58,7 @@ def read_arguments(directory: str | Path) -> dict[str, Any]:
     options |= {name: value for name, value in settings.options.items() if name == "max_length"}
     added |= {token["content"]: token["id"] for token in settings.added if token["id"] is not None}
     if extra := sorted(set(added).difference((SPECIAL_TOKENS | options)[name] for name in SPECIAL_TOKENS)):
-        raise ValueError(f"`directory` must add no tokens to BERT's five. Received: {extra} in {folder}")
+        raise ValueError(f"`directory` must have no special tokens except BERT's five. Received: {extra} in {folder}")
     options["vocabulary"] = _with_added_tokens(options["vocabulary"], added, folder)
     return options
 
@@ -109,7 +109,7 @@ def _read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def _with_added_tokens(vocabulary: list[str], added: dict[str, int], folder: Path) -> list[str]:
-    """Appends the added tokens that the vocabulary lacks, and checks that the place of every token is its id."""
+    """Appends the added tokens that the vocabulary lacks, and checks that the index of every token is its id."""
     known = set(vocabulary)
     whole = vocabulary + sorted((token for token in added if token not in known), key=added.__getitem__)
     _check_places(whole, added, folder)

@@ -14,8 +14,8 @@ def build_inputs(
 ) -> dict[str, Tensor]:
     """Truncates to `max_length`, adds the special tokens and pads.
 
-    A pair loses tokens from its longer text first. If both are too long they end up equally long, but for an odd
-    token, which stays with the longer text, and with the second if they are equally long.
+    Of a pair, the longer text is truncated first, then both to the same length. If the number of tokens is odd, the
+    longer text keeps one more, or the second one if they are equally long.
 
     Args:
         first: ragged int32 (B, A).

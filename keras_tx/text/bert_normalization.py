@@ -14,8 +14,8 @@ from keras_tx.types import Tensor
 tf = Lazy("tensorflow")
 tf_text = Lazy("tensorflow_text", extra="text")
 
-# Noncharacters stand for the special tokens while a text is normalized. Where a text itself contains one of them,
-# FOREIGN replaces it.
+# Unicode noncharacters are placeholders for the special tokens while a text is normalized. If a text itself contains
+# one of them, FOREIGN replaces it.
 STAND_INS = [chr(0xFDD0 + i) for i in range(5)]
 RESERVED = "".join(STAND_INS)
 FOREIGN = chr(0xFDD5)
@@ -38,11 +38,11 @@ CHINESE = (
 
 
 def normalize(texts: Tensor, stand_ins: dict[str, str], lowercase: bool, strip_accents: bool) -> Tensor:
-    """Deletes control characters, strips accents, lowercases, and replaces special tokens by their stand-ins.
+    """Deletes control characters, strips accents, lowercases, and replaces special tokens by their placeholders.
 
     Args:
         texts: string tensor (B,), any bytes. What is not UTF-8 becomes U+FFFD, which is deleted.
-        stand_ins: maps a special token to what replaces it, one of `STAND_INS`.
+        stand_ins: maps a special token to its placeholder, one of `STAND_INS`.
         lowercase: whether to lowercase, character by character, so that neither a final sigma nor a Turkish locale
             changes the result.
         strip_accents: whether to decompose characters (NFD) and delete the nonspacing marks.
@@ -86,6 +86,6 @@ def split_words(texts: Tensor, split_chinese: bool) -> Tensor:
 
 
 def _change_where(rows: Tensor, function: Callable[[Tensor], Tensor], texts: Tensor) -> Tensor:
-    """Applies `function` to the texts where `rows` is True. It gets only those, so that the others cost no time."""
+    """Applies `function` to the texts where `rows` is True, and only to these, to save time."""
     chosen = tf.where(rows)
     return tf.tensor_scatter_nd_update(texts, chosen, function(tf.gather_nd(texts, chosen)))

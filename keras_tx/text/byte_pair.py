@@ -19,28 +19,29 @@ from keras_tx.types import Tensor
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class BytePairTokenizer(JsonTokenizer):
-    """Byte-level byte-pair encoding: turns texts into token ids and back, as GPT-2, RoBERTa, Llama 3 and Qwen do.
+    """A tokenizer for byte-level byte-pair encoding (BPE), as in GPT-2, RoBERTa, BART, Llama 3 and Qwen.
 
-    Outside a graph the `tokenizers` library does the work, and results are NumPy arrays, lists and `str`. Inside a
-    TensorFlow graph it runs with the pre-tokenizers of GPT-2 (also RoBERTa, BART), Llama 3 and Qwen 2;
-    `not_in_graph` names whatever else a definition contains. The ids and texts there equal those of `tokenizers`: this
-    was checked on 69,250 sentences, on 933,634 strings around one Unicode character each and on 20,000 random
-    strings. The only known difference: the noncharacter U+1FFFE becomes a zero byte.
+    Outside a graph it uses the `tokenizers` library and returns NumPy arrays, lists and `str`. In a TensorFlow graph it
+    supports the pre-tokenizers of GPT-2 (also RoBERTa, BART), Llama 3 and Qwen 2; for any other definition,
+    `not_in_graph` has the reason. The ids and texts in a graph are equal to those of `tokenizers`: this was checked on
+    69,250 sentences, on 933,634 strings with one Unicode character each and on 20,000 random strings. The only known
+    difference is that the noncharacter U+1FFFE becomes a zero byte.
 
     Most users construct it by `from_pretrained(directory)` or `load_tokenizer(directory)`.
 
     Args:
-        definition: the text of a tokenizer.json, or what `json.load` makes of it.
-        max_length: the largest number of tokens in a row, special tokens included, when a call does not set another
-            one. None: no limit.
-        truncation_side: "right" or "left", the side on which a row that is too long is cut.
+        definition: the content of a tokenizer.json, as a string or as the dict that `json.load` returns.
+        max_length: the default for the largest number of tokens in a row, special tokens included. None: no limit.
+        truncation_side: "right" or "left", the side on which rows that are too long are truncated.
         clean_up_tokenization_spaces: whether `decode` removes the spaces before punctuation by default. transformers
-            does so for WordPiece only.
-        unknown_token: the token for what the vocabulary lacks; None takes that of the definition, if it has one.
-        pad_token: fills up shorter rows. GPT-2 and Llama 3 have none: name one to make batches of several lengths.
-        cls_token: begins every row; None takes the first token that the definition puts before a text, if any.
-        sep_token: ends a text; None takes the last token that the definition puts after a text, if any.
-        mask_token: hides a token in masked language modeling.
+            does so only for WordPiece.
+        unknown_token: the token for pieces that are not in the vocabulary. None: that of the definition, if it has one.
+        pad_token: the token that pads shorter rows. GPT-2 and Llama 3 have none: choose one if the rows of a batch have
+            different lengths.
+        cls_token: the token at the beginning of every row. None: the first token that the definition puts before a
+            text, if any.
+        sep_token: the token at the end of a text. None: the last token that the definition puts after a text, if any.
+        mask_token: the token that replaces others in masked language modeling.
 
     Raises:
         TypeError: `definition` is not a string or a dictionary.

@@ -29,7 +29,7 @@ from keras_tx.types import Tensor
 tf = Lazy("tensorflow")
 tf_text = Lazy("tensorflow_text", extra="text")
 
-# Letters and numbers, for the inside of [...]: those that RE2 knows and those of Unicode 16 and 17 that it does not.
+# Letters and numbers, for use within [...]: those that RE2 knows, and those of Unicode 16 and 17 that it does not.
 LETTERS = (
     r"\p{L}\x{1C89}\x{1C8A}\x{A7CB}-\x{A7CD}\x{A7DA}-\x{A7DC}\x{105C0}-\x{105F3}\x{10D4A}-\x{10D65}\x{10D6F}-\x{10D85}"
     r"\x{10EC2}-\x{10EC4}\x{11380}-\x{11389}\x{1138B}\x{1138E}\x{11390}-\x{113B5}\x{113B7}\x{113D1}\x{113D3}"
@@ -80,7 +80,7 @@ class BytePairGraph:
             parts = tf.where(needs_space, tf.strings.join([" ", parts]), parts)
         words, ids, owner = _split_words(parts, ids, owner, self._pattern, self._line_breaks)
         words = tf.strings.regex_replace(words, ZERO_STAND_IN, ZERO)
-        # Each different word is encoded once. An added token is told from a word by a first byte that no word has.
+        # Each distinct word is encoded once. Added tokens get a first byte that no word has, to distinguish them.
         words = tf.where(ids >= 0, tf.strings.join([b"\xff", tf.strings.as_string(ids)]), words)
         words, place = tf.unique(words, out_idx=tf.int64)
         known = tf.math.unsorted_segment_max(ids, place, tf.size(words))
@@ -94,7 +94,7 @@ class BytePairGraph:
         return tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace")
 
     def _encode_words(self, words: Tensor, known: Tensor) -> Tensor:
-        """Words (W,), and int32 (W,) with the ids that are known already or -1 -> ragged int32 (W, None)."""
+        """Words (W,), and int32 (W,) with the ids that are already known, or -1 -> ragged int32 (W, None)."""
         if self._whole_words is not None:
             known = tf.where(known >= 0, known, self._whole_words.find(words))
         spelled = tf.where(known >= 0, ".", words)  # one byte, which becomes the one known id
@@ -108,7 +108,7 @@ class BytePairGraph:
 
 
 class Merges:
-    """Merges the tokens of words: in each word always the pair that is earliest in the list, until none is left.
+    """Applies merges to the tokens of words: in each word always the earliest merge of the list that matches.
 
     Args:
         id_of: maps tokens to ids.
@@ -172,9 +172,9 @@ class Merges:
         """Looks up the pairs of each token but the last with the one after it.
 
         Returns:
-            The number of the word; the place of the pair among the keys; its rank in the list; and the rank of the
-            earliest merge that uses the token which the pair becomes. The ranks are `MAX_INT64` for a pair that is
-            not in the list.
+            The number of the word; the index of the pair among the keys; its rank in the list of merges; and the rank
+            of the earliest merge that uses the merged token. The ranks are `MAX_INT64` for a pair that is not in the
+            list.
         """
         keys = tf.cast(ids[:-1], "int64") * self._size + tf.cast(ids[1:], "int64")
         place = tf.minimum(tf.searchsorted(self._keys, keys), len(self._keys) - 1)
@@ -198,7 +198,7 @@ def unsupported_parts(parts: dict[str, Any]) -> str | None:
 
 
 def _pattern_and_prefix(pre_tokenizer: dict[str, Any] | None) -> tuple[str, bool]:
-    """The pattern of a pre-tokenizer, or "" if it has another form; and whether it puts a space before a text."""
+    """The pattern of a pre-tokenizer, or "" if it is not supported; and whether it puts a space before a text."""
     steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer or {}])
     if steps[-1].get("type") != "ByteLevel":
         return "", False
@@ -212,7 +212,7 @@ def _pattern_and_prefix(pre_tokenizer: dict[str, Any] | None) -> tuple[str, bool
 
 
 def _re2_pattern(pattern: str) -> str:
-    """Rewrites a pattern of `tokenizers` for RE2. RE2 cannot look ahead, which `_split_words` does beforehand."""
+    """Rewrites a pattern of `tokenizers` for RE2, which has no lookahead; `_split_words` replaces that."""
     pattern = pattern.replace(r"|\s+(?!\S)|\s+", f"|[{SPACES}]+").replace(r"\s*[\r\n]+", rf"[{SPACES}]*[\r\n]+")
     pattern = pattern.replace(r"[^\s\p{L}\p{N}]", f"[^{SPACES}{LETTERS}{NUMBERS}]")
     pattern = pattern.replace(r"[^\r\n\p{L}\p{N}]?\p{L}+", rf"[^\r\n{LETTERS}{NUMBERS}]?[{LETTERS}]+")
@@ -253,7 +253,7 @@ def _split_words(
 
 
 def _byte_characters() -> list[str]:
-    """The 256 characters that stand for bytes in a vocabulary: printable ones themselves, the others from U+0100 on."""
+    """The 256 characters that represent bytes in a vocabulary: printable ones themselves, the others from U+0100 on."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
@@ -264,6 +264,6 @@ BYTE_OF = {character: byte for byte, character in enumerate(BYTES)}
 
 
 def _bytes(token: str) -> bytes:
-    """The bytes of a token. An added token with other characters stands for itself."""
+    """The bytes of a token. An added token with other characters represents its own UTF-8 bytes."""
     known = BYTE_OF.keys() >= set(token)
     return bytes(BYTE_OF[character] for character in token) if known else token.encode("utf-8")

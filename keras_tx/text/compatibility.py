@@ -1,4 +1,4 @@
-"""The one place that checks whether the rows of a tokenizer are rows that a model can take."""
+"""Checks whether a tokenizer and a model fit together."""
 
 from typing import Any
 
@@ -14,22 +14,22 @@ def check_fits(
     tokenizer_name: str = "tokenizer",
     input_name: str | None = None,
 ) -> None:
-    """Checks that a model can take every row of ids that a tokenizer makes.
+    """Checks that a model accepts every row of ids that a tokenizer can return.
 
     Args:
         tokenizer: a tokenizer of `keras_tx.text`, or any object with its attributes `vocabulary_size`, `pad_id` and
             `max_length`.
-        vocabulary_size: the number of rows of the model's embedding, which may be more than the tokenizer has tokens.
-            None: not checked.
-        padding_id: the id that the model takes for padding. None: not checked.
+        vocabulary_size: the vocabulary size of the model, which may be larger than that of the tokenizer. None: not
+            checked.
+        padding_id: the model's padding id. None: not checked.
         max_length: the number of positions that the model has. None: not checked.
-        tokenizer_name: what the messages call the tokenizer, such as the name of your argument.
-        input_name: the model's input that the ids are for, which the messages then name. None: a model with one input
-            of ids.
+        tokenizer_name: the name of the tokenizer in error messages, such as the name of your argument.
+        input_name: the name of the model's input for these ids, for error messages. None: the model has one input of
+            ids.
 
     Raises:
-        ValueError: the tokenizer has ids beyond the vocabulary, pads with another id, or makes longer rows. The message
-            has both numbers.
+        ValueError: the tokenizer has ids outside the model's vocabulary, another padding id, or a larger `max_length`.
+            The message has both numbers.
 
     Examples:
         >>> tokenizer = keras_tx.text.BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "cat"], max_length=16)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 UNLIMITED = 1_000_000_000  # transformers writes 1e30 if the length has no limit
-# Hugging Face's name -> ours, in the order of preference: `eos_token` ends a row if there are both.
+# Hugging Face's name -> our name, in the order of preference: `eos_token` takes precedence over `sep_token`.
 ROLES = {
     "unk_token": "unknown_token",
     "pad_token": "pad_token",
@@ -52,7 +52,7 @@ def folder_of(directory: str | Path) -> Path:
 
 
 def through_directory(read: Callable[[str], Result], tokenizer: Any) -> Result:
-    """Saves a tokenizer object of transformers to a temporary directory and returns what `read` makes of that.
+    """Saves a tokenizer object of transformers to a temporary directory and returns the result of `read` for it.
 
     Raises:
         TypeError: the object has no `save_pretrained`.
@@ -108,11 +108,11 @@ def tokens_in_order(id_of: dict[str, int], place: Any) -> list[str]:
 
 
 def read_settings(folder: Path) -> Settings:
-    """Reads the settings beside a vocabulary; each of the files may be missing.
+    """Reads the settings in the folder of a vocabulary; each of the files may be missing.
 
     Raises:
-        ValueError: a file is malformed, or asks for what is not supported: code of its own, special tokens that texts
-            split, or two vocabularies.
+        ValueError: a file is malformed, or needs what is not supported: custom code, special tokens that are split in
+            texts, or two vocabularies.
     """
     config = _optional(folder, "tokenizer_config.json")
     place = folder / "tokenizer_config.json"
@@ -137,7 +137,7 @@ def read_settings(folder: Path) -> Settings:
 
 
 def _named(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """tokenizer_config.json, overridden by special_tokens_map.json if it does not number its added tokens."""
+    """tokenizer_config.json, overridden by special_tokens_map.json if it has no ids of added tokens."""
     return config if "added_tokens_decoder" in config else config | _optional(folder, "special_tokens_map.json")
 
 
@@ -178,7 +178,7 @@ def _list(tokens: Any, key: str, place: Path) -> list[dict[str, Any]]:
 
 
 def _token(token: Any, key: str, place: Path) -> dict[str, Any]:
-    """Returns a token, given as text or as a dictionary, as a dictionary with every flag."""
+    """Converts a token, given as text or as a dictionary, to a dictionary with all flags."""
     token = {"content": token} if isinstance(token, str) else token
     if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not token["content"]:
         raise ValueError(f"`directory` must give tokens as text. Received: {key}: {token!r} in {place}")
@@ -192,7 +192,9 @@ def _options(config: dict[str, Any], place: Path) -> dict[str, Any]:
     options: dict[str, Any] = {}
     length = config.get("model_max_length", config.get("max_len"))
     if isinstance(length, bool) or not isinstance(length, (int, float, type(None))):
-        raise ValueError(f"`directory` must give a length. Received: model_max_length={length!r} in {place}")
+        raise ValueError(
+            f"`directory` must have a number as `model_max_length`. Received: model_max_length={length!r} in {place}"
+        )
     if length is not None and length < UNLIMITED:
         options["max_length"] = int(length)
     for theirs, allowed in {

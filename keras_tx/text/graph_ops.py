@@ -1,4 +1,4 @@
-"""What tokenizers share in a TensorFlow graph: strings -> ids without lookup tables, and added tokens.
+"""Functions for tokenizers in a TensorFlow graph: strings -> ids without lookup tables, and added tokens.
 
 B texts, S segments of all texts. A segment is either an added token, which is never split, or the text between two of
 them. The `owner` of a segment is the number of its text, and the owner of an id the number of its segment or text.
@@ -17,15 +17,15 @@ from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
-# What Unicode 16 calls white space, for the inside of [...].
+# The white space of Unicode 16, for use within [...].
 SPACES = r"\x09-\x0D\x20\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
-# The ops of tensorflow-text stop at a zero byte, so this noncharacter stands for it.
+# The ops of tensorflow-text stop at a zero byte, so this noncharacter replaces it.
 ZERO, ZERO_STAND_IN = "\0", "\U0001fffe"
 MAX_INT64 = int(np.iinfo("int64").max)
 
 
 class StringIndex:
-    """Maps strings to ids by 63 bits of a hash: any other string is taken for one of n with probability n / 2^63.
+    """Maps n strings to ids by a 63-bit hash; an unknown string collides with one of them with probability n / 2^63.
 
     Args:
         ids: maps strings or bytes to ids.
@@ -45,7 +45,7 @@ class StringIndex:
 
 
 class AddedTokens:
-    """Splits texts at their added tokens as `tokenizers` does: at the leftmost match, and there at the longest.
+    """Splits texts at their added tokens as `tokenizers` does: at the leftmost match, and of these at the longest.
 
     Args:
         tokens: dictionaries as in the "added_tokens" of a tokenizer.json.
@@ -91,7 +91,7 @@ def as_segments(texts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def split_by_pattern(texts: Tensor, pattern: str) -> tuple[Tensor, Tensor]:
-    """Splits texts (S,) at the matches of a pattern: strings (N,), the matches and what is between, and their owners.
+    """Splits texts (S,) at the matches of a pattern; returns the matches and the texts between, (N,), and their owners.
 
     Calls the op itself, because `tensorflow_text.regex_split` adds a hundred nodes to the graph that check its result.
     """
@@ -100,9 +100,9 @@ def split_by_pattern(texts: Tensor, pattern: str) -> tuple[Tensor, Tensor]:
 
 
 def owners_from_ends(ends: Tensor, values: Tensor) -> Tensor:
-    """The owners of values (N,), as int64 (N,), given where the values of each owner end, (S,) ascending.
+    """The owners of values, int64 (N,), from the ends of the values of each owner, (S,) ascending.
 
-    `tf.repeat` would need memory for S times the largest number of values of one owner.
+    `tf.repeat` would need memory for S times the largest number of values of any owner.
     """
     return tf.searchsorted(ends, tf.range(tf.size(values, out_type=tf.int64)), side="right", out_type=tf.int64)
 

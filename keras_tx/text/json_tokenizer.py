@@ -13,10 +13,10 @@ from keras_tx.text.tokenizer_json import parse_tokenizer_json
 
 
 class JsonTokenizer(LibraryTokenizer):
-    """Does what a tokenizer.json defines.
+    """A tokenizer that is defined by a tokenizer.json.
 
     Args:
-        definition: the text of a tokenizer.json, or what `json.load` makes of it.
+        definition: the content of a tokenizer.json, as a string or as the dict that `json.load` returns.
         special_tokens: maps an argument name to its special token, or to None.
         options: the other arguments of `LibraryTokenizer`.
     """

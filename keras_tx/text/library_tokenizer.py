@@ -1,4 +1,4 @@
-"""Tokenizers that a Python library runs outside a graph and TensorFlow ops inside one.
+"""Tokenizers that use a Python library outside a graph and TensorFlow ops inside one.
 
 Outside a graph the results are NumPy arrays and lists, so TensorFlow is not needed. Inside a graph (`tf.data`,
 `tf.function`, an exported model) TensorFlow ops do the same work, if the tokenizer is `in_graph`.
@@ -36,9 +36,9 @@ class LibraryTokenizer(Tokenizer):
         vocabulary: the tokens in the order of their ids.
         single: the special tokens around one text.
         double: the special tokens around a pair of texts, or None if the tokenizer takes no pairs.
-        max_length: the largest number of tokens in a row when a call does not set another one. None: no limit.
-        truncation_side: "right" or "left", the side on which a row that is too long is cut.
-        clean_up_tokenization_spaces: the default of `decode`.
+        max_length: the default for the largest number of tokens in a row. None: no limit.
+        truncation_side: "right" or "left", the side on which rows that are too long are truncated.
+        clean_up_tokenization_spaces: the default for `decode`.
         special_tokens: maps an argument name to its special token, or to None.
     """
 
@@ -77,7 +77,7 @@ class LibraryTokenizer(Tokenizer):
 
         Args:
             directory: the path of the directory.
-            overrides: arguments of the constructor that replace what the directory says.
+            overrides: arguments of the constructor that replace those of the directory.
 
         Raises:
             ValueError: the directory does not exist, a file is malformed, or it holds a tokenizer of another kind.
@@ -87,13 +87,13 @@ class LibraryTokenizer(Tokenizer):
     def __call__(
         self, texts: Any, pairs: Any = None, *, max_length: int | None = None, padding: str = "longest"
     ) -> dict[str, Any]:
-        """Turns texts into rows of token ids with special tokens, padded on the right.
+        """Converts texts to rows of token ids with special tokens, padded on the right.
 
         Args:
             texts: a string, or a list, array or tensor of B strings (`str` or `bytes`).
             pairs: a second text for each of `texts`, in the same form, or None.
-            max_length: the largest number of tokens in a row; None takes the tokenizer's. Longer rows are truncated,
-                and of a pair the longer text first, as with `truncation=True` in transformers.
+            max_length: the largest number of tokens in a row. None: the tokenizer's `max_length`. Longer rows are
+                truncated; of a pair, the longer text first, as with `truncation=True` in transformers.
             padding: "longest" pads to the longest row of the batch, "max_length" to `max_length`.
 
         Returns:
@@ -103,14 +103,14 @@ class LibraryTokenizer(Tokenizer):
         Raises:
             TypeError: `texts` or `pairs` are not strings.
             ValueError: `texts` have rank 2, there are not as many `pairs`, `padding` is unknown, `max_length` is
-                missing or too small, or rows need padding and there is no `pad_token`. In a graph also a tokenizer
-                that is not `in_graph`.
+                missing or too small, or rows need padding and there is no `pad_token`. Also if the tokenizer is used in
+                a graph and is not `in_graph`.
         """
         checks.one_of("padding", padding, ("longest", "max_length"))
         limit = self.max_length if max_length is None else max_length
         template = self._templates[pairs is not None]
         if template is None:
-            raise ValueError("`pairs` must be None: this tokenizer has no place for a second text. Received: pairs")
+            raise ValueError("`pairs` must be None: this tokenizer does not support pairs of texts. Received: pairs")
         if limit is not None:
             limit = check_max_length(limit, max(1, template.size(pairs is not None)))
         elif padding == "max_length":
@@ -122,7 +122,7 @@ class LibraryTokenizer(Tokenizer):
         second, second_is_one = (None, is_one) if pairs is None else as_string_list("pairs", pairs)
         if second is not None and (len(second), second_is_one) != (len(first), is_one):
             received = f"{len(first)} texts, {len(second)} pairs"
-            raise ValueError(f"`pairs` must be as many as `texts`. Received: {received}")
+            raise ValueError(f"`pairs` must have the same length as `texts`. Received: {received}")
         encoded = None if second is None else self._encode(second)
         rows = template.fill(self._encode(first), encoded, limit, self.truncation_side)
         width = max((len(row) for row in rows), default=0) if length is None else length
@@ -132,7 +132,7 @@ class LibraryTokenizer(Tokenizer):
         return {"token_ids": ids[0] if is_one else ids}
 
     def tokenize(self, texts: Any) -> Any:
-        """Turns texts into token ids without special tokens, padding or truncation.
+        """Converts texts to token ids without special tokens, padding or truncation.
 
         Args:
             texts: a string, or a list, array or tensor of B strings (`str` or `bytes`).
@@ -151,16 +151,16 @@ class LibraryTokenizer(Tokenizer):
     def decode(
         self, ids: Any, skip_special_tokens: bool = True, clean_up_tokenization_spaces: bool | None = None
     ) -> Any:
-        """Turns token ids back into texts, as transformers does.
+        """Converts token ids back to texts, as transformers does.
 
         Args:
             ids: integers (T,), (B, T) or ragged (B, None), as lists, arrays or tensors.
             skip_special_tokens: whether to leave the special tokens out.
-            clean_up_tokenization_spaces: whether to remove the spaces before punctuation and in English contractions;
-                None takes the argument of the constructor.
+            clean_up_tokenization_spaces: whether to remove the spaces before punctuation and in English contractions.
+                None: the argument of the constructor.
 
         Returns:
-            A `str` for one row, a list of B of them for several. In a graph a string tensor, () or (B,).
+            A `str` for one row, or a list of B strings for several rows. In a graph a string tensor, () or (B,).
 
         Raises:
             TypeError: `ids` are not integers.
@@ -207,7 +207,7 @@ class LibraryTokenizer(Tokenizer):
         second = None if pairs is None else as_string_tensor("pairs", pairs)
         if second is not None and not second.shape.is_compatible_with(first.shape):
             received = f"shapes texts={tuple(first.shape)}, pairs={tuple(second.shape)}"
-            raise ValueError(f"`pairs` must be as many as `texts`. Received: {received}")
+            raise ValueError(f"`pairs` must have the same length as `texts`. Received: {received}")
         encoded = None if second is None else self._encode_in_graph(second)
         rows = template.fill_ragged(self._encode_in_graph(first), encoded, limit, self.truncation_side)
         padding_id = self._padding_id(needed=first.shape.rank != 0 or length is not None)
@@ -236,7 +236,7 @@ class LibraryTokenizer(Tokenizer):
         special[list(self._special_ids())] = True
         return special
 
-    # What a subclass defines.
+    # Methods that a subclass defines.
 
     @classmethod
     @abc.abstractmethod

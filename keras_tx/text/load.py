@@ -1,4 +1,4 @@
-"""A Hugging Face directory -> the tokenizer that its files define."""
+"""Loads the tokenizer of a Hugging Face directory."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from keras_tx.text.files import folder_of, read_json
 from keras_tx.text.marian import MarianTokenizer
 from keras_tx.text.sentence_piece import SentencePieceTokenizer, is_sentence_piece
 
-# The first of these files that a directory contains decides the class. The content of tokenizer.json names its kind.
+# The first of these files that a directory contains determines the class; for tokenizer.json, its content does.
 FILES: dict[str, type[Tokenizer] | None] = {
     "source.spm": MarianTokenizer,
     "target.spm": MarianTokenizer,
@@ -24,13 +24,13 @@ FILES: dict[str, type[Tokenizer] | None] = {
 
 
 def load_tokenizer(directory: str | Path, **overrides: Any) -> Tokenizer:
-    """Loads the tokenizer of a Hugging Face directory, whatever its kind.
+    """Loads the tokenizer of a Hugging Face directory, of any kind.
 
     Args:
         directory: a directory with tokenizer.json; or with vocab.txt; or vocab.json and merges.txt; or spiece.model,
             sentencepiece.bpe.model or tokenizer.model; or source.spm, target.spm and vocab.json. If it contains
             several of these, Marian's come first, then tokenizer.json.
-        overrides: arguments of the tokenizer's constructor that replace what the directory says, such as
+        overrides: arguments of the tokenizer's constructor that replace those of the directory, such as
             `pad_token="<|endoftext|>"` for GPT-2, which has no padding token.
 
     Returns:
@@ -58,7 +58,7 @@ def load_tokenizer(directory: str | Path, **overrides: Any) -> Tokenizer:
 
 
 def _class_of(path: Path) -> type[Tokenizer]:
-    """The class that does what a tokenizer.json defines."""
+    """The class for the kind of tokenizer that a tokenizer.json defines."""
     parts = read_json(path)
     model = parts.get("model")
     if isinstance(model, dict):
@@ -79,7 +79,7 @@ def _class_of(path: Path) -> type[Tokenizer]:
 
 
 def _kind_without_type(model: dict[str, Any]) -> str | None:
-    """The type of a model that an old version of `tokenizers` wrote without saying its type."""
+    """The type of a model in a file of an old version of `tokenizers`, which did not store the type."""
     if "merges" in model:
         return "BPE"
     return "WordPiece" if "max_input_chars_per_word" in model else None

@@ -26,27 +26,28 @@ sentencepiece = Lazy("sentencepiece", extra="text")
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class MarianTokenizer(LibraryTokenizer):
-    """Marian's tokenizer: two SentencePiece models, for the source and the target language, over one vocabulary.
+    """Marian's tokenizer: two SentencePiece models, for source and target language, with a common vocabulary.
 
-    Calls, `tokenize` and `decode` use the model of the source language; `target` is the tokenizer of the target
-    language. A source text may begin with the code of a target language, such as ">>fra<<", if the vocabulary has it.
+    `__call__`, `tokenize` and `decode` use the model of the source language; the attribute `target` is the tokenizer
+    for the target language. A source text may begin with the code of a target language, such as ">>fra<<", if the
+    vocabulary has it.
 
-    Outside a graph the `sentencepiece` library does the work, and results are NumPy arrays, lists and `str`. It also
-    runs in a TensorFlow graph. The ids there were compared with those of `sentencepiece`: they are equal for 69,250
-    sentences, for all but 1 of 933,634 strings around one Unicode character each and for all but 5 of 20,000 random
-    strings. In those, two splits have the same score, as "l ll" and "ll l" do.
+    Outside a graph it uses the `sentencepiece` library and returns NumPy arrays, lists and `str`. It also runs in a
+    TensorFlow graph. The ids in a graph were compared with those of `sentencepiece`: they are equal for 69,250
+    sentences, for all but 1 of 933,634 strings with one Unicode character each and for all but 5 of 20,000 random
+    strings. In the exceptions two splits have the same score, such as "l ll" and "ll l".
 
     Args:
         source_model: the content of source.spm, as bytes or in base64.
         target_model: the content of target.spm, likewise.
         vocabulary: maps the tokens of both languages to ids, or lists them in the order of their ids.
-        max_length: the largest number of tokens in a row, special tokens included, when a call does not set another
-            one. Marian's models have 512 positions. None: no limit.
-        truncation_side: "right" or "left", the side on which a row that is too long is cut.
+        max_length: the default for the largest number of tokens in a row, special tokens included. 512, because
+            Marian's models have 512 positions. None: no limit.
+        truncation_side: "right" or "left", the side on which rows that are too long are truncated.
         clean_up_tokenization_spaces: whether `decode` removes the spaces before punctuation by default.
-        unknown_token: the token for pieces that the vocabulary lacks.
-        pad_token: fills up shorter rows. In transformers it also begins the target sequence.
-        sep_token: ends every row.
+        unknown_token: the token for pieces that are not in the vocabulary.
+        pad_token: the token that pads shorter rows. In transformers it also begins the target sequence.
+        sep_token: the token at the end of every row.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -154,16 +155,18 @@ class MarianTokenizer(LibraryTokenizer):
         for token in settings.added:
             flags = [name for name in ("single_word", "lstrip", "rstrip") if token[name]]
             if token["content"] not in {"<unk>", "<pad>", "</s>", *tokens.values()} or flags:
-                raise ValueError(f"`directory` must add no tokens to Marian's three. Received: {token} in {folder}")
+                raise ValueError(
+                    f"`directory` must have no special tokens except Marian's three. Received: {token} in {folder}"
+                )
             if token["id"] not in (None, vocabulary.get(token["content"])):
                 raise ValueError(
-                    f"`directory` must number its tokens alike in all files. Received: {token} in {folder}"
+                    f"`directory` must have the same token ids in all files. Received: {token} in {folder}"
                 )
         return {"max_length": 512, **models, "vocabulary": vocabulary} | settings.options | tokens
 
     @property
     def not_in_graph(self) -> None:
-        """None: it always runs in a TensorFlow graph."""
+        """Always None: the tokenizer runs in every TensorFlow graph."""
         return None
 
     @cached_property

@@ -1,6 +1,6 @@
-"""Words -> ids by shorter pieces than the longest, drawn at random, so that a model sees a word in several spellings.
+"""MaxMatch-Dropout: splits words into randomly shorter pieces, so that a model sees a word split in several ways.
 
-N words, U different rests of words (what of a word is not spelled yet), L characters of the longest piece.
+N words, U distinct rests of words (the parts that are not split yet), L characters of the longest piece.
 MaxMatch-Dropout, Hiraoka 2022, arXiv:2209.04126.
 """
 
@@ -16,12 +16,12 @@ tf = Lazy("tensorflow")
 
 
 class MaxMatchDropout:
-    """WordPiece that drops matching pieces at random and takes a shorter one instead. The shortest is never dropped.
+    """WordPiece that randomly drops matching pieces in favour of a shorter one. The shortest is never dropped.
 
     Args:
-        vocabulary: the tokens in the order of their ids, special tokens as `words` spell them.
-        without_dropout: a function from words (N,) to ragged ids (N, None), for words that the drawn pieces cannot
-            spell to their end.
+        vocabulary: the tokens in the order of their ids, with placeholders for special tokens as in the words.
+        without_dropout: a function from words (N,) to ragged ids (N, None), for words that cannot be completed after a
+            drop.
     """
 
     def __init__(self, vocabulary: list[str], without_dropout: Callable[[Tensor], Tensor]) -> None:
@@ -34,7 +34,7 @@ class MaxMatchDropout:
         self._without_dropout = without_dropout
 
     def word_ids(self, words: Tensor, dropout: float, seed: Tensor) -> Tensor:
-        """Spells words with randomly drawn pieces.
+        """Splits words into randomly drawn pieces.
 
         Args:
             words: string tensor (N,) without empty strings.
@@ -88,7 +88,7 @@ class MaxMatchDropout:
             rests: string tensor (N,).
             owners: int64 (N,), the numbers of the words.
             ids, places: the ids found so far, and the numbers of their words.
-            failed: boolean, whether no piece matched somewhere in a word, for all words.
+            failed: booleans (N,), True for words in which no piece matched somewhere.
 
         Returns:
             `step` and what follows, for the next piece.

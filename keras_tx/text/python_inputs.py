@@ -1,4 +1,4 @@
-"""Checked arguments as Python values: texts -> list of `str`, ids -> lists of `int`."""
+"""Checks arguments and converts them to Python values: texts -> list of `str`, ids -> lists of `int`."""
 
 import reprlib
 import sys
@@ -12,7 +12,7 @@ tf = Lazy("tensorflow")
 
 
 def is_graph_tensor(value: Any) -> bool:
-    """Whether `value` is a TensorFlow tensor without a value, that is, an input of a function that is being traced."""
+    """Whether `value` is a symbolic TensorFlow tensor, that is, one of a function that is being traced."""
     if sys.modules.get("tensorflow") is None:
         return False
     ragged = isinstance(value, tf.RaggedTensor)
@@ -89,7 +89,7 @@ def as_id_lists(ids: Any, vocabulary_size: int) -> tuple[list[list[int]], bool]:
 
 
 def _is_encodable(text: str) -> bool:
-    """Whether UTF-8 can hold the text: lone surrogates it cannot."""
+    """Whether the text can be encoded as UTF-8, which has no lone surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

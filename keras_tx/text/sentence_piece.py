@@ -20,32 +20,32 @@ from keras_tx.types import Tensor
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class SentencePieceTokenizer(JsonTokenizer):
-    """SentencePiece: turns texts into token ids and back, by Unigram (T5, XLM-RoBERTa) or character pairs (Llama 2).
+    """A SentencePiece tokenizer: Unigram (T5, XLM-RoBERTa) or byte-pair encoding over characters (Llama 2).
 
-    Outside a graph the `tokenizers` library does the work, and results are NumPy arrays, lists and `str`. Inside a
-    TensorFlow graph it runs where texts are split at spaces, each word with a space before it (T5, XLM-RoBERTa,
-    CamemBERT), and as byte-pair encoding whose merges are all that the vocabulary allows (Llama 2). `not_in_graph`
-    names whatever else a definition contains.
+    Outside a graph it uses the `tokenizers` library and returns NumPy arrays, lists and `str`. In a TensorFlow graph it
+    supports Unigram models that split texts at spaces, with a space before each word (T5, XLM-RoBERTa, CamemBERT), and
+    byte-pair encoding with all merges that the vocabulary allows (Llama 2); for any other definition, `not_in_graph`
+    has the reason.
 
-    The ids and texts in a graph were compared with those of `tokenizers` on 69,250 sentences, on 933,634 strings
-    around one Unicode character each and on 20,000 random strings. Llama 2's are equal, but for the noncharacter
-    U+1FFFE, which becomes a zero byte. T5's are equal but for 41 of the random strings: `tokenizers` drops or
-    keeps some combining marks where SentencePiece itself, and so the graph, does not. If two splits of a text have the
-    same score, either may win.
+    The ids and texts in a graph were compared with those of `tokenizers` on 69,250 sentences, on 933,634 strings with
+    one Unicode character each and on 20,000 random strings. For Llama 2 they are equal, except that the noncharacter
+    U+1FFFE becomes a zero byte. For T5 they are equal except for 41 of the random strings, in which `tokenizers` treats
+    some combining marks differently from SentencePiece itself, and so from the graph. If two splits of a text have the
+    same score, either may be chosen.
 
     Most users construct it by `from_pretrained(directory)` or `load_tokenizer(directory)`.
 
     Args:
-        definition: the text of a tokenizer.json, or what `json.load` makes of it.
-        max_length: the largest number of tokens in a row, special tokens included, when a call does not set another
-            one. None: no limit.
-        truncation_side: "right" or "left", the side on which a row that is too long is cut.
+        definition: the content of a tokenizer.json, as a string or as the dict that `json.load` returns.
+        max_length: the default for the largest number of tokens in a row, special tokens included. None: no limit.
+        truncation_side: "right" or "left", the side on which rows that are too long are truncated.
         clean_up_tokenization_spaces: whether `decode` removes the spaces before punctuation by default.
-        unknown_token: the token for what the vocabulary lacks; None takes that of the definition.
-        pad_token: fills up shorter rows.
-        cls_token: begins every row; None takes the first token that the definition puts before a text, if any.
-        sep_token: ends a text; None takes the last token that the definition puts after a text, if any.
-        mask_token: hides a token in masked language modeling.
+        unknown_token: the token for pieces that are not in the vocabulary. None: that of the definition.
+        pad_token: the token that pads shorter rows.
+        cls_token: the token at the beginning of every row. None: the first token that the definition puts before a
+            text, if any.
+        sep_token: the token at the end of a text. None: the last token that the definition puts after a text, if any.
+        mask_token: the token that replaces others in masked language modeling.
 
     Raises:
         TypeError: `definition` is not a string or a dictionary.

@@ -83,7 +83,7 @@ class SentencePieceGraph:
         return tf.strings.reduce_join(ids.with_values(pieces), axis=-1)
 
     def _mark_spaces(self, texts: Tensor, at_start: Tensor) -> Tensor:
-        """Does what `Metaspace` and `Prepend` do: spaces become U+2581, and one is put before a text."""
+        """Replaces spaces by U+2581 and puts one before a text, as `Metaspace` and `Prepend` of `tokenizers` do."""
         needs_space = texts != ""
         if self._space_rule.startswith("metaspace"):
             needs_space &= ~tf.strings.regex_full_match(texts, f"(?s)[ {SPACE}].*")
@@ -101,7 +101,7 @@ class MarianGraph:
     Args:
         model: the bytes of a SentencePiece model.
         vocabulary: the tokens in the order of their ids.
-        special_ids: the ids of the special tokens, which stay whole where a text contains them.
+        special_ids: the ids of the special tokens, which are never split in texts.
         unknown_id: the id of pieces that are not in the vocabulary.
         decode: the function of the `sentencepiece` library from pieces to a text.
     """
@@ -170,7 +170,7 @@ def tokenize(
         Ids (N,) and the numbers of their texts.
     """
     kind = tf.int32 if find is None else tf.string
-    # Ops with one name share one model, in a loaded SavedModel across all functions: so the content gives the name.
+    # Ops with the same name share a model, in a loaded SavedModel across all functions: so the name is a hash of it.
     name = hashlib.sha256(model).hexdigest()
     values, splits = sentencepiece_tokenize(model, name, tf.where(ids >= 0, "", texts), kind)
     lengths = tf.cast(splits[1:] - splits[:-1], "int64")
@@ -178,7 +178,7 @@ def tokenize(
 
 
 def _first_and_next_pieces(vocabulary: list[str], decode: DecodeRows) -> tuple[list[bytes], list[bytes]]:
-    """What each token is at the beginning of a text, and what it adds after another."""
+    """The text of each token at the beginning of a text, and after another token."""
     size = range(len(vocabulary))
     anchor = next(i for i in size if vocabulary[i].removeprefix(SPACE).isalpha())
     start = decode([[anchor]])[0]

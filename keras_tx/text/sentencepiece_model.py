@@ -1,4 +1,4 @@
-"""SentencePiece models: bytes -> a checked ModelProto; the content of a tokenizer.json -> the bytes of a model.
+"""Parses and checks SentencePiece models, and builds them from the content of a tokenizer.json.
 
 The C++ library does not check the table of a model's normalizer and reads outside its memory if the table is
 malformed. So the table is checked here. Kudo and Richardson 2018, arXiv:1808.06226; double arrays: Aoe 1989, IEEE TSE
@@ -77,7 +77,7 @@ def unsupported_parts(parts: dict[str, Any], normalizer: Any) -> str | None:
 
 
 def space_rule(parts: dict[str, Any]) -> tuple[str, bytes] | None:
-    """How a definition marks spaces, and the table of its normalizer; None for a form that the op cannot do."""
+    """How a definition marks spaces, and the table of its normalizer; None for a form that the op does not support."""
     normalizers = _as_list(parts["normalizer"], "normalizers")
     before = _as_list(parts["pre_tokenizer"], "pretokenizers")
     kinds = [step["type"] for step in normalizers] + [step["type"] for step in before]
@@ -132,7 +132,7 @@ def build_bpe_model(parts: dict[str, Any]) -> bytes:
 
 
 def _bpe_reason(model: dict[str, Any]) -> str | None:
-    """The reason why the op cannot do a BPE model, or None.
+    """The reason why the op does not support a BPE model, or None.
 
     The op merges two tokens wherever the vocabulary has the result, the result with the smallest id first.
     """

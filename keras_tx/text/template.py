@@ -1,4 +1,4 @@
-"""Rows of ids -> rows with special tokens around them, truncated; as lists and in a TensorFlow graph."""
+"""Truncates rows of ids and adds special tokens; as lists and in a TensorFlow graph."""
 
 from dataclasses import dataclass
 
@@ -29,14 +29,14 @@ class Template:
     ) -> list[list[int]]:
         """Puts the special tokens around rows of ids.
 
-        A pair loses tokens from its longer text first. If both are too long they end up equally long, but for an odd
-        token, which stays with the longer text, and with the second if they are equally long.
+        Of a pair, the longer text is truncated first, then both to the same length. If the number of tokens is odd, the
+        longer text keeps one more, or the second one if they are equally long.
 
         Args:
             first: B lists of ids.
             second: B lists of ids, or None.
             limit: the largest number of tokens in a row, or None.
-            side: "right" or "left", the side on which a text is cut.
+            side: "right" or "left", the side on which a text is truncated.
 
         Returns:
             B lists of ids.

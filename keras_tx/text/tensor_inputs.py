@@ -1,4 +1,4 @@
-"""Checked arguments as TensorFlow tensors: texts -> strings () or (B,), ids -> (T,) or ragged (B, None)."""
+"""Checks arguments and converts them to tensors: texts -> strings () or (B,), ids -> (T,) or ragged (B, None)."""
 
 import reprlib
 from typing import Any
@@ -52,7 +52,7 @@ def as_id_tensor(ids: Any) -> Tensor:
 
 
 def replace_unknown_ids(ids: Tensor, vocabulary_size: int, unknown_id: int) -> Tensor:
-    """Refuses ids outside [0, vocabulary_size) eagerly, and replaces them by `unknown_id` in a graph.
+    """Raises for ids outside [0, vocabulary_size) eagerly, and replaces them by `unknown_id` in a graph.
 
     Raises:
         ValueError: an id is outside the vocabulary, and its value is known.

@@ -1,4 +1,4 @@
-"""Files of byte-pair and SentencePiece tokenizers -> one `tokenizers.Tokenizer`, whose JSON is the definition.
+"""Builds a `tokenizers.Tokenizer`, whose JSON is the definition, from files of BPE and SentencePiece tokenizers.
 
 A tokenizer.json is used as it is. (transformers 5 rebuilds some classes from it: Llama 2's puts a space before the
 first text only, whatever the file says.) From the older files, vocab.json with merges.txt or a SentencePiece model, the
@@ -20,7 +20,7 @@ QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-# Model types of config.json and classes of transformers -> the way in which their older files are read.
+# Model types of config.json and classes of transformers -> how their older files are read.
 BYTE_PAIR = {"gpt2": "GPT2", "GPT2": "GPT2", "qwen2": "Qwen2", "qwen3": "Qwen2", "Qwen2": "Qwen2"}
 BYTE_PAIR |= {"roberta": "Roberta", "bart": "Roberta", "Roberta": "Roberta", "Bart": "Roberta"}
 SENTENCEPIECE = {
@@ -43,7 +43,7 @@ MODEL_FILES = {"T5": "spiece.model", "Llama": "tokenizer.model"}  # all others h
 _ROBERTA = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>"}
 _ROBERTA |= {"pad_token": "<pad>", "mask_token": "<mask>"}
 _END = "<|endoftext|>"
-DEFAULTS = {  # the tokens of a class in transformers if its files name none
+DEFAULTS = {  # the default tokens of a class in transformers
     "GPT2": {"unk_token": _END, "bos_token": _END, "eos_token": _END},
     "Qwen2": {"unk_token": _END, "eos_token": _END, "pad_token": _END},
     "Roberta": _ROBERTA,
@@ -64,7 +64,7 @@ def parse_tokenizer_json(text: str, place: Any) -> Any:
 
 
 def read_tokenizer_json(folder: Path, settings: Settings) -> Any:
-    """Reads tokenizer.json and adds the tokens that only the settings name."""
+    """Reads tokenizer.json and adds the tokens that are only in the settings."""
     path = folder / "tokenizer.json"
     data, space = read_json(path), settings.config.get("add_prefix_space")
     added, before = data.get("added_tokens"), data.get("pre_tokenizer")
@@ -267,13 +267,13 @@ def _add_tokens(tokenizer: Any, settings: Settings, folder: Path) -> None:
         i = tokenizer.token_to_id(token["content"])
         if token["id"] not in (None, i):
             raise ValueError(
-                f"`directory` must number its tokens alike in all files. Received: {token['content']!r} with ids "
+                f"`directory` must have the same token ids in all files. Received: {token['content']!r} with ids "
                 f"{token['id']} and {i} in {folder}"
             )
 
 
 def _build(make: Callable[[], Any], place: Any) -> Any:
-    """Returns `make()`. Raises ValueError, which names `place`, if the `tokenizers` library refuses or panics."""
+    """Returns `make()`. Raises ValueError, which names `place`, if the `tokenizers` library fails."""
     try:
         return make()
     except ImportError:

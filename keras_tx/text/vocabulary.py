@@ -1,4 +1,4 @@
-"""WordPiece vocabularies: file or texts -> list of tokens, in which the place of a token is its id.
+"""Reads and trains WordPiece vocabularies: lists of tokens, in which the index of a token is its id.
 
 Sennrich et al. 2016, arXiv:1508.07909 (merging frequent pairs); Devlin et al. 2018, arXiv:1810.04805 (WordPiece).
 """
@@ -26,7 +26,7 @@ SPECIAL_TOKENS = {  # in the order of a trained vocabulary
 
 
 def read_vocabulary(path: str | Path) -> list[str]:
-    """Reads a vocab.txt: one token a line, the first line is id 0. Empty lines at the end are ignored.
+    """Reads a vocab.txt: one token per line; the first line has the id 0. Empty lines at the end are ignored.
 
     Raises:
         ValueError: `path` is not a file.
@@ -86,7 +86,7 @@ def train_vocabulary(texts: Any, vocabulary_size: int, special_tokens: list[str]
 
     Raises:
         TypeError: a text is not a string.
-        ValueError: there is no word in `texts`, or `vocabulary_size` leaves no room beside the special tokens.
+        ValueError: there is no word in `texts`, or `vocabulary_size` is not larger than the number of special tokens.
     """
     vocabulary_size = checks.positive_int("vocabulary_size", vocabulary_size)
     if vocabulary_size <= len(special_tokens):

@@ -1,4 +1,4 @@
-"""Words -> ids: ragged (B, words) strings -> ragged (B, None) ids, the longest piece first.
+"""WordPiece: ragged words (B, None) -> ragged ids (B, None), the longest piece first.
 
 Song et al. 2021, arXiv:2012.15524 (WordPiece in linear time).
 """
@@ -16,7 +16,7 @@ MAX_CHARACTERS = 100  # longer words become the unknown token
 
 
 def build_wordpiece(vocabulary: list[str], unknown_token: str) -> Any:
-    """Builds the op with its model as an eager constant, so that every graph can use it and an export contains it."""
+    """Builds the op with its model as an eager constant, so that all graphs can use it and exports contain it."""
     with tf.init_scope():
         return tf_text.FastWordpieceTokenizer(
             vocabulary,

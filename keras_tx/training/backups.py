@@ -25,7 +25,7 @@ FORMAT = "keras_tx.training.Resume 1"
 
 
 def write(path: Path, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Writes the dict `state` and the arrays. An interruption at any moment leaves the old file or the new one."""
+    """Writes `state` and the arrays. An interruption at any moment leaves a complete file, the old or the new one."""
     text = json.dumps({"format": FORMAT, "arrays": list(arrays), **state}, default=_as_json).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
@@ -38,14 +38,14 @@ def write(path: Path, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> N
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not every system can open a folder
+    with contextlib.suppress(OSError):  # some systems cannot open a folder
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)
 
 
 def _as_json(value: Any) -> float | str:
-    """A logged value that JSON does not know, such as a NumPy scalar or a tensor, as a number or a string."""
+    """Converts a logged value that JSON does not know, such as a NumPy scalar or a tensor, to a number or a string."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -98,12 +98,12 @@ def _as_text(description: Sequence[Any]) -> str:
 
 
 def _without_numbers(path: str) -> str:
-    """The path without the suffixes, as in `dense_1`, that Keras gives to layers of the same name in one process."""
+    """The path without suffixes as in `dense_1`, which Keras adds to equal names of layers in one process."""
     return re.sub(r"_\d+(?=[/_]|$)", "", path)
 
 
 def as_array(value: Tensor) -> np.ndarray:
-    """A variable or tensor as an array that NumPy can write: bfloat16, which it does not know, as float32 (exact)."""
+    """Converts a variable or tensor to an array that NumPy can write; bfloat16 becomes float32, which is exact."""
     array = np.asarray(keras.ops.convert_to_numpy(value))
     return array.astype("float32") if array.dtype.kind == "V" else array
 
@@ -150,7 +150,7 @@ def restore_random_states(states: Any, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _encoded(value: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """`value` as JSON, with its arrays in `arrays`. Raises a TypeError for other types."""
+    """Converts `value` to JSON and adds its arrays to `arrays`. Raises a TypeError for other types."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, np.generic):

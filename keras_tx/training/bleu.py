@@ -13,13 +13,13 @@ sacrebleu = Lazy("sacrebleu.metrics", extra="metrics")
 
 
 class Bleu(keras.callbacks.Callback):
-    """Translates a list of sentences at the end of epochs and logs the corpus BLEU (0 to 100).
+    """A callback that translates sentences at the end of epochs and logs the corpus BLEU score (0 to 100).
 
-    The callbacks of `fit` share one dict of logs and run in the order of the list: put this one before those that use
-    its score, such as `EarlyStopping("val_bleu", mode="max")`, `ModelCheckpoint`, `TensorBoard`, `CSVLogger` and
+    The callbacks of `fit` share one dict of logs and run in the order of the list: put this one before callbacks that
+    use its score, such as `EarlyStopping("val_bleu", mode="max")`, `ModelCheckpoint`, `TensorBoard`, `CSVLogger` and
     `Resume`. The history of `fit` contains it in any order.
 
-    Scores are sacrebleu's. Report a score with its signature, which is printed beside it.
+    The score is computed by sacrebleu. If you report it, add its signature, which is printed with it.
 
     Args:
         sources: strings to translate.
@@ -28,18 +28,18 @@ class Bleu(keras.callbacks.Callback):
             `tokenizer`, `max_new_tokens` and `generate_options`.
         tokenizer: the model's tokenizer, for `model.generate`.
         max_new_tokens: the largest number of tokens of a translation, for `model.generate`.
-        generate_options: a dict of more arguments of `model.generate`, such as `{"strategy": Beam(4)}`.
-        batch_size: number of sentences translated at a time.
-        every: translate at the end of every so many epochs; the logs of other epochs have no score.
+        generate_options: a dict of further arguments of `model.generate`, such as `{"strategy": Beam(4)}`.
+        batch_size: the number of sentences translated at a time.
+        every: the number of epochs from one translation to the next; the logs of the epochs between have no score.
         tokenize: sacrebleu's tokenizer: "13a", "none", "zh", "char", ...; None is sacrebleu's default, "13a".
-        lowercase: compare without regard to case.
-        samples: how many sources are printed with their hypothesis and reference.
+        lowercase: whether to ignore case in the comparison.
+        samples: the number of sources that are printed with their translation and reference.
         name: the key of the score in the logs.
         verbose: 0 prints nothing; otherwise progress, score, signature and samples are printed.
 
     Raises:
-        ValueError: for an empty list of sources, lists of unequal length, or another number of translations than of
-            sources.
+        ValueError: for an empty list of sources, lists of different lengths, or a `translate` that returns a different
+            number of translations than of sources.
         TypeError: for sources, references or translations that are not lists of strings; and at the start of `fit`, if
             there is no `translate` and the model has no method `generate`.
         ImportError: if sacrebleu is not installed.
@@ -81,7 +81,7 @@ class Bleu(keras.callbacks.Callback):
         self.references = _strings("references", references)
         if not self.sources or len(self.sources) != len(self.references):
             raise ValueError(
-                "`sources` and `references` must be of one length, at least 1. Received: "
+                "`sources` and `references` must have the same length, at least 1. Received: "
                 f"{len(self.sources)} sources, {len(self.references)} references"
             )
         if translate is not None and not callable(translate):

@@ -1,7 +1,7 @@
-"""Cross-entropy from hidden vectors, a chunk of tokens at a time: (N, D), (V, D), (N,) -> a number.
+"""Cross-entropy computed from hidden states, a chunk of tokens at a time: (N, D), (V, D), (N,) -> scalar.
 
-N tokens, D hidden, V vocabulary, C tokens of a chunk. Neither the logits (N, V) nor their gradient are in memory as a
-whole, and tokens without a label cost nothing. The gradients are computed in the same pass as the loss, because the
+N tokens, D hidden, V vocabulary, C tokens of a chunk. Neither the full logits (N, V) nor their gradient are ever in
+memory, and tokens without a label cost nothing. The gradients are computed in the same pass as the loss, because the
 upstream gradient of a sum over tokens is a single factor. Wijmans et al. 2024, arXiv:2411.09009.
 """
 
@@ -23,8 +23,9 @@ def chunked_loss(
     """The weighted sum of -log p of each label, differentiable with respect to `hidden` and `table`.
 
     Args:
-        hidden: (N, D); the logits are its products with the rows of `table`, computed in its dtype.
-        table: (V, D).
+        hidden: (N, D), the hidden states.
+        table: (V, D), the kernel of the output layer: the logits are `hidden` times `table`, transposed, in the dtype
+            of `hidden`.
         labels: (N,) integers in [0, V).
         weights: (N,) float32; tokens of weight 0 are ignored, even if `hidden` is NaN there.
         chunk_size: C.
@@ -84,7 +85,7 @@ def chunked_loss(
 
 
 def _losses_and_gradients(logits: Tensor, labels: Tensor, label_probability: float) -> tuple[Tensor, Tensor]:
-    """log sum exp - label_probability * logit of the label, (C,), and its gradient for the logits (C, V)."""
+    """log sum exp - label_probability * logit of the label, (C,), and its gradient for the logits, (C, V)."""
     probabilities = ops.softmax(logits, axis=-1)  # one pass on CPUs; exponentials, sums and quotients would be five
     log_sums = ops.max(logits, axis=-1) - ops.log(ops.max(probabilities, axis=-1))
     size = logits.shape[-1]
@@ -95,7 +96,7 @@ def _losses_and_gradients(logits: Tensor, labels: Tensor, label_probability: flo
 
 
 def _subtract_at(rows: Tensor, places: Tensor, amounts: Tensor) -> Tensor:
-    """`rows`, with `amounts[i]` subtracted from `rows[i, places[i]]`."""
+    """Returns `rows` with `amounts[i]` subtracted from `rows[i, places[i]]`."""
     if keras.backend.backend() == "tensorflow":
         indices = tf.stack([tf.range(tf.shape(places)[0]), tf.clip_by_value(places, 0, rows.shape[1] - 1)], axis=-1)
         return tf.tensor_scatter_nd_sub(rows, indices, amounts)

@@ -1,4 +1,4 @@
-"""Losses: labels (B, T), logits (B, T, V) -> a number. B batch, T tokens, V vocabulary."""
+"""Losses: labels (B, T), logits (B, T, V) -> scalar. B batch, T tokens, V vocabulary."""
 
 from typing import Any
 
@@ -18,40 +18,43 @@ REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum", "
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class PaddedCrossentropy(keras.losses.Loss):
-    """The mean of -log p(label) over the real tokens of a batch; padding tokens change nothing.
+    """Sparse categorical cross-entropy that ignores padding: the mean of -log p(label) over the real tokens of a batch.
 
-    It is `keras.losses.SparseCategoricalCrossentropy` with a mask from the labels, whatever mask the model's input has:
-    the sum of the losses divided by the number of real tokens, 0 for a batch of padding only. Computed in float32 under
-    any policy, without a one-hot matrix. `loss.call(labels, logits)` returns the loss of each token, (B, T).
+    It is `keras.losses.SparseCategoricalCrossentropy` with a mask computed from the labels; the Keras mask of the
+    predictions is not used. It returns the sum of the losses divided by the number of real tokens, or 0 for a batch of
+    padding only. It is computed in float32 under any dtype policy. `loss.call(labels, logits)` returns the loss of each
+    token, (B, T).
 
-    The `loss` that `fit` shows for an epoch is the mean over batches, however many tokens each has; `Perplexity`
+    The `loss` that `fit` shows for an epoch is the mean over batches, whatever their numbers of tokens; `Perplexity`
     averages over tokens.
 
     Args:
-        padding_id: labels equal to it are ignored; may be -100, as in Hugging Face data.
-        from_logits: whether the predictions are logits; if not, probabilities.
+        padding_id: labels with this value are ignored. It may be -100, as in Hugging Face data.
+        from_logits: whether the predictions are logits; otherwise they are probabilities.
         label_smoothing: e in [0, 1): the target probability is 1 - e + e/V for the label and e/V for every other token,
             as in `keras.losses.CategoricalCrossentropy`.
         chunk_size: with `CausalLM`, `MaskedLM` and `Seq2Seq`, `fit` computes logits and loss of this many tokens at a
-            time: the logits (B, T, V) are never in memory as a whole, and tokens without a label cost nothing. Metrics
-            need the whole logits, so only evaluation computes them. None: all tokens at once. Other models, and loaded
+            time: the full logits (B, T, V) are never in memory, and tokens without a label cost nothing. Metrics need
+            the full logits, so they are computed only in evaluation. None: all tokens at once. Other models, and loaded
             checkpoints, ignore it.
-        reduction: as in Keras: "sum_over_batch_size" or "mean" divide by the number of real tokens,
-            "mean_with_sample_weight" by the sum of their weights; "sum"; "none" or None return (B, T).
-        name: of the loss.
+        reduction: as in Keras: "sum_over_batch_size" and "mean" divide the sum by the number of real tokens,
+            "mean_with_sample_weight" by the sum of their weights; "sum" does not divide; "none" and None return the
+            losses (B, T).
+        name: the name of the loss.
 
     Call arguments:
-        y_true: (B, T) integers.
-        y_pred: (B, T, V).
-        sample_weight: (B,) or (B, T), multiplies the loss of each token. Predictions at tokens of weight 0 may be
-            anything, even NaN.
+        y_true: labels, (B, T) integers.
+        y_pred: logits or probabilities, (B, T, V).
+        sample_weight: (B,) or (B, T), multiplied with the loss of each token. Predictions at tokens of weight 0 are
+            ignored, even if they are NaN.
 
     Returns:
         A float32 scalar, or (B, T) without reduction.
 
     Raises:
-        ValueError: for labels that are not integers or outside [0, V), and for shapes that do not fit. In a compiled
-            graph TensorFlow refuses labels outside; where nothing can raise (XLA, JAX, a GPU) the loss is NaN.
+        ValueError: for labels that are not integers or not in [0, V), and for shapes that do not match. In a compiled
+            graph TensorFlow raises its own error for such labels; where no error can be raised (XLA, JAX, a GPU), the
+            loss is NaN.
 
     Examples:
         The label of the only real token has the probability 1/2, so the loss is log 2:
@@ -97,9 +100,9 @@ class PaddedCrossentropy(keras.losses.Loss):
             return losses if self.reduction in ("none", None) else self._reduced(ops.sum(losses), real, weights)
 
     def call_in_chunks(self, y_true: Tensor, hidden: Tensor, table: Tensor, sample_weight: Tensor = None) -> Tensor:
-        """The loss of the logits `hidden` (B, T, D) times `table` (V, D), transposed; `chunk_size` tokens at a time.
+        """The loss for the logits `hidden` (B, T, D) times `table` (V, D), transposed, `chunk_size` tokens at a time.
 
-        The value, its gradients and the errors are those of `__call__` with the whole logits.
+        The value, its gradients and the errors are those of `__call__` with the full logits.
         """
         labels, real, weights = tokens.checked_labels(
             y_true, hidden.shape[:-1], table.shape[0], self.padding_id, sample_weight
@@ -137,5 +140,5 @@ class PaddedCrossentropy(keras.losses.Loss):
 
 
 def _num_replicas() -> int:
-    """Keras' losses divide by it too, because a `tf.distribute` strategy adds the gradients of its replicas."""
+    """The number of replicas, by which Keras divides losses because `tf.distribute` adds the gradients of replicas."""
     return int(tf.distribute.get_strategy().num_replicas_in_sync) if keras.backend.backend() == "tensorflow" else 1

@@ -10,7 +10,7 @@ from keras_tx.types import Tensor
 
 
 class TokenMean(keras.metrics.Metric):
-    """The weighted mean of a number for each token, kept as a sum and a count: it does not depend on batches."""
+    """The weighted mean of a value for each token, kept as a sum and a count, so that it does not depend on batches."""
 
     def __init__(self, padding_id: int, name: str):
         super().__init__(name=name, dtype="float32")
@@ -24,7 +24,7 @@ class TokenMean(keras.metrics.Metric):
         self.count.assign_add(ops.sum(weights))
 
     def per_token(self, labels: Tensor, outputs: Tensor, weights: Tensor) -> Tensor:
-        """(B, T): the number of each token, finite where the weight is 0."""
+        """The value of each token, (B, T); it must be finite where the weight is 0."""
         raise NotImplementedError
 
     def result(self) -> Tensor:
@@ -33,10 +33,10 @@ class TokenMean(keras.metrics.Metric):
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class PaddedAccuracy(TokenMean):
-    """The share of real tokens for which the label has the highest logit; 0 before the first token.
+    """Token accuracy that ignores padding: the fraction of real tokens whose label has the highest logit.
 
-    Labels equal to `padding_id` are padding, whatever the mask of the model's input. The result does not depend on how
-    the data are split into batches.
+    Padding is where the label is `padding_id`; the Keras mask of the predictions is not used. The result does not
+    depend on how the data are split into batches; it is 0 before the first token.
 
     Args:
         padding_id: labels equal to it are ignored.
@@ -71,10 +71,11 @@ class PaddedAccuracy(TokenMean):
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class Perplexity(TokenMean):
-    """exp of the mean of -log p(label) over all real tokens of the epoch, without label smoothing; 1 before the first.
+    """Perplexity: exp of the mean of -log p(label) over all real tokens of an epoch, without label smoothing.
 
-    It is not the mean of the perplexities of batches: the result does not depend on how the data are split into
-    batches. Labels equal to `padding_id` are padding, whatever the mask of the model's input.
+    The result does not depend on how the data are split into batches: it is not the mean of the perplexities of
+    batches. Padding is where the label is `padding_id`; the Keras mask of the predictions is not used. It is 1 before
+    the first token.
 
     Args:
         padding_id: labels equal to it are ignored.
@@ -90,7 +91,7 @@ class Perplexity(TokenMean):
         ValueError: see `PaddedCrossentropy`.
 
     Examples:
-        A model that finds all of 8 tokens equally likely has the perplexity 8:
+        A model for which all of 8 tokens are equally likely has a perplexity of 8:
 
         >>> labels = np.array([[1, 2, 0, 0], [5, 6, 7, 0]])
         >>> print(f"{float(keras_tx.training.Perplexity()(labels, np.zeros((2, 4, 8)))):.3f}")

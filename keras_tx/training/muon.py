@@ -1,4 +1,4 @@
-"""An optimizer that treats the kernels of attention, which have three axes, as matrices."""
+"""The optimizer Muon for transformers, which treats the kernels of attention, with three axes, as matrices."""
 
 import inspect
 import math
@@ -14,36 +14,39 @@ from keras_tx.keras_internals import MuonByVariable
 from keras_tx.types import Tensor
 
 _KERNEL = re.compile(r"(^|/)(query|key|value|gate|attention_output)/kernel$")
-_NO_KERNELS = ("/bias", "/embeddings", "/segments")  # the biases of attention have two axes
+_NO_KERNELS = ("/bias", "/embeddings", "/segments")  # the biases of attention have two axes and are no matrices
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class Muon(MuonByVariable):
-    """`keras.optimizers.Muon` for transformers: it also orthogonalizes the updates of attention's kernels.
+    """`keras.optimizers.Muon` for transformers: it also orthogonalizes the updates of the kernels of attention.
 
-    Muon replaces the momentum of a matrix by a nearly orthogonal matrix close to it, and updates other variables with
-    AdamW. Keras' Muon treats only kernels of two axes as matrices. Here the kernels of queries, keys, values and gates
-    (D, N, H) are treated as matrices (D, N * H), and the kernel of attention's output (N, H, D) as (N * H, D), in
-    layers of this package and in `keras.layers.MultiHeadAttention`. They are found by their names: `query`, `key`,
-    `value`, `gate` and `attention_output`.
+    Muon updates a matrix by its momentum, replaced by a nearly orthogonal matrix close to it, and updates other
+    variables with AdamW. Keras' Muon treats only variables with two axes as matrices. Here the kernels of queries,
+    keys, values and gates (D, N, H) are treated as matrices (D, N * H), and the kernel of attention's output (N, H, D)
+    as (N * H, D), in layers of this package and in `keras.layers.MultiHeadAttention`. They are found by their names:
+    `query`, `key`, `value`, `gate` and `attention_output`.
 
-    AdamW updates embeddings, norms, biases (also those of attention, whose shape (N, H) Keras' Muon takes for a
-    matrix), other variables of three or more axes, such as those of convolutions, and every variable whose path matches
-    a regular expression in `exclude_layers`.
+    AdamW updates embeddings, norms, biases (also those of attention, whose shape (N, H) Keras' Muon treats as a
+    matrix), other variables with three or more axes, such as those of convolutions, and every variable whose path
+    matches a regular expression in `exclude_layers`.
 
     Args:
         learning_rate: a float or a schedule; for AdamW it is multiplied by `adam_lr_ratio`.
-        adam_beta_1, adam_beta_2, epsilon: of AdamW.
-        adam_weight_decay, weight_decay: for variables that AdamW updates, and for the others; None turns it off.
+        adam_beta_1, adam_beta_2, epsilon: the arguments `beta_1`, `beta_2` and `epsilon` of AdamW.
+        adam_weight_decay, weight_decay: the weight decay of variables that AdamW updates, and of matrices; None for
+            none.
         clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, loss_scale_factor,
             gradient_accumulation_steps, name: as in every optimizer of Keras.
         exclude_layers: regular expressions; AdamW updates the variables whose paths match one of them.
         exclude_embeddings: whether AdamW updates all variables with "embedding" in their path. It updates those of
             this package's embeddings in any case.
-        muon_a, muon_b, muon_c, ns_steps: coefficients and number of the iterations that orthogonalize a matrix.
-        adam_lr_ratio: see `learning_rate`.
-        momentum, nesterov: of the gradients of matrices.
-        rms_rate: the root mean square of an update before the learning rate; None leaves its singular values near 1.
+        muon_a, muon_b, muon_c, ns_steps: the coefficients and the number of the Newton-Schulz iterations that
+            orthogonalize a matrix.
+        adam_lr_ratio: the learning rate of AdamW, relative to `learning_rate`.
+        momentum, nesterov: the momentum of matrices, and whether it is Nesterov momentum.
+        rms_rate: the root mean square of an update before it is multiplied by the learning rate. None leaves the
+            singular values of the update near 1.
 
     Reference:
         Jordan et al. 2024, kellerjordan.github.io/posts/muon; the scale of updates: Liu et al. 2025, arXiv:2502.16982.
@@ -92,7 +95,7 @@ def _as_python(value: Any) -> Any:
 
 
 def _matrix_shape(variable: Any) -> tuple[int, ...]:
-    """The shape of `variable`; of attention's kernels, which have three axes, (inputs, outputs)."""
+    """The shape of `variable`; for the kernels of attention, which have three axes, (inputs, outputs)."""
     shape, name = tuple(variable.shape), _KERNEL.search(variable.path)
     if len(shape) != 3 or name is None:
         return shape

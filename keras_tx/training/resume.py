@@ -1,7 +1,4 @@
-"""A callback with which an interrupted `fit` continues after its last whole epoch.
-
-The directory always contains one whole backup: a new one is written to another file, which is renamed when complete.
-"""
+"""A callback with which an interrupted `fit` continues after its last complete epoch."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -19,37 +16,37 @@ tf = Lazy("tensorflow")
 
 
 class Resume(keras.callbacks.Callback):
-    """Keeps a backup of the training in `directory`, from which the same command, started again, continues.
+    """A callback that backs up the training after each epoch, so that an interrupted `fit` continues when run again.
 
     At the end of each epoch it saves the variables of the model (with the seeds of dropout), the variables of the
     optimizer (moments, number of updates, learning rate, moving averages, loss scale), the states of Python's, NumPy's
     and PyTorch's random generators, the number of the epoch and the history. A process that is killed at any moment,
-    even while writing, leaves a whole backup. Started again, `fit` repeats the epoch that was interrupted, and its
-    history contains all epochs. The backup stays after the last epoch: the same command then trains no further, and
-    with more `epochs` it continues, unless a callback stopped the training. Delete the directory to start from the
+    even while writing, leaves a complete backup. Started again, `fit` repeats the epoch that was interrupted, and its
+    history contains all epochs. The backup stays after the last epoch: the same command then trains no further; with
+    more `epochs` it continues, unless a callback stopped the training. Delete the directory to start from the
     beginning, and use one directory for each run.
 
-    The result is equal, bit by bit, to that of a run that was never interrupted, if the data of an epoch depend only on
-    its number. `shuffle` of `tf.data`, and of `fit` on TensorFlow, starts its random sequence again in each process; so
-    let `Resume.dataset` make the data of each epoch, as below. Operations must also be deterministic: see
+    The result is equal, bit by bit, to that of an uninterrupted run, if the data of an epoch depend only on its number.
+    `shuffle` of `tf.data`, and of `fit` on TensorFlow, restarts its random sequence in each process; so let
+    `Resume.dataset` create the data of each epoch, as below. Operations must also be deterministic: see
     `tf.config.experimental.enable_op_determinism`.
 
     `Resume` must be the last in the list of callbacks, so that the backup contains what the others log, and whether
-    they stopped the training. A callback that writes a file of its own (`CSVLogger(append=True)`) may write the
+    they stopped the training. A callback that writes its own file (such as `CSVLogger(append=True)`) may write the
     interrupted epoch twice. The learning rate comes from the backup, not from `compile`, unless it is a schedule.
 
     `keras.callbacks.BackupAndRestore`, in comparison, overwrites its files in place, does not restore the seeds of
     dropout, the history or other callbacks, and deletes the backup at the end.
 
     Args:
-        directory: of the backup; it is created if it does not exist.
-        callbacks: callbacks of `fit` whose state is saved too: `EarlyStopping`, `ReduceLROnPlateau`,
+        directory: the directory of the backup, which is created if it does not exist.
+        callbacks: the callbacks of `fit` whose state is saved too, such as `EarlyStopping`, `ReduceLROnPlateau` or
             `ModelCheckpoint(save_best_only=True)`. Their state is numbers, strings and arrays (such as the best
             weights) that are not arguments of their constructors.
 
     Raises:
-        TypeError: for a directory that is not a path, or what is not a callback.
-        ValueError: at the start of `fit`, for a backup that is damaged, of another model or optimizer, or with other
+        TypeError: for a `directory` that is not a path, or for `callbacks` that are not callbacks. ValueError: at the
+            start of `fit`, for a backup that is damaged, or was made with another model, optimizer or other
             `callbacks`.
 
     Examples:
@@ -102,7 +99,7 @@ class Resume(keras.callbacks.Callback):
 
         Args:
             make: a function from the number of the epoch, a scalar int64 tensor, to a `tf.data.Dataset` of batches. It
-                is called twice: for the number of batches, and traced as the function of `Dataset.flat_map`.
+                is called once to count the batches, and traced once as the function of `Dataset.flat_map`.
         """
         if self._epoch is None:
             with tf.device("CPU:0"):
@@ -168,17 +165,17 @@ class Resume(keras.callbacks.Callback):
         start = self._epochs[-1] + 1
         if self.params.get("verbose"):
             print(f"Resuming after {start} epochs: {self.path}")
-        # `fit` asks for it after this, as Keras' BackupAndRestore also relies on; from beyond the last it trains none.
+        # `fit` reads it after this call, as Keras' BackupAndRestore relies on; beyond the last epoch it trains nothing.
         begin_fit_at(self.model, max(start, self.params["epochs"]) if state["stopped"] else start)
 
     def _restore_late(self) -> None:
-        """Restores, once, what callbacks later in the list (the history is one) reset at the start of training."""
+        """Restores, once, what later callbacks (the history is one) reset at the start of training."""
         if self._unrestored is None:
             return
         self._restore_callbacks()
         backups.restore_random_states(self._unrestored[0]["random"], self._unrestored[1])
         self._unrestored = None
-        begin_fit_at(self.model, None)  # the next `fit` begins where it says
+        begin_fit_at(self.model, None)  # the next `fit` begins at its own `initial_epoch`
         history = getattr(self.model, "history", None)
         if history is not None:
             history.epoch, history.history = list(self._epochs), {name: list(v) for name, v in self._logs.items()}

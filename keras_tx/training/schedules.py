@@ -1,4 +1,4 @@
-"""Learning-rate schedules: the number of the update -> the learning rate."""
+"""Learning-rate schedules: step -> learning rate."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
     Args:
         hidden_dim: the hidden size of the model; wider models get lower rates.
         warmup_steps: number of updates until the rate is highest; the default is the paper's.
-        scale: multiplies the rate.
+        scale: a factor for the rate.
 
     Call arguments:
         step: the number of updates so far, an integer or a scalar tensor.

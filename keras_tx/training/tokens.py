@@ -1,4 +1,4 @@
-"""What losses and metrics share: which tokens count, and -log p of each label: (B, T), (B, T, V) -> (B, T).
+"""Functions for losses and metrics: which tokens count, and -log p of each label: (B, T), (B, T, V) -> (B, T).
 
 B batch, T tokens, V vocabulary. Everything is computed in float32. Label smoothing: Szegedy et al. 2015,
 arXiv:1512.00567.
@@ -38,9 +38,9 @@ def checked_inputs(
         0 at padding; `weights` (B, T), float32, `sample_weight` at real tokens and 0 at padding.
 
     Raises:
-        ValueError: for labels that are not integers, shapes that do not fit, and labels outside [0, V). Values can be
-            checked only in eager calls. In a graph TensorFlow refuses such a label; where nothing can raise (XLA, JAX,
-            a GPU) its loss is NaN.
+        ValueError: for labels that are not integers, shapes that do not match, and labels outside [0, V). Values can be
+            checked only in eager calls. In a graph TensorFlow raises its own error for such a label; where no error can
+            be raised (XLA, JAX, a GPU), its loss is NaN.
     """
     outputs = ops.convert_to_tensor(outputs)
     labels, real, weights = checked_labels(labels, outputs.shape[:-1], outputs.shape[-1], padding_id, sample_weight)
@@ -111,7 +111,7 @@ def token_losses(
 
 
 def _pick(labels: Tensor, outputs: Tensor) -> Tensor:
-    """outputs[..., label], NaN for a label outside [0, V): backends would clip it or count it from the end."""
+    """outputs[..., label]; NaN for a label outside [0, V), which backends would clip or count from the end."""
     size = outputs.shape[-1]
     taken = ops.take_along_axis(outputs, ops.clip(labels, 0, size - 1)[..., None], axis=-1)[..., 0]
     return ops.where((labels >= 0) & (labels < size), taken, float("nan"))
@@ -120,19 +120,18 @@ def _pick(labels: Tensor, outputs: Tensor) -> Tensor:
 def _losses_from_logits(labels: Tensor, logits: Tensor, smoothing: float) -> Tensor:
     """The losses (N,) of labels (N,) and logits (N, V), on TensorFlow, with a gradient defined here.
 
-    It passes over (N, V) half as often as automatic differentiation does, and is faster than TensorFlow's own kernel. A
+    It reads and writes (N, V) half as often as automatic differentiation, and is faster than TensorFlow's own kernel. A
     row whose loss is not used has the gradient 0, even if it contains NaN. A label outside [0, V) is an error.
     """
     size = logits.shape[-1]
 
     def loss_of(logits: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         p = tf.nn.softmax(logits)
-        # The largest p is 1 / sum(exp(x - max x)), which spares the sum and any logarithm of a small p.
+        # The largest p is 1 / sum(exp(x - max x)): this gives the log-sum-exp without another sum over the vocabulary.
         log_sum = tf.reduce_max(logits, axis=-1) - tf.math.log(tf.reduce_max(p, axis=-1))
         places = tf.stack([tf.range(tf.shape(labels)[0]), labels], axis=-1)
-        own = tf.where(
-            (labels >= 0) & (labels < size), tf.gather_nd(logits, places), float("nan")
-        )  # XLA would clip places
+        # XLA would clip labels outside [0, V).
+        own = tf.where((labels >= 0) & (labels < size), tf.gather_nd(logits, places), float("nan"))
         loss = log_sum - (1 - smoothing) * own
         if smoothing:
             loss -= smoothing * tf.reduce_mean(logits, axis=-1)

@@ -138,7 +138,11 @@ GOOD = '{"text": "a", "label": "x"}\n'
         ("f.csv", "text,label\n", r"at least one example. Received: .*f.csv', which holds none"),
         ("f.csv", "", r"at least one example"),
         ("f.txt", "a", r"must end in one of .jsonl, .csv, .tsv, or in one of them and .gz. Received: .*f.txt"),
-        ("f.csv", "text,label\na,x\nb,y\n", r"two examples of some class, or come with `test`. .* 2 examples of 2 cl"),
+        (
+            "f.csv",
+            "text,label\na,x\nb,y\n",
+            r"two examples of some class, or `test` must be given. .* 2 examples of 2 cl",
+        ),
     ],
 )
 def test_a_malformed_file_is_refused_with_the_place(tmp_path, name, content, message):

@@ -76,7 +76,7 @@ def test_names_may_begin_with_the_name_of_the_corpus(tmp_path):
 def test_one_of_several_test_sets_is_chosen(folder):
     write_pairs(folder, ("test_2017.en", "test_2017.de"), TEST[:1])
     write_pairs(folder, ("test_2017_hard.en", "test_2017_hard.de"), TEST[:2])
-    with pytest.raises(ValueError, match=r"'test' must be only two, .* \['test_2016', 'test_2017', 'test_2017_hard'\]"):
+    with pytest.raises(ValueError, match=r"two files for 'test'; .* \['test_2016', 'test_2017', 'test_2017_hard'\]"):
         load_translation(folder, source="en")
     assert listed(load_translation(folder, source="en", test="test_2017").test) == TEST[:1]
     assert listed(load_translation(folder, source="en", test="test_2017_").test) == TEST[:2]

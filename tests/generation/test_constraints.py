@@ -150,7 +150,7 @@ def test_invalid_rules_are_refused(options, message):
         ({"forbidden_tokens": range(SIZE)}, (), "`forbidden_tokens` must leave a token .*vocabulary_size=11"),
         ({"forbidden_tokens": range(1, SIZE), "min_new_tokens": 1}, (0,), "must leave a token .*vocabulary_size=11"),
         ({"forced_tokens": {5: 1}}, (), r"must be below `max_new_tokens`. .*=\{5: 1\}, max_new_tokens=5"),
-        ({"forced_tokens": {4: 1, -1: 2}}, (), r"two tokens for one place, .*\{-1: 2, 4: 1\}, max_new_tokens=5"),
+        ({"forced_tokens": {4: 1, -1: 2}}, (), r"two tokens for one index, .*\{-1: 2, 4: 1\}, max_new_tokens=5"),
         (
             {"forced_tokens": {1: 3}, "forbidden_tokens": [3]},
             (),

@@ -328,7 +328,7 @@ BAD_SOURCES = [
     ({"inputs": {"target_ids": [[1]]}}, r"`inputs` must have \['source_ids'\]. Received: \['target_ids'\]"),
     (
         {"inputs": {"source_ids": [[3], [4]], "target_ids": [[1]]}},
-        "`inputs` must be equally many. Received: {'source_ids': 2, 'target_ids': 1}",
+        "All `inputs` must have the same number of rows. Received: {'source_ids': 2, 'target_ids': 1}",
     ),
     ({"inputs": [[SOURCE_V]]}, rf"`source_ids` must be in \[0, {SOURCE_V}\). Received: {SOURCE_V}"),
 ]
@@ -356,7 +356,7 @@ def test_sources_without_padding_must_be_of_one_length():
     model = randomize(keras.Model([source, target], layers.Dense(V)(x)))
     expected = naive(model, [[START]] * 2, NEW, sources=[[4, 0, 36], [1, 2, 3]])
     assert generate(model, [[4, 0, 36], [1, 2, 3]], **WRITE) == [row[1:] for row in expected]
-    with pytest.raises(ValueError, match=r"`source` must be of one length: .*Received: lengths \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"`source` must have rows of the same length: .*Received: lengths \[1, 2\]"):
         generate(model, [[4, 3], [1]], **WRITE)
 
 
@@ -368,9 +368,9 @@ def test_logits_that_are_nan_are_an_error():
 
 
 def test_what_is_no_strategy_is_refused(lm):
-    with pytest.raises(ValueError, match=r"`strategy` must have no beams to be streamed. Received: strategy=Beam\("):
+    with pytest.raises(ValueError, match=r"`stream` needs a `strategy` without beams. Received: strategy=Beam\("):
         stream(lm, PROMPTS, Beam(2), **FAST)
-    with pytest.raises(ValueError, match=r"`strategy` must have no beams to be streamed. Received: strategy=Beam\("):
+    with pytest.raises(ValueError, match=r"`stream` needs a `strategy` without beams. Received: strategy=Beam\("):
         stream(lm, PROMPTS, Beam(1), **FAST)
     for make, message in (
         (lambda: Sample(0.0), "`temperature` must be .*Received: temperature=0.0"),
@@ -403,7 +403,7 @@ def test_a_source_beyond_the_learned_positions_is_refused():
 
 
 def test_a_stream_has_no_scores_and_knows_its_arguments(lm):
-    with pytest.raises(ValueError, match="`return_scores` is not for `stream`.* Received: True"):
+    with pytest.raises(ValueError, match="`return_scores` must not be used with `stream`.* Received: True"):
         stream(lm, PROMPTS, return_scores=True, **FAST)
     with pytest.raises(TypeError, match="unexpected keyword argument 'max_tokens'"):
         stream(lm, PROMPTS, max_tokens=3, **FAST)
@@ -445,7 +445,7 @@ def test_a_mask_that_is_not_of_the_padding_is_refused(name):
 def test_rows_of_an_array_of_objects_are_ids_and_a_mixture_is_refused(lm):
     rows = np.array([*PROMPTS, None], object)[:-1]
     assert generate(lm, rows, **SHORT) == generate(lm, PROMPTS, **SHORT)
-    with pytest.raises(ValueError, match=r"`inputs` must be texts alone, or rows of ids. Received: 5 among texts"):
+    with pytest.raises(ValueError, match=r"`inputs` must be only texts, or only rows of ids. Received: 5 among texts"):
         generate(lm, ["ab", 5], **SHORT, tokenizer=Letters())
     message = r"`token_ids` must be rows of ids, \(P,\) or \(B, P\). Received: \[\[5, 7\], 5\]"
     with pytest.raises(ValueError, match=message):

@@ -110,12 +110,12 @@ class Subclassed(keras.Model):
         return inputs
 
 
-NOT_CAUSAL = "may look at other tokens only in `Decoder`, `DecoderLayer` and causal .*Received: layer '.*' of type "
+NOT_CAUSAL = "may attend to other tokens only in `Decoder`, `DecoderLayer` and causal .*Received: layer '.*' of type "
 REFUSED = [
     (without_target, r"`target` must be given: .*Received: target=None for a model with the inputs \['one', 'other'\]"),
     (two_outputs, r"one output, logits \(B, T, V\). Received: outputs of shapes .*29\), \(None, None, 12\)"),
     (lambda: decoded(lambda x, ids: Decoder(1, F, N)(x)[:, -1]), "one output, .*Received: outputs of shapes .*29"),
-    (lambda: decoded(lambda x, ids: x), "`model` must have a causal layer over the growing ids. Received: a model "),
+    (lambda: decoded(lambda x, ids: x), "`model` must have a causal layer over the generated ids. Received: a model "),
     (lambda: decoded(lambda x, ids: Encoder(1, F, N)(x)), NOT_CAUSAL + "Encoder"),
     (lambda: decoded(lambda x, ids: Decoder(1, F, N)(EncoderLayer(F, N)(x))), NOT_CAUSAL + "EncoderLayer"),
     (
@@ -133,12 +133,12 @@ REFUSED = [
     ),
     (
         lambda: decoded(lambda x, ids: Decoder(1, F, N, name="it")(x, attention_mask=ids[:, None, :] > 3)),
-        "Layer 'it' gets an `attention_mask`, which does not grow with the ids. Received: attention_mask",
+        "Layer 'it' must not get an `attention_mask` of a fixed size. Received: attention_mask",
     ),
-    (lambda: decoded(own_positions), r"in layers of keras_tx. Received: .*differ from the whole by .*'cumsum"),
+    (lambda: decoded(own_positions), r"in layers of keras_tx. Received: .*differ from the full model by .*'cumsum"),
     (
         lambda: decoded(lambda x, ids: Decoder(1, F, N)(x) + ops.flip(x, axis=1)),
-        "in layers of keras_tx. Received: .*differ from the whole by .*'flip",
+        "in layers of keras_tx. Received: .*differ from the full model by .*'flip",
     ),
 ]
 

@@ -287,5 +287,5 @@ def test_what_keras_takes_by_name_is_not_dropped_by_position():
 
 def test_rotary_attention_over_other_axes_is_refused():
     layer = MultiHeadAttention(N, H + H % 2, rotary=True, attention_axes=2)
-    with pytest.raises(ValueError, match=r"`rotary` must have the attention axis 1. Received: attention_axes=\(2,\)"):
+    with pytest.raises(ValueError, match=r"`rotary` needs `attention_axes=1`. Received: attention_axes=\(2,\)"):
         layer(normal(B, T, S, 11), normal(B, T, S, 11))

@@ -160,7 +160,7 @@ def test_a_graph_refuses_ids_outside_the_table(wrong):
         ({"padding_id": V}, r"`padding_id` must be None or in \[0, vocabulary_size\). Received: padding_id=23"),
         ({"position_encoding": "learnt"}, "`position_encoding` must be one of .*Received: position_encoding='learnt'"),
         ({"position_encoding": "learned"}, "`max_length` must be given with learned positions. Received: max_length=N"),
-        ({"max_length": 9}, "`max_length`, the number of learned positions, must .* Received: max_length=9"),
+        ({"max_length": 9}, "`max_length` must be given only with learned positions. Received: max_length=9"),
         ({"padding_id": "[PAD]"}, r"`padding_id` must be None or in .* Received: padding_id='\[PAD\]'"),
         ({"max_length": 0}, "`max_length` must be a positive integer or None. Received: max_length=0"),
         ({"num_segments": -1}, "`num_segments` must be a positive integer. Received: num_segments=-1"),

@@ -68,7 +68,7 @@ def test_the_config_keeps_it(kind, remat):
 def test_an_activity_regularizer_is_refused():
     stack, tensors = made("encoder", attention_options={"activity_regularizer": "l2"})
     stack(*tensors)
-    with pytest.raises(ValueError, match="`remat` does not go with `activity_regularizer`. Received: .*'query'"):
+    with pytest.raises(ValueError, match="`remat` cannot be used with `activity_regularizer`. Received: .*'query'"):
         stack(*tensors, training=True)
 
 

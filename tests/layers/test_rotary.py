@@ -228,7 +228,10 @@ def test_scaling_is_read_in_all_its_spellings():
         ({"scaling": 2.0}, "`scaling` must be None or a dict. Received: scaling=2.0"),
         ({"scaling": {"factor": 2.0}}, r"scaling\['rope_type'\]` must be one of .* Received: .*=None"),
         ({"scaling": {"type": "longrope"}}, r"one of \['default', 'linear', 'dynamic', .* Received: .*='longrope'"),
-        ({"scaling": {**YARN, "type": "linear"}}, "must have one type. Received: .*'yarn'.*'type': 'linear'"),
+        (
+            {"scaling": {**YARN, "type": "linear"}},
+            "must have the same 'type' and 'rope_type'. Received: .*'yarn'.*'type': 'linear'",
+        ),
         (
             {"scaling": {"rope_type": "default", "rope_theta": 5}},
             r"\['rope_theta'\] must equal `base`. .*base=10000.* 5",

@@ -47,9 +47,7 @@ def test_dropout_comes_before_the_projection():
 @pytest.mark.parametrize("make", [lambda: narrow(), lambda: TokenEmbedding(V, D + 1)])
 def test_vectors_that_are_not_as_wide_as_the_table_have_no_logits(make):
     for x in (normal(2, 5, D), keras.Input((5, D))):
-        with pytest.raises(
-            ValueError, match=r"as wide as the token table .*, (7|11). Received: inputs.shape=\(.*, 10\)"
-        ):
+        with pytest.raises(ValueError, match=r"a last axis of size (7|11), .*Received: inputs.shape=\(.*, 10\)"):
             layer = make()
             layer(IDS)
             layer(x, reverse=True)

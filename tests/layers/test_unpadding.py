@@ -316,7 +316,7 @@ def test_each_dropout_drops_in_training_alone(of):
 
 def test_what_does_not_go_with_it_is_refused():
     encoder = Encoder(1, 17, 3, attention_options={"activity_regularizer": "l2"}, skip_padding=True)
-    with pytest.raises(ValueError, match="`skip_padding` does not go with `activity_regularizer`. .*'query'"):
+    with pytest.raises(ValueError, match="`skip_padding` cannot be used with `activity_regularizer`. .*'query'"):
         encoder(normal(B, T, D), mask=RIGHT)
     layer = MultiHeadAttention(3, 4)
     x = normal(B, T, D)

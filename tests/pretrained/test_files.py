@@ -331,7 +331,10 @@ SECOND = "model-00002-of-00003.safetensors"
         (lambda m: m.update(a="x.safetensors"), "in its own folder. Received: 'x.safetensors'"),
         (lambda m: m.update(a="tokenizer.json"), "in its own folder. Received: 'tokenizer.json'"),
         (lambda m: m.update(a=7), "in its own folder. Received: '7'"),
-        (lambda m: m.update(d=SECOND), "must name what .* Received: 'd', which the index has and the shard has not"),
+        (
+            lambda m: m.update(d=SECOND),
+            "must list the tensors of .* Received: 'd', which the index has and the shard has not",
+        ),
         (lambda m: m.pop("b") and m.update(a=SECOND), "Received: 'a', which the index has and the shard has not"),
         (lambda m: m.update(b2=m.pop("b")), "Received: 'b', which the shard has and the index has not"),
         (lambda m: m.clear(), "must have a `weight_map`. Received: dict"),

@@ -53,7 +53,7 @@ def test_torch_exports_what_it_answers(tmp_path):
     assert b"\xff" in [text for _, _, inputs in asked for text in inputs.get("text", [])]
     # An error in the TensorFlow process is raised in the process that exports.
     (kind, message), (other, missing) = found["refused"]
-    assert kind == "ValueError" and "`model` must not see padding, the id 0" in message
+    assert kind == "ValueError" and "`model` must ignore padding, the id 0" in message
     assert other == "ValueError" and "can import. Received: ['Mine'] of __main__" in missing
     assert not (tmp_path / "refused").exists() or not list((tmp_path / "refused").iterdir())
 

@@ -141,7 +141,7 @@ def test_a_model_that_sees_padding_is_refused_with_a_way_out(tokenizer, tmp_path
     x = keras.layers.Embedding(80, 3)(ids)
     seeing = keras.Model(ids, {"mean": keras.layers.GlobalAveragePooling1D()(x)})
     rule = (
-        "`model` must not see padding, the id 0.*fixed length. Received: output 'mean' that differs by .* padded to 16"
+        "`model` must ignore padding, the id 0.*fixed length. Received: output 'mean' that differs by .* padded to 16"
     )
     with pytest.raises(ValueError, match=rule):
         export(seeing, tmp_path, tokenizer=tokenizer)

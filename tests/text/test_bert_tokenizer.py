@@ -273,7 +273,7 @@ def test_bad_options(options, error, message):
             (["a"], ["b", "c"]),
             {},
             ValueError,
-            "as many as `texts`. Received: shapes texts=(1,), pairs=(2,)",
+            "the same length as `texts`. Received: shapes texts=(1,), pairs=(2,)",
         ),
         (("a", ["b"]), {}, ValueError, "Received: shapes texts=(), pairs=(1,)"),
         (
@@ -358,7 +358,7 @@ def test_other_tokenizers_are_refused(tiny, tmp_path):
     with pytest.raises(ValueError, match="must hold a BERT tokenizer. Received: tokenizer_class='EsmTokenizer'"):
         BertTokenizer.from_pretrained(tmp_path)
     config.write_text(json.dumps({"added_tokens_decoder": {"11": {"content": "[E1]"}}}))
-    with pytest.raises(ValueError, match=r"must add no tokens to BERT's five. Received: \['\[E1\]'\] in"):
+    with pytest.raises(ValueError, match=r"must have no special tokens except BERT's five. Received: \['\[E1\]'\] in"):
         BertTokenizer.from_pretrained(tmp_path)
     tiny.save(tmp_path)
     HuggingFace.from_pretrained(tmp_path).save_pretrained(tmp_path / "json")

@@ -315,7 +315,7 @@ def test_padding_in_a_graph_needs_a_token(made):
         tf.function(ours)(tf.constant(["a", "b c"]))
     assert tf.function(ours)(tf.constant("a"))["token_ids"].numpy().tolist() == ours("a")["token_ids"].tolist()
     pair = tf.function(text.load_tokenizer(made / "t5"))
-    with pytest.raises(ValueError, match=r"as many as `texts`. Received: shapes texts=\(1,\), pairs=\(2,\)"):
+    with pytest.raises(ValueError, match=r"the same length as `texts`. Received: shapes texts=\(1,\), pairs=\(2,\)"):
         pair(tf.constant(["a"]), tf.constant(["b", "c"]))
 
 

@@ -172,7 +172,7 @@ def test_a_definition_of_another_kind(made):
         ({"split_special_tokens": True}, "must not ask for split_special_tokens. Received: split_special_tokens=True"),
         ({"separate_vocabs": True}, "must not ask for separate_vocabs. Received: separate_vocabs=True in"),
         ({"tokenizer_class": 7}, "must name its class. Received: tokenizer_class=7 in"),
-        ({"model_max_length": "7"}, "must give a length. Received: model_max_length='7' in"),
+        ({"model_max_length": "7"}, "must have a number as `model_max_length`. Received: model_max_length='7' in"),
         ({"pad_token": 7}, "must give tokens as text. Received: pad_token: 7 in"),
         ({"pad_token": {"content": ""}}, "must give tokens as text. Received: pad_token: {'content': ''} in"),
         ({"pad_token": {"content": "a", "lstrip": 1}}, "flags as true or false. Received: pad_token: {'content': 'a'"),
@@ -181,7 +181,10 @@ def test_a_definition_of_another_kind(made):
             {"added_tokens_decoder": {"a": "b"}},
             "must number its added tokens. Received: added_tokens_decoder={'a': 'b'}",
         ),
-        ({"added_tokens_decoder": {"3": "<mask>"}}, r"alike in all files. Received: '<mask>' with ids 3 and 400 in"),
+        (
+            {"added_tokens_decoder": {"3": "<mask>"}},
+            r"the same token ids in all files. Received: '<mask>' with ids 3 and 400 in",
+        ),
         ({"truncation_side": "top"}, r"must give one of \('right', 'left'\). Received: truncation_side='top' in"),
         ({"clean_up_tokenization_spaces": 1}, r"one of \(True, False\). Received: clean_up_tokenization_spaces=1 in"),
     ],
@@ -324,11 +327,11 @@ def test_marian_s_files_and_arguments(copy):
     good = text.load_tokenizer(folder)
     token = {"content": "<new>", "lstrip": False, "special": True}
     change(config, lambda data: data.update(added_tokens_decoder={"0": token}))
-    refused(folder, "must add no tokens to Marian's three. Received: {'content': '<new>'")
+    refused(folder, "must have no special tokens except Marian's three. Received: {'content': '<new>'")
     change(config, lambda data: data.update(added_tokens_decoder={"0": token | {"content": "</s>", "lstrip": True}}))
-    refused(folder, "must add no tokens to Marian's three. Received: {'content': '</s>'")
+    refused(folder, "must have no special tokens except Marian's three. Received: {'content': '</s>'")
     change(config, lambda data: data.update(added_tokens_decoder={"7": token | {"content": "</s>"}}))
-    refused(folder, "must number its tokens alike in all files. Received: {'content': '</s>'")
+    refused(folder, "must have the same token ids in all files. Received: {'content': '</s>'")
     change(config, lambda data: data.update(added_tokens_decoder={"0": token | {"content": "</s>"}}))
     assert text.load_tokenizer(folder).get_config() == good.get_config()
     (folder / "source.spm").write_bytes(b"nonsense")
@@ -356,7 +359,7 @@ def test_marian_s_files_and_arguments(copy):
     with pytest.raises(ValueError, match="`source_model` must be a SentencePiece model that can be run. Received: "):
         text.MarianTokenizer(**(arguments | {"source_model": broken.SerializeToString()}))
     with pytest.raises(
-        ValueError, match="`pairs` must be None: this tokenizer has no place for a second text. Received"
+        ValueError, match="`pairs` must be None: this tokenizer does not support pairs of texts. Received"
     ):
         good("a", "b")
 

@@ -136,7 +136,12 @@ def test_another_process_without_tensorflow_does_the_same(made, sentences):
         (([["a"]],), {}, ValueError, "`texts` must have rank 0 or 1. Received: texts=[['a']]"),
         ((np.array([["a"]]),), {}, ValueError, "`texts` must have rank 0 or 1. Received: texts of shape (1, 1)"),
         ((["a"], [7]), {}, TypeError, "`pairs` must be a string, or a list or tensor of strings. Received: pairs=[7]"),
-        ((["a"], ["b", "c"]), {}, ValueError, "`pairs` must be as many as `texts`. Received: 1 texts, 2 pairs"),
+        (
+            (["a"], ["b", "c"]),
+            {},
+            ValueError,
+            "`pairs` must have the same length as `texts`. Received: 1 texts, 2 pairs",
+        ),
         (("a", ["b"]), {}, ValueError, "Received: 1 texts, 1 pairs"),
         (("a",), {"padding": "left"}, ValueError, "one of ['longest', 'max_length']. Received: padding='left'"),
         (("a",), {"max_length": 1}, ValueError, "at least 2, for the special tokens. Received: max_length=1"),

@@ -113,7 +113,7 @@ def test_it_prints_the_score_its_signature_and_samples(capsys):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"sources": SOURCES[:2]}, ValueError, "of one length, at least 1. Received: 2 sources, 3 references"),
+        ({"sources": SOURCES[:2]}, ValueError, "the same length, at least 1. Received: 2 sources, 3 references"),
         ({"sources": [], "references": []}, ValueError, "at least 1. Received: 0 sources, 0 references"),
         ({"sources": "ein Satz"}, TypeError, "`sources` must be a list of strings. Received: 'ein Satz'"),
         ({"references": [b"a", "b", "c"]}, TypeError, "`references` must be a list of strings. Received: b'a' among"),

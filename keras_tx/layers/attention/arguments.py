@@ -1,6 +1,6 @@
-"""The arguments of `MultiHeadAttention`, of its constructor and of its call: checked, and in the form the rest takes.
+"""Checks the arguments of `MultiHeadAttention` (constructor and call) and converts them to one form.
 
-Every function raises a `ValueError` for what cannot work.
+Every function raises a `ValueError` for an argument that is not valid.
 """
 
 import inspect
@@ -58,7 +58,7 @@ def make_rotary(rotary: Any) -> keras.layers.Layer | None:
 
 
 def check_same_positions(value_shape: Shape, key_shape: Shape) -> None:
-    """Keys and values must stand at the same positions."""
+    """Raises unless keys and values have the same shape but for the last axis."""
     if tuple(value_shape[1:-1]) != tuple(key_shape[1:-1]):
         raise ValueError(
             "All dimensions of `value` and `key`, except the last one, must be equal. Received: "
@@ -80,7 +80,7 @@ def visible_keys(
     window: int | None = None,
     start: Any = 0,
 ) -> Visible:
-    """All masks of a call as one `Visible`, of the tensors (B', T, N, H) that `fold` makes of `query` and `key`.
+    """All masks of a call as one `Visible`, for the tensors (B', T, N, H) that `fold` makes of `query` and `key`.
 
     Args:
         query, key: (B, ..., N, H).
@@ -110,7 +110,7 @@ def visible_keys(
 
 
 def _refuse_additive_mask(attention_mask: Tensor) -> None:
-    """Raises for a mask of 0 and -1e9, which is meant to be added to the logits: as a boolean it says the opposite."""
+    """Raises for a mask of 0 and -1e9, made to be added to the logits: as booleans it would be inverted."""
     if "float" in keras.backend.standardize_dtype(attention_mask.dtype):
         values = values_of(attention_mask)
         if values is not None and values.size and values.min() < 0:

@@ -1,7 +1,7 @@
 """Attention over any axes: (B, ..., N, H) -> (B', T, N, H) and back.
 
 B batch, N heads, H head size. The attended axes are folded into one axis T, all other axes into the batch B', so that
-attention itself has to know one shape only.
+attention itself handles only one shape.
 """
 
 import math

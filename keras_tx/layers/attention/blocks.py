@@ -1,8 +1,8 @@
 """The tensors of one attention, cut into blocks: (B, T, N, H) -> (I, X, P, H), (B, S, K, H) -> (J, X, block, H).
 
-B batch, T queries, S keys, N query heads, K key heads, G = N/K, H head, V value head; X = B * K; I query blocks, J key
-blocks; P = G * block, the queries of a block in all heads that share a key head; R = span * block, the keys that are
-taken at once: those of one block, or of all blocks that the window of a query block lies in.
+B batch, T queries, S keys, N query heads, K key heads, G = N/K, H head size, V size of a value head; X = B * K; I query
+blocks, J key blocks; P = G * block, the queries of a block in all heads that share a key head; R = span * block, the
+keys that are processed at once: those of one block, or of all blocks within the window of a query block.
 """
 
 from typing import Any, Literal
@@ -21,24 +21,24 @@ tf = Lazy("tensorflow")
 jax = Lazy("jax")
 torch = Lazy("torch")
 
-MAX_SPAN = 4  # key blocks that are taken at once, at most
+MAX_SPAN = 4  # the most key blocks that are processed at once
 _SEED_MIXER = -1640531527  # 2^32 / golden ratio: neighbouring calls and blocks must not share seeds
 
 Side = Literal["query", "key"]
 
 
 class Blocks:
-    """Blocks of queries, keys and values on a new first axis, and which of them are open.
+    """Queries, keys and values cut into blocks on a new first axis, and which pairs of blocks have to be computed.
 
-    A pair of a query block and a key block is open if some query of the one may look at some key of the other. What is
-    not open is not computed. Where the window of a query block lies in few key blocks, these are taken at once: `span`
-    says how many, else it is 1.
+    A pair of a query block and a key block is open if some query of the one may attend to some key of the other. Pairs
+    that are not open are skipped. If the window of a query block covers only a few key blocks, these are processed at
+    once; `span` is their number, otherwise 1.
 
     Args:
         query, key, value: (B, T, N, H), (B, S, K, H), (B, S, K, V).
         bias: float32, broadcastable to (B, N, T, S), or None.
-        visible: which keys each query may look at.
-        scale: factor of the products.
+        visible: which keys each query may attend to.
+        scale: the factor applied to the dot products.
         dropout: rate of dropout on the scores.
         seed: (2,) integers for dropout, or None.
         size: queries and keys of a block.
@@ -80,13 +80,13 @@ class Blocks:
     # Cutting and joining
 
     def _lengths(self, side: Side) -> tuple[Any, Any]:
-        """The tokens and the blocks of a side."""
+        """The number of tokens and the number of blocks of a side."""
         if side == "query":
             return self.num_queries, self.num_query_blocks
         return self.num_keys, self.num_key_blocks
 
     def cut(self, x: Tensor, side: Side) -> Tensor:
-        """(B, T, N, H) -> (I, X, P, H), the last block filled up with zeros."""
+        """(B, T, N, H) -> (I, X, P, H), the last block padded with zeros."""
         length, count = self._lengths(side)
         heads, features = x.shape[2:]
         x = _fill(x, 1, count * self.size - length)
@@ -104,7 +104,7 @@ class Blocks:
         return ops.cast(x[:, :length], dtype)
 
     def _fill_pairs(self, pairs: Tensor) -> Tensor:
-        """A mask or bias that broadcasts to (B, N, T, S) -> the same with whole blocks; axes of size 1 stay."""
+        """Pads a mask or bias that broadcasts to (B, N, T, S) to full blocks; axes of size 1 stay."""
         sides: tuple[Side, Side] = ("query", "key")
         for axis, side in enumerate(sides, start=2):
             length, count = self._lengths(side)
@@ -115,7 +115,7 @@ class Blocks:
     # Which pairs of blocks are open
 
     def _cut_labels(self) -> tuple[Tensor, Tensor] | None:
-        """The `labels` of `visible`, (I, B, block) and (J, B, block), filled up with those of padding; or None."""
+        """The `labels` of `visible`, (I, B, block) and (J, B, block), padded with the labels of padding; or None."""
         is_filled = not (isinstance(self.num_keys, int) and self.num_keys % self.size == 0)
         labels = self.visible.labels(self.batch, self.num_queries, self.num_keys, always=is_filled)
         if labels is None:
@@ -124,13 +124,13 @@ class Blocks:
         return self._cut_side(labels[0], "query", padding[0]), self._cut_side(labels[1], "key", padding[1])
 
     def _cut_side(self, x: Tensor, side: Side, value: int) -> Tensor:
-        """(B, T) -> (I, B, block), filled up with `value`."""
+        """(B, T) -> (I, B, block), padded with `value`."""
         length, count = self._lengths(side)
         x = ops.reshape(_fill(x, 1, count * self.size - length, value), (self.batch, count, self.size))
         return ops.swapaxes(x, 0, 1)
 
     def _open_pairs(self) -> Tensor:
-        """(I, J) booleans."""
+        """(I, J) booleans: which pairs of blocks have to be computed."""
         row = ops.arange(self.num_query_blocks, dtype="int32")[:, None, None] * self.size + self.visible.start
         column = ops.arange(self.num_key_blocks, dtype="int32")[None, :, None] * self.size
         labels = None
@@ -140,10 +140,10 @@ class Blocks:
         is_open = self.visible.blocks((row, row + self.size - 1), (column, column + self.size - 1), labels)
         if is_open is None:
             return ops.ones((self.num_query_blocks, self.num_key_blocks), dtype="bool")
-        return ops.any(is_open, axis=2)  # of some example of the batch
+        return ops.any(is_open, axis=2)  # open for at least one example of the batch
 
     def bounds(self, axis: int) -> tuple[Tensor, Tensor]:
-        """For each block of the other side the first open block along `axis`, and the last plus 1; 0 and 0 if none."""
+        """For each block of the other side: the first open block along `axis`, and the last plus 1; 0 and 0 if none."""
         numbers = ops.arange(ops.shape(self.open)[axis], dtype="int32")
         numbers = numbers[:, None] if axis == 0 else numbers[None]
         count = ops.cast(ops.shape(self.open)[axis], "int32")
@@ -151,7 +151,7 @@ class Blocks:
         return ops.minimum(ops.min(ops.where(self.open, numbers, count), axis=axis), end), end
 
     def key_bounds(self) -> tuple[Tensor, Tensor]:
-        """The bounds (I,) of a loop over key blocks, for each query block. With a `span` it has one round or none."""
+        """The bounds (I,) of the loop over key blocks, for each query block. If `span` > 1, at most one iteration."""
         begin, end = self.bounds(1)
         if self.span > 1:
             is_open = ops.cast(end > begin, "int32")
@@ -159,7 +159,7 @@ class Blocks:
             end = begin + is_open
         return begin, end
 
-    # Numbers of query block i with the `span` key blocks from j on
+    # Values for query block i and the `span` key blocks from j on
 
     def keys_from(self, x: Tensor, j: Tensor) -> Tensor:
         """Blocks of keys (J, X, block, H) -> those from block j on, (X, R, H)."""
@@ -169,7 +169,7 @@ class Blocks:
         return ops.reshape(blocks, (ops.shape(x)[1], self.span * self.size, *x.shape[3:]))
 
     def _mask_of(self, i: Tensor, j: Tensor) -> Any:
-        """Broadcastable to (B, N, block, R): whether a query may look at a key. None: all may."""
+        """Mask that broadcasts to (B, N, block, R), True where a query may attend to a key. None: nothing is masked."""
         row = (i * self.size + ops.arange(self.size, dtype="int32"))[None, None, :, None] + self.visible.start
         column = (j * self.size + ops.arange(self.span * self.size, dtype="int32"))[None, None, None]
         labels = None
@@ -182,14 +182,14 @@ class Blocks:
         )
 
     def _pairs_of(self, x: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """Of a mask or bias (B, N, T, S), where T and S may be 1, the part for these blocks."""
+        """The part of a mask or bias (B, N, T, S) for these blocks; T and S may be 1."""
         sides = list(zip(x.shape[2:], (i, j), (1, self.span), strict=True))
         starts = [0 if length == 1 else block * self.size for length, block, _ in sides]
         sizes = [1 if length == 1 else count * self.size for length, _, count in sides]
         return ops.slice(x, (0, 0, *starts), (*ops.shape(x)[:2], *sizes))
 
     def logits(self, i: Tensor, j: Tensor) -> Tensor:
-        """Products (X, P, R), `MASKED` where a query may not look."""
+        """The attention logits (X, P, R), `MASKED` where a query may not attend to a key."""
         logits = product(at(self.query, i), self.keys_from(self.key, j), transpose_b=True)
         mask = self._mask_of(i, j)
         if mask is None and self.bias is None:
@@ -201,7 +201,7 @@ class Blocks:
         return ops.reshape(logits if mask is None else ops.where(mask, logits, MASKED), shape)
 
     def dropout_factors(self, i: Tensor, j: Tensor) -> Tensor:
-        """(X, P, R) float32 to multiply the scores by: 0 for those that are dropped, 1 / (1 - rate) for others."""
+        """Factors (X, P, R), float32, for the scores: 0 for dropped scores, 1 / (1 - rate) for all others."""
         shape = (self.batch * self.key_heads, self.groups * self.size, self.span * self.size)
         rate = min(self.dropout, HIGHEST_RATE)
         kept = _random_keep(shape, rate, self.seed, i * self.num_key_blocks + j)
@@ -209,7 +209,7 @@ class Blocks:
 
 
 def _span(visible: Visible, size: int) -> int:
-    """How many key blocks the keys that a query block may look at can lie in, if those are few; else 1."""
+    """The number of key blocks that a query block may attend to, if it is at most `MAX_SPAN`; otherwise 1."""
     behind, ahead = visible.reach
     if behind is None or ahead is None:
         return 1
@@ -219,7 +219,7 @@ def _span(visible: Visible, size: int) -> int:
 
 
 def _fill(x: Tensor, axis: int, count: Any, value: int = 0) -> Tensor:
-    """`count` more numbers along `axis`, all of this `value`."""
+    """Pads `x` along `axis` with `count` elements of this `value`."""
     if isinstance(count, int) and count == 0:
         return x
     shape = [*ops.shape(x)]
@@ -229,7 +229,7 @@ def _fill(x: Tensor, axis: int, count: Any, value: int = 0) -> Tensor:
 
 
 def _random_keep(shape: tuple[Any, ...], rate: float, seed: Tensor, index: Tensor) -> Tensor:
-    """Booleans, each False with the probability `rate`, the same for the same seed (2,) and index of a block."""
+    """Booleans, each False with the probability `rate`; the same for the same `seed` (2,) and block `index`."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
         return random_keep(shape, rate, tf.cast(seed, "int32") + tf.stack([tf.cast(index, "int32") * _SEED_MIXER, 0]))

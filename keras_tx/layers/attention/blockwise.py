@@ -17,7 +17,7 @@ from keras_tx.layers.loops import add, at, product, put, repeat
 from keras_tx.layers.masks import MASKED, Visible
 from keras_tx.types import Tensor
 
-LONG = 4096 * 4096  # T * S from which attention goes block by block without being asked
+LONG = 4096 * 4096  # from this T * S on, `blockwise=None` computes block by block
 BLOCK_SIZE = 512
 
 
@@ -33,22 +33,23 @@ def attend_blockwise(
     seed: Tensor | None = None,
     block_size: int | None = None,
 ) -> Tensor:
-    """`attend` in memory that grows with T + S. Blocks that no query may look at cost nothing.
+    """`attend` in memory that grows with T + S instead of T * S. Blocks that no query may attend to cost nothing.
 
-    Logits, softmax and sums are float32 for any input dtype. A `visible.mask` or a `bias` over (T, S) lies whole in
-    memory, a bias with its gradient, and blocks that only these hide are computed. The other parts of `visible` need
-    no such memory. With a small window, all keys that a block of queries may look at are taken at once.
+    Logits, softmax and sums are float32 for any input dtype. A `visible.mask` or a `bias` over (T, S), and the gradient
+    of the bias, are kept in memory as a whole; blocks that only these mask out are computed anyway. The other parts of
+    `visible` need no such memory. With a small window, all keys that a block of queries may attend to are processed at
+    once.
 
     Args:
         query: (B, T, N, H).
         key: (B, S, K, H) with N a multiple of K.
         value: (B, S, K, V).
-        visible: which keys each query may look at. A query that may look at nothing gives zeros.
-        bias: added to the scaled products, broadcastable to (B, N, T, S).
-        scale: factor of the products; 1 / sqrt(H) if None.
+        visible: which keys each query may attend to. A query that may not attend to any key gives zeros.
+        bias: added to the attention logits, broadcastable to (B, N, T, S).
+        scale: the factor applied to the dot products; 1 / sqrt(H) if None.
         dropout: rate of dropout on the scores.
         seed: (2,) integers, for dropout: a call with the same seed drops the same scores.
-        block_size: queries and keys of a block; if None 512, or less for a small window.
+        block_size: the number of queries and of keys in a block. None: 512, or less for a small window.
 
     Returns:
         (B, T, N, V) in the dtype of `value`.
@@ -87,11 +88,11 @@ def _forward(blocks: Blocks) -> Any:
         outputs, logsumexps = results
 
         def key_block(j: Tensor, state: Any) -> Any:
-            """Adds the keys from block j on to the output so far, weighted by the sums of exponentials."""
+            """Adds the attention to the keys from block j on to the output so far (online softmax)."""
             logsumexp, output = state
             logits = blocks.logits(i, j)
             scores = softmax(logits)
-            # Softmax has a kernel, the sum of exponentials has none: what it divided by follows from its largest score.
+            # There is a fast kernel for softmax, none for the sum of exponentials: that follows from the largest score.
             largest_logit, largest_score = (ops.max(x, axis=-1, keepdims=True) for x in (logits, scores))
             own_logsumexp = largest_logit - ops.log(largest_score)
             kept = scores * blocks.dropout_factors(i, j) if blocks.dropout else scores
@@ -114,7 +115,7 @@ def _forward(blocks: Blocks) -> Any:
 def _backward(
     blocks: Blocks, output: Tensor, logsumexp: Tensor, upstream: Tensor, dtypes: list[str]
 ) -> tuple[Tensor, ...]:
-    """The gradients of query, key, value and bias, if there is one, from that of the output (B, T, N, V)."""
+    """The gradients of query, key, value and (if there is one) bias, from the gradient of the output (B, T, N, V)."""
     upstream = ops.cast(blocks.cut(ops.cast(upstream, "float32"), "query"), "float32")
     inner = ops.sum(upstream * output, axis=-1, keepdims=True)  # (I, X, P, 1)
     backward = _backward_by_queries if blocks.span > 1 else _backward_by_keys
@@ -129,7 +130,7 @@ def _backward(
 
 
 def _block_gradients(blocks: Blocks, i: Tensor, j: Tensor, saved: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients from blocks i and j: of queries (X, P, H), keys (X, R, H), values (X, R, V) and logits (X, P, R)."""
+    """Gradients from blocks i and j, for queries (X, P, H), keys (X, R, H), values (X, R, V), logits (X, P, R)."""
     logsumexp, upstream, inner = (at(x, i) for x in saved)
     scores = ops.exp(blocks.logits(i, j) - logsumexp)
     of_scores = product(upstream, ops.cast(blocks.keys_from(blocks.value, j), "float32"), transpose_b=True)
@@ -144,7 +145,7 @@ def _block_gradients(blocks: Blocks, i: Tensor, j: Tensor, saved: Any) -> tuple[
 
 
 def _backward_by_queries(blocks: Blocks, saved: Any) -> Any:
-    """Gradients of query, key and value in blocks, from all keys of a query block at once."""
+    """The gradients of query, key and value in blocks, with all keys of a query block at once."""
     begin, end = blocks.key_bounds()
 
     def query_block(i: Tensor, results: Any) -> Any:
@@ -167,7 +168,7 @@ def _add_keys(blocks: Blocks, x: Tensor, j: Tensor, more: Tensor) -> Tensor:
 
 
 def _backward_by_keys(blocks: Blocks, saved: Any) -> Any:
-    """Gradients of query, key, value and, if there is one, the bias, in blocks, one pair of blocks after the other."""
+    """The gradients of query, key, value and (if there is one) bias in blocks, one pair of blocks after the other."""
     begin, end = blocks.bounds(0)
     key_shape, value_shape = ops.shape(blocks.key), ops.shape(blocks.value)
 
@@ -196,7 +197,7 @@ def _backward_by_keys(blocks: Blocks, saved: Any) -> Any:
 
 
 def _bias_gradient(blocks: Blocks, of_logits: Tensor) -> Tensor:
-    """The gradient of the logits (X, P, block) -> that of a block of the bias, summed over axes where it has size 1."""
+    """The gradient of the logits (X, P, block) -> that of a block of the bias, summed over the bias' axes of size 1."""
     of_logits = ops.reshape(of_logits, (blocks.batch, blocks.heads, blocks.size, blocks.size))
     for axis in range(4):
         if blocks.bias.shape[axis] == 1:

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, the function: (B, T, N, H), (B, S, K, H), (B, S, K, V) -> (B, T, N, V).
+"""Scaled dot-product attention as a function: (B, T, N, H), (B, S, K, H), (B, S, K, V) -> (B, T, N, V).
 
 B batch, T queries, S keys, N query heads, K key heads, G = N/K, H head, V value head.
 Vaswani et al. 2017, arXiv:1706.03762, equation 1; grouped heads: Ainslie et al. 2023, arXiv:2305.13245.
@@ -31,18 +31,19 @@ def attend(
     dropout: Callable[[Tensor], Tensor] | None = None,
     hard: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of each query over the keys that `mask` allows. Logits and softmax are float32 for any input dtype.
+    """Attention of each query to the keys that `mask` allows. Logits and softmax are float32 for any input dtype.
 
     Args:
         query: (B, T, N, H).
         key: (B, S, K, H) with N a multiple of K: query head n uses key head n // G.
         value: (B, S, K, V).
-        mask: boolean, broadcastable to (B, N, T, S), True = may look. A query that may look at nothing gives zeros.
-        bias: added to the scaled products, broadcastable to (B, N, T, S). Minus infinity, and anything from -1e30 down,
-            hides a key, as a mask does.
-        scale: factor of the products; 1 / sqrt(H) if None.
-        dropout: a function applied to the scores before they weigh the values.
-        hard: whether the best key (the first of equals) gets the whole score, instead of a softmax.
+        mask: boolean, broadcastable to (B, N, T, S), True where a query may attend to a key. A query that may not
+            attend to any key gives zeros.
+        bias: added to the attention logits, broadcastable to (B, N, T, S). Minus infinity and any value of -1e30 or
+            less mask a key out.
+        scale: the factor applied to the dot products; 1 / sqrt(H) if None.
+        dropout: a function applied to the scores before they are multiplied with the values.
+        hard: whether the key with the highest logit (the first of equal ones) gets the score 1, instead of a softmax.
 
     Returns:
         The output (B, T, N, V) in the dtype of `value`, and the scores (B, N, T, S) in float32, before dropout.
@@ -57,7 +58,7 @@ def attend(
         mask = masks.join(mask, masks.allowed_by_bias(bias))
         logits = ops.where(mask, logits + ops.cast(bias, "float32"), MASKED)
     elif mask is not None:
-        # In float32 this is what `where` gives, as MASKED absorbs any logit; but the gradient of a sum costs nothing.
+        # MASKED absorbs any float32 logit, so this equals `where`; but the gradient of a sum costs nothing.
         logits = logits + (1 - ops.cast(mask, "float32")) * MASKED
     scores = _one_hot_of_best(logits) if hard else softmax(logits)
     weights = ops.cast(scores if dropout is None else dropout(scores), value.dtype)
@@ -71,7 +72,7 @@ def attend(
 
 
 def can_attend_cached(query: Tensor, axes: Axes) -> bool:
-    """Whether `attend_cached` computes attention of `query` (B, T, N, H): T = 1, on TensorFlow, not compiled by XLA."""
+    """Whether `attend_cached` can be used for a `query` (B, T, N, H): T = 1, on TensorFlow, not compiled by XLA."""
     is_single = axes == (1,) and query.shape[1] == 1
     return is_single and keras.backend.backend() == "tensorflow" and not xla.is_traced()
 
@@ -84,10 +85,10 @@ def attend_cached(
     bias: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """`attend` of a single query (B, 1, N, H) over a cache, in the axes that the cache has. Returns the output alone.
+    """`attend` for a single query (B, 1, N, H) and a cache, without transposing the cache. Returns only the output.
 
-    For TensorFlow without XLA, where `attend` is slow in decode steps: it transposes the whole cache, and gives small
-    products and a softmax of few numbers to oneDNN, which takes ten times as long to start as to compute them.
+    For TensorFlow without XLA, where `attend` is slow in decode steps: it transposes the whole cache, and it uses
+    oneDNN for small products and softmaxes, where starting oneDNN takes ten times as long as the computation.
     """
     key, value = cache
     heads, key_heads, size = query.shape[2], key.shape[1], query.shape[3]
@@ -128,7 +129,7 @@ def _by_key_head(x: Tensor, key_heads: int) -> Tensor:
 
 
 def softmax(logits: Tensor) -> Tensor:
-    """Over the last axis, without the warning that Keras gives for an axis of size 1."""
+    """Softmax over the last axis, without Keras' warning about an axis of size 1."""
     return ops.ones_like(logits) if logits.shape[-1] == 1 else ops.softmax(logits, axis=-1)
 
 

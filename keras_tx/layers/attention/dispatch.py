@@ -1,7 +1,7 @@
 """Chooses how attention is computed: dense, block by block, or by a fused kernel. (B, T, N, H) -> (B, T, N, V).
 
-B batch, T queries, S keys, N query heads, K key heads, H head, V value head. All ways give the same numbers, but
-dropout drops other scores in each.
+B batch, T queries, S keys, N query heads, K key heads, H head, V value head. All of them compute the same function, but
+with dropout each drops different scores.
 """
 
 from typing import Any
@@ -28,22 +28,22 @@ def dispatch_attention(
     return_attention_scores: bool,
     training: bool | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention in the way that the options of the `layer`, a `MultiHeadAttention`, and the lengths ask for.
+    """Computes attention by the implementation that suits the options of `layer` and the lengths.
 
     Args:
         layer: the `MultiHeadAttention`.
         heads: query (B, T, N, H), key (B, S, K, H) and value (B, S, K, V).
-        visible: which keys each query may look at.
+        visible: which keys each query may attend to.
         bias: broadcastable to (B, N, T, S), or None.
-        allow_blocks: whether attention may go block by block.
-        return_attention_scores: whether the caller asks for the scores.
+        allow_blocks: whether attention may be computed block by block.
+        return_attention_scores: whether the caller needs the scores.
         training: whether dropout is on.
 
     Returns:
-        The output (B, T, N, V), and the scores (B, N, T, S), or None from ways that make none.
+        The output (B, T, N, V), and the scores (B, N, T, S), or None from an implementation that does not compute them.
 
     Raises:
-        ValueError: if scores are asked of a fused kernel.
+        ValueError: if scores are requested with `flash_attention=True`.
     """
     if layer.flash_attention and return_attention_scores:
         raise ValueError(
@@ -72,7 +72,7 @@ def dispatch_attention(
 
 
 def uses_blocks(layer: Any, num_queries: int | None, num_keys: int | None, training: bool | None) -> bool:
-    """Whether the `layer` attends block by block for these lengths. A length is None if the graph does not know it."""
+    """Whether `layer` attends block by block for these lengths; None is a length that is not known statically."""
     if layer.flash_attention or (layer.hard_attention and not training):
         return False
     if layer.blockwise is not None:

@@ -33,24 +33,25 @@ def attend_fused(
     scale: float | None = None,
     flash_attention: bool | None = None,
 ) -> Tensor:
-    """`attend` by a kernel, without dropout. Returns the output alone, as kernels make no scores.
+    """`attend` by a fused kernel, without dropout. Returns only the output: the kernels do not return scores.
 
     Args:
         query, key, value: (B, T, N, H), (B, S, K, H), (B, S, K, V).
-        visible: which keys each query may look at.
+        visible: which keys each query may attend to.
         bias: broadcastable to (B, N, T, S), or None. Keras rounds it to the dtype of `query`.
-        scale: factor of the products; 1 / sqrt(H) if None.
-        flash_attention: as in `keras.ops.dot_product_attention`: True raises where there is no flash attention.
+        scale: the factor applied to the dot products; 1 / sqrt(H) if None.
+        flash_attention: as in `keras.ops.dot_product_attention`: True raises an error where there is no flash
+            attention.
     """
     lengths = ops.shape(query)[1], ops.shape(key)[1]
     is_causal = bias is None and visible.kind == "causal"
-    # The outputs of padding queries become zeros below, so the kernel need not be told of them.
+    # The outputs of padding queries become zeros below, so the kernel's mask leaves them out.
     mask = None if is_causal else dataclasses.replace(visible, queries=None).whole(*lengths)
     if mask is not None and keras.backend.backend() == "jax":  # cuDNN broadcasts over batch and heads alone
         mask = ops.broadcast_to(mask, (*ops.shape(mask)[:2], *lengths))
     if bias is not None:  # the kernels take a mask or a bias, not both
         mask = masks.join(mask, masks.allowed_by_bias(bias))
-        # float16 ends at 65504: lower numbers would be minus infinity, and a query that sees nothing would give NaN.
+        # float16 ends at 65504: lower values would be minus infinity, and a fully masked query would give NaN.
         lowest, hidden = (-2e4, -4e4) if _dtype_of(query) == "float16" else (MASKED, MASKED)
         bias = ops.where(mask, ops.maximum(ops.cast(bias, "float32"), lowest), hidden)
     output = ops.dot_product_attention(
@@ -79,11 +80,11 @@ def attend_on_cuda(
     *,
     scale: float | None = None,
 ) -> Tensor:
-    """`attend_fused` in programs for CUDA, `otherwise` in programs for other platforms: JAX knows only when it lowers.
+    """`attend_fused` on CUDA, `otherwise` on other platforms. JAX chooses when it lowers the program for a platform.
 
     Args:
         query, key, value, visible, scale: as in `attend_fused`.
-        otherwise: a function of query, key and value.
+        otherwise: a function of query, key and value, for the other platforms.
     """
 
     def on_cuda(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -106,14 +107,14 @@ def prefers_fused(
 
     Args:
         query, key, value, visible, bias: as in `attend_fused`.
-        training: whether a gradient is to be expected.
-        long: whether T * S is so large that nothing of that size may be made.
+        training: whether a gradient will be computed.
+        long: whether T * S is so large that no tensor of that size may be allocated.
     """
     backend = keras.backend.backend()
     if backend == "tensorflow" or keras.config.is_flash_attention_enabled() is False:
         return False
     if query.shape[3] != value.shape[3]:
-        return False  # PyTorch has kernels for this on some devices only, cuDNN none
+        return False  # PyTorch has such kernels only on some devices, cuDNN has none
     kind = visible.kind if bias is None else "pairs"
     if backend == "torch":
         return not (long and kind == "pairs") and _torch_prefers(query, key, bias, training)

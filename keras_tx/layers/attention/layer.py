@@ -1,4 +1,4 @@
-"""Multi-head attention, the layer: (B, T, D), (B, S, D) -> (B, T, D).
+"""The layer `MultiHeadAttention`: (B, T, D), (B, S, D) -> (B, T, D).
 
 B batch, T queries, S keys, N query heads, K key heads, H head, D model.
 Vaswani et al. 2017, arXiv:1706.03762; grouped heads: Ainslie et al. 2023, arXiv:2305.13245; gate: Qiu et al. 2025,
@@ -29,11 +29,12 @@ from keras_tx.types import Shape, Tensor
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class MultiHeadAttention(Composite):
-    """`keras.layers.MultiHeadAttention` with grouped heads, rotary positions, biases, a key-value cache and any mask.
+    """`keras.layers.MultiHeadAttention` with grouped-query heads, rotary positions, biases and a key-value cache.
 
-    Takes the arguments of Keras' layer, by the same names and in the same order, and has weights of the same shapes in
-    the same order, so it can replace that layer in any model, with `set_weights` or `load_weights`. One result differs:
-    a query that may look at nothing gets zeros before the output projection, and in Keras the mean of all values.
+    It takes the arguments of Keras' layer, by the same names and in the same order, and has weights of the same shapes
+    in the same order, so it can replace that layer in any model, with `set_weights` or `load_weights`. Three things
+    differ: a query that may not attend to any key gets zeros before the output projection, not the mean of all values;
+    scores are always float32; a mask of a wrong shape is an error.
 
     Args:
         num_heads: N, the number of query heads.
@@ -41,61 +42,59 @@ class MultiHeadAttention(Composite):
         value_dim: the size of each head of values; `key_dim` if None.
         dropout: rate in [0, 1) of dropout on the attention scores.
         use_bias: whether the projections have biases.
-        output_shape: int or tuple, the feature axes of the output; those of the query if None. The attribute is
-            `output_features`, as Keras uses `output_shape` for something else.
-        attention_axes: int or tuple, the axes to attend over, counted with the batch axis; if None all but batch and
-            features.
-        sliding_window: a query looks only at keys less than this many positions away, on both sides; None for no limit.
-        flash_attention: None uses one of Keras' fused kernels where it gives the same result and takes no longer: on
-            PyTorch, and on JAX in half precision on NVIDIA GPUs. True always uses one, and raises where there is none;
-            it allows no dropout and no scores. False never uses one. Not every kernel has a second derivative.
+        output_shape: int or tuple, sizes of the output's feature axes. None: that of the query. The attribute is called
+            `output_features`, because `output_shape` has another meaning in Keras.
+        attention_axes: int or tuple, the axes to attend over; 0 is the batch. None: all except batch and features.
+        sliding_window: a query attends only to keys less than this many positions away, on both sides. None: no limit.
+        flash_attention: None uses one of Keras' fused kernels where it gives the same result and is not slower: on
+            PyTorch, and on JAX in half precision on NVIDIA GPUs. True requires one, and excludes dropout and scores.
+            False uses none. Some kernels cannot be differentiated twice.
         kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer, activity_regularizer,
-            kernel_constraint, bias_constraint: for each projection (attribute: `projection_activity_regularizer`).
+            kernel_constraint, bias_constraint: as in Keras, for each projection. The attribute for
+            `activity_regularizer` is `projection_activity_regularizer`.
         use_gate: whether the output of each head is multiplied by the sigmoid of a projection of the query.
         seed: integer, seed of the dropout.
-        num_key_value_heads: K, a divisor of `num_heads`, to which it defaults. Fewer make the key-value cache smaller;
-            1 is multi-query attention.
-        scale: factor of the products of queries and keys; 1 / sqrt(key_dim) if None.
+        num_key_value_heads: K, the number of key and value heads, a divisor of `num_heads`; `num_heads` if None. Fewer
+            make the key-value cache smaller (grouped-query attention); 1 is multi-query attention.
+        scale: the factor applied to the dot products of queries and keys. None: 1 / sqrt(key_dim).
         qk_norm: whether each head of queries and keys is RMS-normalized, with a learned scale (H,), before the product.
-        hard_attention: whether, at inference, each query takes the value of its best key alone. Training uses softmax.
-        rotary: encodes positions by rotating queries and keys: True for a `RotaryEmbedding` with its defaults, or such
-            a layer, or any other Keras layer with the methods `call(inputs, positions)`, from (B, T, N, H) and
-            integers (B, T) or (T,) or None (0, 1, ... T - 1) to (B, T, N, H), and `get_config()`. It is called for
-            queries and for keys.
+        hard_attention: whether, at inference, each query takes only the value of its best key. Training uses softmax.
+        rotary: the rotary position embedding of queries and keys: True for a `RotaryEmbedding` with its defaults; a
+            `RotaryEmbedding`; or any other Keras layer with `get_config()` and `call(inputs, positions)`, which maps
+            `inputs` (B, T, N, H) to the same shape. `positions` are integers (B, T) or (T,), or None for 0 to T - 1.
         use_output_bias: whether the output projection has a bias; `use_bias` if None.
-        qk_norm_epsilon: added to the mean square in `qk_norm`.
-        blockwise: whether attention is computed block by block, in memory that grows with T + S instead of T * S. None
-            does so from T * S = 4096 * 4096 on, if the graph knows the lengths and no fused kernel is used. Never with
-            a cache or if scores are returned.
+        qk_norm_epsilon: a small number that `qk_norm` adds to the mean square.
+        blockwise: whether to compute block by block, in memory that grows with T + S instead of T * S. None: if `T * S`
+            is at least 4096 * 4096, known statically, and no fused kernel is used. Never with a cache or returned
+            scores.
 
     Call arguments:
-        query: (B, T, D), or more axes in place of T.
-        value: (B, S, Dv).
-        key: (B, S, Dk); `value` if None.
-        query_mask, value_mask, key_mask: (B, T), (B, S), (B, S), True at real tokens. By default the Keras masks of the
-            tensors.
-        attention_mask: (B, T, S), or what broadcasts to (B, N, T, S) or without N. True or 1 = may look.
-        return_attention_scores: whether to return the scores, too.
+        query: (B, T, D): batch, queries, features. There may be several axes in place of T.
+        value: (B, S, Dv), S keys.
+        key: (B, S, Dk). None: the same as `value`.
+        query_mask, value_mask, key_mask: (B, T), (B, S), (B, S), True at real tokens. By default their Keras masks.
+        attention_mask: broadcastable to (B, T, S) or (B, N, T, S), True or 1 where a query may attend to a key.
+        return_attention_scores: whether to also return the attention scores.
         training: whether dropout is on.
-        use_causal_mask: whether a query looks at no later key.
-        attention_bias: added to the scaled products; shaped as `attention_mask`. Keeps its dtype under any policy.
-        positions: (B, T) or (T,) integers for `rotary`. By default the number of real tokens before each.
-        document_ids: (B, T) integers, or (B, *attended axes), for documents packed into one sequence: a query sees only
-            keys of its own document. 0 is padding.
-        cache: for decoding step by step. Either the `KeyValue` of `new_cache`: the keys and values of this call are
-            stored in its slots from `start` on, and the queries look at all slots up to their own, so that S in the
-            shapes of masks and bias is the number of slots. Or the `Memory` of `new_memory`, which is used in place of
-            `value` and `key`; these may then be None.
-        start: integer or scalar tensor, the slot of the first query. Given with a `KeyValue`, and only then.
-        unpadding: the `Unpadding` that `Encoder(skip_padding=True)` makes. The query is then (1, R, D), the R real
-            tokens of a batch, and attends to itself, without a cache; the masks are for the padded rows.
+        use_causal_mask: whether a query may not attend to later keys.
+        attention_bias: added to the attention logits, in its own dtype; of a shape as for `attention_mask`.
+        positions: (B, T) or (T,) integers for `rotary`. By default the number of real tokens before each token.
+        document_ids: (B, T) integers, or (B, *attended axes), for several documents packed into one sequence: a query
+            attends only to its own document. 0 marks padding.
+        cache: for decoding step by step. A `KeyValue` from `new_cache`: the keys and values of this call are stored in
+            its slots from `start` on, and each query attends to all slots up to its own; S in the shapes of masks and
+            bias is the number of slots. Or a `Memory` from `new_memory`, in place of `value` and `key`, which may be
+            None.
+        start: integer or scalar tensor, the slot of the first query. Only and always with a `KeyValue`.
+        unpadding: internal, passed by `Encoder(skip_padding=True)` for self-attention without a cache. The query is
+            then (1, R, D), the R real tokens of a batch; masks have the shapes of the padded batch.
 
     Returns:
-        The output (B, T, D). With `return_attention_scores` or `cache` a tuple of it, the scores (B, N, T, S) in
-        float32 before dropout, and the updated cache.
+        The output (B, T, D). With `return_attention_scores` or `cache`, a tuple: the output; if requested the scores
+        (B, N, T, S), in float32 and before dropout; with a `cache` the updated cache.
 
     Raises:
-        ValueError: for a size, rate, shape or combination that cannot work.
+        ValueError: for a size, rate or shape that is not valid, and for arguments that exclude each other.
 
     Examples:
         >>> layer = keras_tx.layers.MultiHeadAttention(num_heads=4, key_dim=8, num_key_value_heads=2)
@@ -104,7 +103,7 @@ class MultiHeadAttention(Composite):
         >>> tuple(output.shape), tuple(scores.shape)
         ((2, 5, 32), (2, 4, 5, 7))
 
-        Decoding step by step with a cache gives what the whole sequence gives:
+        Decoding step by step with a cache gives the same output as the full sequence:
 
         >>> layer = keras_tx.layers.MultiHeadAttention(num_heads=2, key_dim=8, rotary=True)
         >>> x = np.random.default_rng(0).normal(size=(1, 3, 16)).astype("float32")
@@ -163,7 +162,7 @@ class MultiHeadAttention(Composite):
         self.bias_initializer = initializers.get(bias_initializer)
         self.kernel_regularizer = regularizers.get(kernel_regularizer)
         self.bias_regularizer = regularizers.get(bias_regularizer)
-        # Of the projections, not of this layer: Keras would apply its own attribute to the output.
+        # For the projections: Keras would apply an attribute of the usual name to the output of this layer.
         self.projection_activity_regularizer = regularizers.get(activity_regularizer)
         self.kernel_constraint = constraints.get(kernel_constraint)
         self.bias_constraint = constraints.get(bias_constraint)
@@ -193,7 +192,7 @@ class MultiHeadAttention(Composite):
 
     def build(self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None = None) -> None:
         if self.rotary is not None and self.attention_axes not in (None, (1,)):
-            raise ValueError(f"`rotary` must have the attention axis 1. Received: attention_axes={self.attention_axes}")
+            raise ValueError(f"`rotary` needs `attention_axes=1`. Received: attention_axes={self.attention_axes}")
         key_shape = value_shape if key_shape is None else key_shape
         arguments.check_same_positions(value_shape, key_shape)
         key_heads, bias = self.num_key_value_heads, self.use_bias
@@ -230,7 +229,7 @@ class MultiHeadAttention(Composite):
                 kwargs[name] = mask
         kwargs = convert_inputs(self, {"query": query, "value": value, "key": key, **kwargs})
         if kwargs.get("cache") is not None and kwargs.get("value_mask") is None:
-            # Every slot counts as real; without a mask Keras would fill in that of the queries.
+            # All slots count as real; without a mask Keras would fill in that of the queries.
             batch, _, slots, _ = ops.shape(kwargs["cache"].key)
             kwargs["value_mask"] = ops.ones((batch, slots), dtype="bool")
         return super().__call__(kwargs.pop("query"), kwargs.pop("value"), kwargs.pop("key"), **kwargs)
@@ -338,7 +337,7 @@ class MultiHeadAttention(Composite):
     def _rotate(
         self, query: Tensor, key: Tensor, positions: Any, query_mask: Any, value_mask: Any, start: Any
     ) -> list[Tensor]:
-        """Queries and keys, rotated by their positions. With a cache (`start`) the keys are at those of the queries."""
+        """Rotates queries and keys by their positions. With a cache (`start`) both have the same positions."""
         query_positions = key_positions = positions
         if positions is None and start is not None:
             counted = count_positions(value_mask)

@@ -25,11 +25,11 @@ def make_projection(
 
     Args:
         layer: the `MultiHeadAttention`.
-        name: of the projection.
-        input_shape: its input, of which the last `num_axes` axes are summed.
-        features: the axes that it makes in their place.
-        num_axes: how many axes are summed.
-        activation: of the projection.
+        name: the name of the projection.
+        input_shape: the shape of its input, of which the last `num_axes` axes are contracted.
+        features: the sizes of the output axes that replace them.
+        num_axes: how many axes are contracted.
+        activation: the activation of the projection.
         use_bias: whether it has a bias.
     """
     letters = iter(string.ascii_letters)
@@ -41,7 +41,7 @@ def make_projection(
         output_shape=(*[None] * (len(free) - 1), *features),
         activation=activation,
         bias_axes=made if use_bias else None,
-        kernel_initializer=clone_initializer(layer.kernel_initializer),  # a shared one would fill all kernels alike
+        kernel_initializer=clone_initializer(layer.kernel_initializer),  # shared, it would repeat values
         bias_initializer=clone_initializer(layer.bias_initializer),
         kernel_regularizer=layer.kernel_regularizer,
         bias_regularizer=layer.bias_regularizer,
@@ -51,6 +51,6 @@ def make_projection(
         dtype=layer.dtype_policy,
         name=name,
     )
-    projection.supports_masking = True  # Keras would warn that it loses the mask, which this layer hands on itself
+    projection.supports_masking = True  # Keras would warn of a lost mask; the attention layer passes it on
     projection.build(input_shape)
     return projection

@@ -1,1 +1,1 @@
-"""Families of checkpoints: a file has those that differ by their config alone. `registry.py` knows them all."""
+"""Families of checkpoints. Models that differ only by their config share a file. `registry.py` lists all of them."""

@@ -31,7 +31,7 @@ _DECODER = {
     **{f"encoder_attn.{name}": f"cross_attention.{dense}_dense" for name, dense in _DENSE.items()},
     "encoder_attn_layer_norm": "cross_attention_norm",
 }
-_EPSILON = 1e-5  # of all norms; it is in no config
+_EPSILON = 1e-5  # of all norms; not in config.json
 
 
 class Bart(Seq2SeqFamily):
@@ -153,12 +153,12 @@ class Bart(Seq2SeqFamily):
     def computed(self) -> dict[str, np.ndarray]:
         if self.tied or self.target_embedding is not self.embedding:
             return {}
-        # Where the table of the logits is another, transformers ties none of the others either.
+        # If the logits have their own table, transformers ties no other tables either.
         table = keras.ops.convert_to_numpy(self.embedding.tokens.embeddings)
         return {f"{self.prefix}{side}.embed_tokens.weight": table for side in ("encoder", "decoder")}
 
     def _side_rows(self, side: str) -> Iterator[Row]:
-        """Rows for the positions and the embedding norm of the encoder or the decoder."""
+        """Rows for the positions and the embedding norm of the encoder or of the decoder."""
         yield table.Row(f"{self.prefix}{side}.embed_positions.weight", self.position_encodings[side].embeddings)
         yield from table.norm(f"{self.prefix}{side}.layernorm_embedding", self.norms[side])
 

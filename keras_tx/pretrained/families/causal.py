@@ -18,7 +18,7 @@ from keras_tx.pretrained.heads import ClassHead, answer_spans
 from keras_tx.pretrained.table import Row
 from keras_tx.types import DType, Tensor
 
-_DEPEND_ON_THE_PROMPT = {"min_length": (None, 0), "forced_bos_token_id": (None,)}  # and the values that switch them off
+_DEPEND_ON_THE_PROMPT = {"min_length": (None, 0), "forced_bos_token_id": (None,)}  # {setting: values that disable it}
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -50,7 +50,7 @@ class LastToken(keras.layers.Layer):
 class CausalFamily(Family):
     """A token embedding, a pre-norm decoder, and a head.
 
-    A subclass makes `embedding` and `decoder`, and defines the names of the classification heads.
+    A subclass creates `embedding` and `decoder`, and defines the names of the classification heads.
     """
 
     inputs = ("input_ids", "attention_mask", "position_ids")
@@ -120,7 +120,7 @@ class CausalFamily(Family):
         return keras.Model(ids, self._logits(self.decoder(embedded)))
 
     def generation_options(self, values: dict[str, Any]) -> dict[str, Any]:
-        # Lengths in the file count the prompt, which is unknown here; and prompts contain their start token.
+        # Lengths in the file include the prompt, which is unknown here; and prompts contain their start token.
         values = values or self.config.values
         for name, off in _DEPEND_ON_THE_PROMPT.items():
             if values.get(name) not in off:

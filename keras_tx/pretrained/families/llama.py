@@ -1,4 +1,4 @@
-"""Llama 1 to 3, Mistral, Qwen2 and Qwen3: one decoder with different biases, windows, and norms of queries and keys.
+"""Llama 1 to 3, Mistral, Qwen2 and Qwen3: the same decoder with different biases, windows, and query and key norms.
 
 Touvron et al. 2023, arXiv:2302.13971; Jiang et al. 2023, arXiv:2310.06825; Yang et al. 2024, arXiv:2407.10671, and
 2025, arXiv:2505.09388.
@@ -125,7 +125,7 @@ class Llama(CausalFamily):
         return self.config.flag("mlp_bias", default=False)
 
     def _windows(self, num_layers: int) -> list[int | None]:
-        """The sliding window of each layer: how many tokens a token sees, itself included; None for all."""
+        """The sliding window of each layer, in tokens, with the token itself; None for no window."""
         for name in ("sliding_window", "use_sliding_window", "layer_types"):
             self.config.take(name, default=None)  # transformers does not read it for Llama
         return [None] * num_layers
@@ -203,7 +203,7 @@ class Qwen2(Llama):
 
 
 class Qwen3(Qwen2):
-    """Qwen2 with biases as the config says, and with each head of queries and keys normalized before the rotation."""
+    """Qwen2 with biases only if the config sets them, and with query and key norms before the rotation."""
 
     model_types = ("qwen3",)
     tasks = tasks_of("Qwen3")

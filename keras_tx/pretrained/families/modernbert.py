@@ -23,8 +23,8 @@ THETAS = {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 1
 class ModernBert(Family):
     """A pre-norm encoder without biases. Most layers have a sliding window, and a rotary base of their own.
 
-    `local_attention` is the whole width of a window: a token sees half of it on each side. The embedding ends with a
-    norm, so the first layer has no norm before its attention. transformers applies `attention_dropout` also to the
+    `local_attention` is the full width of a window: a token attends to half of it on each side. The embedding ends with
+    a norm, so the first layer has no norm before its attention. transformers applies `attention_dropout` also to the
     output of attention; here it applies to the scores only. In the published models it is 0.
     """
 

@@ -71,7 +71,7 @@ class AtLast(keras.layers.Layer):
 class Seq2SeqFamily(Family):
     """A family with an encoder and a decoder.
 
-    A subclass makes `embedding` (of the sources), `target_embedding`, `encoder`, `decoder` and `head`, and connects
+    A subclass creates `embedding` (of the sources), `target_embedding`, `encoder`, `decoder` and `head`, and connects
     them by `_embed` and, if there is more between them, by `_encoded`, `_decoded` and `_logits`.
     """
 
@@ -85,7 +85,7 @@ class Seq2SeqFamily(Family):
     decoder: Any
     head: Any
     class_head: Any = None  # of classification tasks
-    target_ids: Any = None  # if the decoder reads the source when there is no target
+    target_ids: Any = None  # whether the decoder gets the source if there is no target
     at_last: Any = None  # of "sequence_classification"
 
     def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
@@ -111,7 +111,7 @@ class Seq2SeqFamily(Family):
         Args:
             mask: (B, T), True at real tokens; None: all ids but the padding id are real.
             by_slot: whether positions count all tokens, as in Hugging Face, instead of real tokens, as generation
-            needs.
+                needs.
         """
         raise NotImplementedError
 
@@ -128,7 +128,7 @@ class Seq2SeqFamily(Family):
         return self.target_embedding(hidden, reverse=True) if self.head is None else self.head(hidden)
 
     def _make_head(self) -> Any:
-        """The layer of the logits; None if they are tied to the token table, or the task has none."""
+        """The output layer; None if the logits are tied to the token table, or the task has no logits."""
         if self.tied or self.task != "conditional_generation":
             return None
         size = self.target_embedding.vocabulary_size
@@ -153,7 +153,7 @@ class Seq2SeqFamily(Family):
         return outputs
 
     def _target(self, inputs: dict[str, Tensor]) -> Tensor:
-        """The ids that the decoder reads."""
+        """The ids that are the decoder's input."""
         given = inputs["decoder_input_ids"]
         return given if self.target_ids is None else self.target_ids(inputs["input_ids"], given)
 

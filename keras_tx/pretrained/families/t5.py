@@ -63,12 +63,11 @@ class T5(Seq2SeqFamily):
     """Pre-norm with RMS norms, no biases, no scaling of attention scores, relative positions shared by all layers.
 
     In T5 1.0 the logits are tied to the token table, and the decoder's output is scaled by D ** -0.5. Since T5 1.1 they
-    are not. transformers 5 writes `tie_word_embeddings: true` for all versions, so the presence of a table of the
-    logits in the file decides whether they are tied, and `scale_decoder_outputs`, if present, whether the output is
-    scaled.
+    are not. transformers 5 writes `tie_word_embeddings: true` for all versions, so the logits are tied if the file has
+    no table for them, and `scale_decoder_outputs`, if present, determines whether the output is scaled.
 
     The tasks "encoder" and "token_classification" use the encoder only. For sequence classification and question
-    answering the decoder reads the source, shifted right by one token.
+    answering, the input of the decoder is the source, shifted right by one token.
     """
 
     model_types: tuple[str, ...] = ("t5",)
@@ -189,7 +188,7 @@ class T5(Seq2SeqFamily):
         return self.config.flag("scale_decoder_outputs", default=default)
 
     def saved_values(self) -> dict[str, Any]:
-        # `tie_word_embeddings` is saved anew, and then no longer tells whether the output is scaled.
+        # `tie_word_embeddings` is written by us, and then no longer shows whether the output is scaled.
         values = {**super().saved_values(), "scale_decoder_outputs": self.is_scaled}
         return {**values, "is_encoder_decoder": self.task not in self.encoder_tasks}
 

@@ -1,4 +1,4 @@
-"""A version's folder -> a report: does a stock TensorFlow Serving load it and answer as the live model did?"""
+"""Checks whether an unmodified TensorFlow Serving loads a version and gives the answers of the live model."""
 
 import json
 import subprocess
@@ -9,8 +9,8 @@ from typing import Any
 
 SECONDS = 300
 
-# The ops that TensorFlow Serving links beside TensorFlow's own: those of tensorflow_text's ops_lib. Its trimmers are
-# left out, since some servers lack them (tensorflow/serving#2267).
+# The ops that TensorFlow Serving has in addition to TensorFlow's own: those of tensorflow_text's ops_lib. Its trimmers
+# are left out, since some servers lack them (tensorflow/serving#2267).
 TEXT_OPS = frozenset(
     "CaseFoldUTF8 NormalizeUTF8 NormalizeUTF8WithOffsetsMap FastBertNormalize TFText>FastBertNormalize "
     "FastWordpieceTokenizeWithOffsets TFText>FastWordpieceTokenizeWithOffsets TFText>FastWordpieceDetokenize "
@@ -23,18 +23,19 @@ UNSERVABLE = ("Xla", "PyFunc", "EagerPyFunc")
 
 @dataclass
 class Report:
-    """What `check` found. `print(report)` shows all of it.
+    """The result of `check`. `print(report)` shows all of it.
 
     Attributes:
         path: the version's folder.
-        signatures: {name: {"inputs": {input: [dtype, shape]}, "outputs": likewise}}, with -1 for an axis of any size,
-            and None for a shape of any rank.
-        milliseconds: {name: the median duration of a call with the first request, after a warm-up call}.
+        signatures: {name: {"inputs": {input: [dtype, shape]}, "outputs": {output: [dtype, shape]}}}, with -1 for an
+            axis of unknown size, and None for a shape of unknown rank.
+        milliseconds: {name of a signature: the median duration in milliseconds of a call with the first request, after
+            a warm-up call}.
         saved_by: the version of TensorFlow that saved it.
-        parity: how the answers compare with those of the live model: the number of requests ("texts"), the largest
+        parity: the comparison with the answers of the live model, a dict: the number of requests ("texts"), the largest
             "difference" of a number and its "tolerance", whether strings and integers are equal ("same_labels"), and
-            whether an empty batch has an empty answer ("empty_batch"). Empty where there is nothing to compare with.
-        problems: a sentence for each thing that is wrong.
+            whether an empty batch gives an empty answer ("empty_batch"). Empty if there is nothing to compare with.
+        problems: one sentence for each problem.
 
     Examples:
         >>> report = keras_tx.serving.Report("saved_models/reviews/1", problems=["it has no signatures"])
@@ -54,7 +55,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no problems."""
         return not self.problems
 
     def __str__(self) -> str:
@@ -80,19 +81,20 @@ class Report:
 
 
 def check(path: str | Path) -> Report:
-    """Checks that a version would run on an unmodified TensorFlow Serving, and answer as the live model did.
+    """Checks that a version runs on an unmodified TensorFlow Serving and gives the answers of the live model.
 
-    A clean process loads the version with TensorFlow's C++ loader, without Keras and with XLA off, as a server does.
-    The version is in order if it loads, if a stock server links all of its ops, and if every signature answers the
-    requests that `export` saved with it (texts of `warmup` among them) as the live model did: the same labels and
-    texts, and probabilities equal to 1e-6, or in half precision to eight roundings of 1. A signature without such
-    requests must answer made-up inputs of its dtypes. The process may take 300 seconds.
+    A separate process loads the version with TensorFlow's C++ loader, without Keras and with XLA off, as a server does.
+    The check succeeds if the version loads, if an unmodified server has all of its ops, and if every signature gives
+    the answers of the live model to the requests that `export` saved with the version (texts of `warmup` among them):
+    the same labels and texts, and probabilities that differ by at most 1e-6, or in half precision by eight times the
+    machine epsilon. A signature without such requests must accept made-up inputs of its dtypes. The process has a time
+    limit of 300 seconds.
 
     Args:
         path: the version's folder, such as "saved_models/reviews/1".
 
     Returns:
-        A `Report`. `report.ok` is whether the version is in order, and `report.problems` says what is wrong.
+        A `Report`: `report.ok` is whether the check succeeded, and `report.problems` lists what is wrong.
 
     Raises:
         FileNotFoundError: there is no SavedModel in `path`.
@@ -127,7 +129,7 @@ def check(path: str | Path) -> Report:
 
 
 def report_of(path: str | Path, line: str) -> Report:
-    """The report of what the clean process found: one line of JSON."""
+    """The report for the output of the separate process, one line of JSON."""
     found = json.loads(line)
     parity = found.get("parity", {})
     unservable = [op for op in found.get("ops", []) if op.startswith(UNSERVABLE)]

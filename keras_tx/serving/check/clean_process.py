@@ -1,4 +1,4 @@
-"""Loads versions as a stock TensorFlow Serving would, and prints what it finds, one line of JSON for each.
+"""Loads versions as an unmodified TensorFlow Serving does, and prints the findings, one line of JSON for each version.
 
 `audit.check` runs this file as a script, without keras_tx and Keras, and with XLA turned off as in TensorFlow Serving's
 main.cc. Usage: python -P clean_process.py VERSION_DIRECTORY...
@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the process that called `check` may hold all of its memory
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the process that called `check` may use all memory of the GPU
 sys.modules["keras"] = None  # type: ignore[assignment]  # a graph that asks for Keras must fail here
-sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # last, so that no module here hides another
+sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # last, so that no module in this folder shadows another
 
 import numpy as np  # noqa: E402
 import session  # noqa: E402
@@ -24,7 +24,7 @@ import tensorflow as tf  # noqa: E402
 import tensorflow_internals  # noqa: E402
 
 WEIGHTS = os.path.join("variables", "variables.index")
-TIMED_CALLS, TIMED_SECONDS = 5, 1.0  # a signature is called so often, or until so much time is over
+TIMED_CALLS, TIMED_SECONDS = 5, 1.0  # a signature is called this often, or for this long
 
 
 def main(versions: Sequence[str]) -> None:
@@ -38,10 +38,10 @@ def _found(version: str, core_ops: set[str]) -> dict[str, Any]:
     try:
         ops, saved_by = _ops_and_version(version)
         found |= {"custom_ops": sorted(ops - core_ops), "ops": sorted(ops), "saved_by": saved_by}
-        if "VarHandleOp" in ops and not os.path.exists(os.path.join(version, WEIGHTS)):  # the loader does not complain
+        if "VarHandleOp" in ops and not os.path.exists(os.path.join(version, WEIGHTS)):  # the loader raises no error
             raise FileNotFoundError(f"the graph has variables, and there is no {WEIGHTS}")
         loaded = session.Session(version, tensorflow_internals.library())
-    except Exception as error:  # anything may be wrong with the file
+    except Exception as error:  # a damaged file may raise any error
         found["problems"].append(f"it does not load: {_one_line(error)}")
     else:
         _run_signatures(version, loaded.signatures, found)
@@ -58,7 +58,7 @@ def become_a_server() -> set[str]:
 
 
 def _run_signatures(version: str, signatures: Mapping[str, Any], found: dict[str, Any]) -> None:
-    """Adds the signatures, and what goes wrong when they run, to `found`."""
+    """Adds the signatures, and the errors when they run, to `found`."""
     expected = _expected_answers(version, found)
     for name, signature in signatures.items():
         found["signatures"][name] = {"inputs": _specs(signature.inputs), "outputs": _specs(signature.outputs)}
@@ -71,7 +71,7 @@ def _run_signatures(version: str, signatures: Mapping[str, Any], found: dict[str
                 inputs = {key: _made_up_input(key, *spec) for key, spec in signature.inputs.items()}
             signature(**inputs)
             found["milliseconds"][name] = _milliseconds(signature, inputs)
-        except Exception as error:  # an op may raise anything
+        except Exception as error:  # an op may raise any error
             found["problems"].append(f"{name} fails on {kind}: {_one_line(error)}")
     try:
         if expected is not None and ("text" in expected or "signatures" not in expected):
@@ -155,7 +155,7 @@ def _compare_classifier(function: Any, expected: Mapping[str, Any]) -> dict[str,
     got = np.stack([together["probabilities"], np.concatenate([row["probabilities"] for row in alone])])
     best, second = np.sort(wanted)[:, :-3:-1].T
     labels = [label.decode() for label in together["label"]]
-    tied = best - second <= 2 * tolerance  # rounding decides which label is best
+    tied = best - second <= 2 * tolerance  # rounding may change the best label
     return {
         "texts": len(texts),
         "difference": float(np.max(np.abs(got - wanted))),
@@ -187,7 +187,7 @@ def _compare_examples(signatures: Mapping[str, Any], examples: Mapping[str, Any]
         if rows:
             none = signatures[name](**{key: np.asarray(value)[:0] for key, value in inputs.items()})
             empty = empty and all(value.shape[0] == 0 for value in none.values())
-    # The difference that exceeds its tolerance most; NaN exceeds it more than any number.
+    # The difference that exceeds its tolerance most; NaN counts as infinitely large.
     difference, tolerance = max(gaps, key=_excess)
     return {
         "texts": count,
@@ -204,7 +204,7 @@ def _excess(gap: tuple[float, float]) -> float:
 
 
 def _worse(one: dict[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
-    """Joins two comparisons: the worse difference, and the answers that are equal in both."""
+    """Combines two comparisons: the worse difference, and whether strings and integers are equal in both."""
     if one is None:
         return other
     worst = max((one, other), key=lambda found: _excess((found["difference"], found["tolerance"])))

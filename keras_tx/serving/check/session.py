@@ -1,6 +1,6 @@
 """A version, loaded through TensorFlow's C API by the C++ loader that TensorFlow Serving calls.
 
-Only the graph, the weights and the SignatureDefs of a SavedModel are read, nothing that is there for Python. Neither
+Only the graph, the weights and the SignatureDefs of a SavedModel are read, nothing that is only for Python. Neither
 keras_tx nor Keras is imported here.
 """
 

@@ -1,7 +1,7 @@
-"""The door to the private parts of TensorFlow's and tensorflow_text's files, for a process without Keras.
+"""All uses of private parts of TensorFlow and tensorflow_text, for a process without Keras.
 
-`clean_process.py` runs as a script that must import neither Keras nor keras_tx, so it cannot come in by
-`keras_tx/keras_internals.py`. It finds this file beside itself.
+`clean_process.py` runs as a script that must import neither Keras nor keras_tx, so it cannot use
+`keras_tx/keras_internals.py`. It imports this file from its own folder.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ def library() -> Any:
 
 
 def turn_xla_off() -> None:
-    """From now on no graph of this process is compiled by XLA, as TensorFlow Serving's main.cc has it by default."""
+    """From now on this process compiles no graph by XLA, which is also the default of TensorFlow Serving."""
     getattr(library(), XLA_OFF)()
 
 
