@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "check"
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / "scripts" / "check"
 REPORT = """<testsuites><testsuite errors="{errors}" failures="0" skipped="1" tests="4">
 <testcase classname="tests.layers.test_one" name="a" time="7.25"/>
 <testcase classname="tests.layers.test_one" name="b" time="2.5"/>
@@ -51,7 +52,7 @@ def test_the_checks_fail_with_a_test_with_a_run_and_without_tests(check, tmp_pat
 
 def test_every_file_that_other_backends_run_exists(check):
     for part in (*check.ON_JAX, *check.ON_TORCH):
-        assert (SCRIPT.parents[1] / "tests" / part).exists()
+        assert (ROOT / "tests" / part).exists()
 
 
 def test_parts_are_chosen_by_options(check, monkeypatch):
@@ -66,16 +67,18 @@ def test_parts_are_chosen_by_options(check, monkeypatch):
     monkeypatch.setattr(check, "run", lambda *command, **environment: True)
     monkeypatch.setattr("sys.argv", ["check", "--fast", "--workers", "1"])
     assert check.main() == 0
-    assert runs == [("tensorflow", ["-n", "1", "--dist", "loadfile", "-m", "not slow and not process"])]
+    assert [options[:6] for _, options in runs] == [
+        ["-n", "1", "--dist", "loadfile", "-m", "not slow and not process"]
+    ] * 2
+    assert [backend for backend, _ in runs] == ["tensorflow"] * 2
+    found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    parts = [part for _, options in runs for part in options[6:]]
+    assert all(sum(path == part or path.startswith(f"{part}/") for part in parts) == 1 for path in found)
     runs.clear()
     monkeypatch.setattr("sys.argv", ["check"])
     assert check.main() == 0
-    assert [backend for backend, _ in runs][0] == "tensorflow" and {backend for backend, _ in runs} == {
-        "tensorflow",
-        "jax",
-        "torch",
-    }
-    assert "-m" not in runs[0][1]
+    assert sorted(backend for backend, _ in runs) == ["jax", "tensorflow", "tensorflow", "torch"]
+    assert "-m" not in runs[0][1] and "-m" not in runs[1][1]
 
 
 @pytest.mark.process
