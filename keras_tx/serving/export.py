@@ -12,7 +12,7 @@ from keras_tx.serving import parity
 from keras_tx.serving.card import write_batching, write_card
 from keras_tx.serving.exporters import exporter_for
 from keras_tx.serving.other_backends import export_in_subprocess
-from keras_tx.serving.servable_graph import check_servable, tokenizer_resources
+from keras_tx.serving.servable_graph import check_servable, tokenizer_resources, traced_once
 from keras_tx.serving.versions import write_version
 from keras_tx.serving.warmup import check_warmup, write_warmup
 
@@ -139,7 +139,7 @@ def export_on_tensorflow(
     def write(folder: Path) -> None:
         archive = keras.export.ExportArchive()  # finds the weights in the endpoints; `track` would save each twice
         for name, function in signatures.items():
-            archive.add_endpoint(name, function)
+            archive.add_endpoint(name, traced_once(function))
         for tokenizer in tokenizers.values():
             for resource in tokenizer_resources(tokenizer):
                 archive.track(resource)

@@ -1,5 +1,7 @@
 """A small tokenizer, tiny models, and their exports, shared by all tests that only read them."""
 
+import fcntl
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -50,21 +52,32 @@ def live():
 
 
 @pytest.fixture(scope="session")
-def exported(make, tokenizer, tmp_path_factory):
+def once(tmp_path_factory):
+    """Exports a version once for all workers of a run, since nothing here takes longer."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def once(name, write):
+        with open(base / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            folder = base / "saved_models" / name
+            versions = [path for path in folder.glob("*") if path.name.isdecimal()]
+            return versions[0] if versions else write(folder)
+
+    return once
+
+
+@pytest.fixture(scope="session")
+def exported(make, tokenizer, once):
     """A classifier of two layers with an optimizer, and its first version."""
     import tensorflow as tf
+    import tensorflow_text  # noqa: F401  # has the operations of the graph
 
     model = make(num_layers=2)
     model.compile("adam", "sparse_categorical_crossentropy")
     model.optimizer.build(model.trainable_variables)
-    path = export(
-        model,
-        tmp_path_factory.mktemp("saved_models") / "reviews",
-        tokenizer=tokenizer,
-        labels=LABELS,
-        warmup=WARMUP,
-        max_batch=5,
-    )
+    options = {"tokenizer": tokenizer, "labels": LABELS, "warmup": WARMUP, "max_batch": 5}
+    path = once("reviews", lambda folder: export(model, folder, **options))
     return SimpleNamespace(model=model, path=path, signatures=tf.saved_model.load(str(path)).signatures)
 
 
@@ -77,19 +90,18 @@ def small_generator(**options):
 
 
 @pytest.fixture(scope="session")
-def generator(tokenizer, tmp_path_factory):
+def generator(tokenizer, once):
     """A small language model, and its version with some of its signatures, since tracing all takes long."""
 
     def some(*arguments):
         made = generator_signatures(*arguments)
         return {name: made[name] for name in ("serving_default", "generate", "tokens", "score")}
 
-    folder = tmp_path_factory.mktemp("saved_models") / "generator"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporters, "generator_signatures", some)
         options = {"tokenizer": tokenizer, "generation": BEAM, "warmup": ["the cat"], "max_batch": 2}
         model = small_generator()
-        return SimpleNamespace(model=model, path=export(model, folder, **options))
+        return SimpleNamespace(model=model, path=once("generator", lambda folder: export(model, folder, **options)))
 
 
 @pytest.fixture(scope="session")
