@@ -36,6 +36,8 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument(
     "--epochs", type=int, default=8, help="the number of epochs for the translator; a quarter of it for the classifier"
 )
+parser.add_argument("--num-layers", type=int, default=2, help="layers of the translator's encoder and of its decoder")
+parser.add_argument("--hidden-dim", type=int, default=96, help="the width of the translator")
 parser.add_argument("--out", default="saved_models", help="the folder for exports")
 arguments = parser.parse_args()
 start = time.time()
@@ -56,7 +58,12 @@ def ragged(tokenizer, texts):
 pairs = data.load_translation("sample")
 sources, targets = (list(side) for side in zip(*pairs.train.as_numpy_iterator(), strict=True))
 words = text.BertTokenizer.train([side.decode() for side in sources + targets], 1000, max_length=64)
-translator = models.Seq2Seq(words.vocabulary_size, num_layers=2, hidden_dim=96, intermediate_dim=192)
+translator = models.Seq2Seq(
+    words.vocabulary_size,
+    num_layers=arguments.num_layers,
+    hidden_dim=arguments.hidden_dim,
+    intermediate_dim=2 * arguments.hidden_dim,
+)
 translator.compile(keras.optimizers.Adam(2e-3), training.PaddedCrossentropy(label_smoothing=0.1))
 source_ids, target_ids = ragged(words, sources), ragged(words, targets)
 rows = {"source_ids": source_ids, "target_ids": target_ids[:, :-1]}, target_ids[:, 1:]

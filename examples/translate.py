@@ -37,12 +37,23 @@ BLOCKS = {"normalize_first": True, "normalization": "rms_norm", "use_bias": Fals
 JOINER = "￭"  # marks tokens without a space between them, so that decoding restores every text exactly
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+<<<<<<< HEAD
 parser.add_argument("--dataset", default="sample", help='"sample", or the name of a TFDS translation dataset')
 parser.add_argument("--data", help="a folder of parallel files, instead of --dataset")
 parser.add_argument("--data-dir", help="the folder in which TFDS keeps prepared datasets (default: that of TFDS)")
 parser.add_argument("--source", help="the source language: the suffix of its files, such as en")
 parser.add_argument("--target", help="the target language: the suffix of its files, such as de")
 parser.add_argument("--epochs", type=int, help="the number of epochs (default: 12 for the sample, otherwise 48)")
+=======
+parser.add_argument("--dataset", default="sample", help='"sample", or a TFDS translation dataset')
+parser.add_argument("--data", help="a folder of parallel files")
+parser.add_argument("--data-dir", help="the folder in which TFDS prepared the dataset")
+parser.add_argument("--source", help="the source language: the ending of its files' names")
+parser.add_argument("--target", help="the target language: the ending of its files' names")
+parser.add_argument("--epochs", type=int)
+parser.add_argument("--num-layers", type=int, help="layers of the encoder and of the decoder")
+parser.add_argument("--hidden-dim", type=int, help="the width of the model")
+>>>>>>> h-cutexamples
 parser.add_argument(
     "--bleu", default="13a", help='the tokenizer of sacreBLEU; "none" for texts that are tokenized already'
 )
@@ -57,6 +68,7 @@ if arguments.bfloat16:
 name = arguments.data or arguments.dataset
 settings = SMALL if name == "sample" else TINY
 epochs = arguments.epochs or settings["epochs"]
+hidden_dim = arguments.hidden_dim or settings["hidden_dim"]
 out = os.path.join(arguments.out, f"translate_{os.path.basename(os.path.normpath(name))}")
 backup = os.path.join(out, "backup")
 if not arguments.resume:
@@ -123,10 +135,10 @@ def of_epoch(epoch):
 # 3. Ids -> logits
 model = models.Seq2Seq(
     tokenizer.vocabulary_size,
-    num_layers=settings["num_layers"],
-    hidden_dim=settings["hidden_dim"],
+    num_layers=arguments.num_layers or settings["num_layers"],
+    hidden_dim=hidden_dim,
     num_heads=4,
-    intermediate_dim=settings["intermediate_dim"],
+    intermediate_dim=2 * hidden_dim,
     dropout=settings["dropout"],
     encoder_options=BLOCKS,
     decoder_options=BLOCKS,

@@ -31,7 +31,7 @@ OUTPUTS = {
 @pytest.mark.slow
 def test_serve_asks_every_signature_as_clients_would(tmp_path):
     pytest.importorskip("tensorflow_text")  # brings the ops of the graph
-    printed = run(tmp_path, "serve.py", "--epochs", "1")
+    printed = run(tmp_path, "serve.py", "--epochs", "1", "--num-layers", "1", "--hidden-dim", "16")
     parts = re.split(r"^(translator|opinions), (\w+):$", printed, flags=re.MULTILINE)
     found = {name: {} for name in OUTPUTS}
     for name, signature, section in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):

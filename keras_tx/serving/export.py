@@ -12,7 +12,7 @@ from keras_tx.serving import parity
 from keras_tx.serving.card import write_batching, write_card
 from keras_tx.serving.exporters import exporter_for
 from keras_tx.serving.other_backends import export_in_subprocess
-from keras_tx.serving.servable_graph import check_servable, tokenizer_resources, traced_once
+from keras_tx.serving.servable_graph import check_servable, tokenizer_resources
 from keras_tx.serving.versions import write_version
 from keras_tx.serving.warmup import check_warmup, write_warmup
 
@@ -137,13 +137,14 @@ def export_on_tensorflow(
     check_servable(signatures)
 
     def write(folder: Path) -> None:
-        archive = keras.export.ExportArchive()  # finds the weights in the endpoints; `track` would save each twice
-        for name, function in signatures.items():
-            archive.add_endpoint(name, traced_once(function))
-        for tokenizer in tokenizers.values():
-            for resource in tokenizer_resources(tokenizer):
-                archive.track(resource)
-        archive.write_out(str(folder), verbose=False)
+        # `keras.export.ExportArchive` would trace each signature a second time and save both graphs.
+        graphs = {name: function.get_concrete_function() for name, function in signatures.items()}
+        root = tf.Module()
+        for name, graph in graphs.items():
+            setattr(root, name, graph)
+        root.weights = list({id(weight): weight for graph in graphs.values() for weight in graph.variables}.values())
+        root.resources = [one for tokenizer in tokenizers.values() for one in tokenizer_resources(tokenizer)]
+        tf.saved_model.save(root, str(folder), signatures=graphs)
         loaded = tf.saved_model.load(str(folder)).signatures
         loaded = {name: loaded[name] for name in signatures}
         content = exporter.parity(signatures, [entry for entry in warmup if isinstance(entry, str)])

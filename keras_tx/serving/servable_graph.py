@@ -31,14 +31,6 @@ def check_servable(signatures: Mapping[str, Any]) -> None:
             )
 
 
-def traced_once(function: Any) -> Any:
-    """A function that calls the graph of `function`: TensorFlow traces anew while it saves, which takes long."""
-    concrete = function.get_concrete_function()
-    caller = tf.function(lambda *inputs: concrete(*inputs), input_signature=function.input_signature)
-    caller.get_concrete_function()
-    return caller
-
-
 def tokenizer_resources(tokenizer: Any) -> list[Any]:
     """The lookup tables and models in the attributes of a tokenizer, which an export must track to save them."""
     found, seen, waiting = [], set(), [tokenizer]
