@@ -37,23 +37,14 @@ BLOCKS = {"normalize_first": True, "normalization": "rms_norm", "use_bias": Fals
 JOINER = "￭"  # marks tokens without a space between them, so that decoding restores every text exactly
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-<<<<<<< HEAD
 parser.add_argument("--dataset", default="sample", help='"sample", or the name of a TFDS translation dataset')
 parser.add_argument("--data", help="a folder of parallel files, instead of --dataset")
 parser.add_argument("--data-dir", help="the folder in which TFDS keeps prepared datasets (default: that of TFDS)")
 parser.add_argument("--source", help="the source language: the suffix of its files, such as en")
 parser.add_argument("--target", help="the target language: the suffix of its files, such as de")
 parser.add_argument("--epochs", type=int, help="the number of epochs (default: 12 for the sample, otherwise 48)")
-=======
-parser.add_argument("--dataset", default="sample", help='"sample", or a TFDS translation dataset')
-parser.add_argument("--data", help="a folder of parallel files")
-parser.add_argument("--data-dir", help="the folder in which TFDS prepared the dataset")
-parser.add_argument("--source", help="the source language: the ending of its files' names")
-parser.add_argument("--target", help="the target language: the ending of its files' names")
-parser.add_argument("--epochs", type=int)
-parser.add_argument("--num-layers", type=int, help="layers of the encoder and of the decoder")
+parser.add_argument("--num-layers", type=int, help="the number of layers of the encoder and of the decoder")
 parser.add_argument("--hidden-dim", type=int, help="the width of the model")
->>>>>>> h-cutexamples
 parser.add_argument(
     "--bleu", default="13a", help='the tokenizer of sacreBLEU; "none" for texts that are tokenized already'
 )
