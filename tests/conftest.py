@@ -2,6 +2,7 @@ import gc
 import os
 import resource
 import sys
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # XLA's programs are small here and run once: as in JAX's own tests, compiling them well would cost more than it saves.
@@ -17,6 +18,8 @@ EXAMPLES = 4 if BACKEND == "jax" else 30
 
 settings.register_profile("keras_tx", deadline=None, max_examples=EXAMPLES, derandomize=True)
 settings.load_profile("keras_tx")
+
+MOST_MEMORY = 2.0  # GiB that a process may hold before JAX must forget its programs
 
 peaks = pytest.StashKey[list[float]]()
 
@@ -34,13 +37,25 @@ def seeded():
     keras.utils.set_random_seed(7)
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def no_compiled_programs_left():
     """JAX keeps every program that it compiled, which would be gigabytes by the end of a run."""
     yield
-    if BACKEND == "jax":
+    if BACKEND == "jax" and _memory() > _limit[0]:
         sys.modules["jax"].clear_caches()
-    gc.collect()
+        gc.collect()
+        _limit[0] = max(MOST_MEMORY, _memory() + 0.5)
+
+
+_limit = [MOST_MEMORY]
+
+
+def _memory():
+    """The memory that this process holds, in GiB; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**30
+    except OSError:
+        return 0
 
 
 def pytest_collection_modifyitems(items):

@@ -106,7 +106,7 @@ def test_modes_and_configs_that_no_file_keeps_are_refused():
     layer = Projection(7)
     layer.build((None, 5))
     config = keras.quantizers.Int8QuantizationConfig(activation_quantizer=None)
-    with pytest.raises(ValueError, match="`config` must be the default one, .* Received: config={"):
+    with pytest.raises(ValueError, match="`config` must be the default: .* Received: config={"):
         layer.quantize(config=config)
     with pytest.raises(NotImplementedError, match="Projection does not have a `quantize` method"):
         layer.quantize("float8")
