@@ -50,8 +50,8 @@ def test_the_checks_fail_with_a_test_with_a_run_and_without_tests(check, tmp_pat
     assert "The checks FAILED" in capsys.readouterr().out
 
 
-def test_every_file_that_other_backends_run_exists(check):
-    for part in (*check.ON_JAX, *check.ON_TORCH):
+def test_every_file_that_is_named_exists(check):
+    for part in (*check.ON_JAX, *check.ON_TORCH, *check.NOT_FAST):
         assert (ROOT / "tests" / part).exists()
 
 
@@ -67,18 +67,18 @@ def test_parts_are_chosen_by_options(check, monkeypatch):
     monkeypatch.setattr(check, "run", lambda *command, **environment: True)
     monkeypatch.setattr("sys.argv", ["check", "--fast", "--workers", "1"])
     assert check.main() == 0
-    assert [options[:6] for _, options in runs] == [
-        ["-n", "1", "--dist", "loadfile", "-m", "not slow and not process"]
-    ] * 2
-    assert [backend for backend, _ in runs] == ["tensorflow"] * 2
-    found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
-    parts = [part for _, options in runs for part in options[6:]]
-    assert all(sum(path == part or path.startswith(f"{part}/") for part in parts) == 1 for path in found)
+    ((backend, options),) = runs
+    assert backend == "tensorflow" and options[:6] == ["-n", "1", "--dist", "loadfile", "-m", check.FAST]
+    assert {f"--ignore=tests/{name}" for name in check.NOT_FAST} < set(options)
     runs.clear()
     monkeypatch.setattr("sys.argv", ["check"])
     assert check.main() == 0
     assert sorted(backend for backend, _ in runs) == ["jax", "tensorflow", "tensorflow", "torch"]
-    assert "-m" not in runs[0][1] and "-m" not in runs[1][1]
+    first, second = (options for backend, options in runs if backend == "tensorflow")
+    assert "-m" not in first and "-m" not in second
+    found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    parts = [part for part in (*first, *second) if part.startswith("tests/")]
+    assert all(sum(path == part or path.startswith(f"{part}/") for part in parts) == 1 for path in found)
 
 
 @pytest.mark.process
