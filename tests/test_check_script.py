@@ -68,7 +68,9 @@ def test_parts_are_chosen_by_options(check, monkeypatch):
     monkeypatch.setattr("sys.argv", ["check", "--fast", "--workers", "1"])
     assert check.main() == 0
     ((backend, options),) = runs
-    assert backend == "tensorflow" and options[:6] == ["-n", "1", "--dist", "loadfile", "-m", check.FAST]
+    assert backend == "tensorflow" and options[:7] == [
+        *("-n", "1", "--dist", "loadfile", "--no-loadscope-reorder", "-m", check.FAST)
+    ]
     assert {f"--ignore=tests/{name}" for name in check.NOT_FAST} < set(options)
     runs.clear()
     monkeypatch.setattr("sys.argv", ["check"])
