@@ -59,6 +59,16 @@ def test_loaded_equals_saved(name, tmp_path):
         assert_close(keras.saving.load_model(tmp_path / "again.keras")(inputs), after, atol=0)
 
 
+def test_a_model_with_rotary_positions_is_quantized_before_its_first_call():
+    x = keras.Input((None, 20))
+    model = keras.Model(x, Encoder(1, 28, 5, attention_options={"rotary": True})(x))
+    before = np.asarray(model.get_layer(index=1)(normal(2, 3, 20)))
+    fresh = keras.models.clone_model(model)
+    fresh.set_weights(model.get_weights())
+    fresh.quantize("int8")
+    assert np.corrcoef(before.ravel(), np.asarray(fresh(normal(2, 3, 20))).ravel())[0, 1] > 0.99
+
+
 def test_layers_equal_those_of_keras():
     x, ids = normal(2, 3, 5, 4), IDS[:, :3]
     pairs = [
