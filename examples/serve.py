@@ -11,6 +11,7 @@ import argparse
 import base64
 import json
 import os
+import shlex
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -147,13 +148,14 @@ def show(value):
 for name, (version, tokenizer, texts) in exports.items():
     folder = os.path.abspath(os.path.dirname(version))
     print(f"\n{reports[name]}\n")
-    print(f'docker run -p 8500:8500 -p 8501:8501 -v "{folder}:/models/{name}" -e MODEL_NAME={name} tensorflow/serving')
+    volume = shlex.quote(f"{folder}:/models/{name}")
+    print(f"docker run -p 8500:8500 -p 8501:8501 -v {volume} -e MODEL_NAME={name} tensorflow/serving")
     for signature, function in sorted(tf.saved_model.load(str(version)).signatures.items()):
         specs = function.structured_input_signature[1]
         request = request_for(sorted(specs), tokenizer, texts)
         columns = {key: [as_json(value) for value in values] for key, values in request.items()}
-        body = json.dumps({"signature_name": signature, "inputs": columns}, ensure_ascii=False).replace("'", "'\\''")
-        print(f"\n{name}, {signature}:\ncurl -d '{body}' http://localhost:8501/v1/models/{name}:predict")
+        body = shlex.quote(json.dumps({"signature_name": signature, "inputs": columns}, ensure_ascii=False))
+        print(f"\n{name}, {signature}:\ncurl -d {body} http://localhost:8501/v1/models/{name}:predict")
         lines = [
             f"    request.inputs[{key!r}].CopyFrom(tf.make_tensor_proto({values!r}, {specs[key].dtype.name!r}))"
             for key, values in request.items()

@@ -11,6 +11,7 @@ store a checksum for each tensor, over its name, dtype, shape and values, which 
 import json
 import os
 import re
+import shlex
 import tempfile
 import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -109,7 +110,7 @@ def pickled(directory: str | Path, file: str | Path) -> ValueError:
 def remedy(directory: str | Path) -> str:
     """The command that converts a checkpoint with pickled weights to `model.safetensors`."""
     code = "c = t.AutoConfig.from_pretrained(d); getattr(t, c.architectures[0]).from_pretrained(d).save_pretrained(d)"
-    return f'python -c "import transformers as t; d = {str(directory)!r}; {code}"'
+    return shlex.join(["python", "-c", f"import transformers as t; d = {str(directory)!r}; {code}"])
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Exports a trained model to saved_models/NAME/VERSION, a SavedModel that runs on an unmodified TensorFlow Serving."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ def export(
     Raises:
         TypeError: the model is not functional, or a tokenizer does not run in a graph.
         ValueError: arguments do not match the model or each other, outputs of the model depend on padding, an operation
-            cannot run on an unmodified server, or a warm-up request fails. OSError: the folder cannot be written.
+            cannot run on an unmodified server, or a warm-up request fails.
+        OSError: the folder cannot be written, or the disk is full.
 
     Reference:
         https://www.tensorflow.org/tfx/serving/serving_config
@@ -144,7 +146,8 @@ def export_on_tensorflow(
             setattr(root, name, graph)
         root.weights = list({id(weight): weight for graph in graphs.values() for weight in graph.variables}.values())
         root.resources = [one for tokenizer in tokenizers.values() for one in tokenizer_resources(tokenizer)]
-        tf.saved_model.save(root, str(folder), signatures=graphs)
+        with _file_errors(path):
+            tf.saved_model.save(root, str(folder), signatures=graphs)
         loaded = tf.saved_model.load(str(folder)).signatures
         loaded = {name: loaded[name] for name in signatures}
         content = exporter.parity(signatures, [entry for entry in warmup if isinstance(entry, str)])
@@ -152,7 +155,8 @@ def export_on_tensorflow(
         if content:
             parity.write_parity(folder, content)
         name = Path(path).name
-        count = write_warmup(folder, name, loaded, warmup, exporter, max_batch)
+        with _file_errors(path):
+            count = write_warmup(folder, name, loaded, warmup, exporter, max_batch)
         write_batching(folder, max_batch)
         write_card(
             folder,
@@ -168,6 +172,18 @@ def export_on_tensorflow(
         )
 
     return write_version(Path(path), write)
+
+
+@contextmanager
+def _file_errors(path: str | Path) -> Iterator[None]:
+    """Raises TensorFlow's errors in writing files, such as that of a full disk, as OSError."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        message = str(error.message).partition("}} ")[2] or str(error.message)
+        raise OSError(
+            f"`path` must be a folder that can be written. Received: path={str(path)!r} ({message})"
+        ) from error
 
 
 def _check_path(path: Path) -> None:

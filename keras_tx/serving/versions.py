@@ -7,6 +7,7 @@ https://www.tensorflow.org/tfx/serving/serving_config
 
 import errno
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ except ModuleNotFoundError:  # Windows
     fcntl = None
 
 PREFIX = "incomplete-"
+UNFINISHED = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")  # the names that `tempfile.mkdtemp` gives
+MARKER = ".keras_tx_export"  # in a folder that an export writes; it has the folder's name
 LARGEST = 2**63 - 1  # the largest version that a server accepts
 NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # a file system without locks, such as some NFS
 
@@ -42,9 +45,10 @@ def write_version(base: Path, write: Callable[[Path], None]) -> Path:
     """Calls `write(folder)`, and makes the folder the next version of `base`.
 
     If `write` raises, the folder is removed. If the process is killed, a folder `incomplete-...` stays, which no server
-    looks at, until the next call for `base` removes it. Folders that are still being written are recognized by a lock,
-    which is released when its process ends. Where folders cannot be locked (Windows, some network file systems), no
-    incomplete folder is removed, and two exports that end at the same moment get their numbers in either order.
+    looks at, until the next call for `base` removes it. Nothing else is ever removed: such a folder has a file that
+    names it, which this function wrote. Folders that are still being written are recognized by a lock, which is
+    released when its process ends. Where folders cannot be locked (Windows, some network file systems), no incomplete
+    folder is removed, and two exports that end at the same moment get their numbers in either order.
 
     Returns:
         The version's folder.
@@ -56,8 +60,7 @@ def write_version(base: Path, write: Callable[[Path], None]) -> Path:
         base.mkdir(parents=True, exist_ok=True)
         with _locked(base):
             _remove_stale(base)
-            folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-            lock = _lock(folder, wait=False)
+            folder, lock = _new_folder(base)
     except OSError as error:
         raise OSError(f"`path` must be a folder that can be written. Received: path={str(base)!r} ({error})") from error
     try:
@@ -66,6 +69,7 @@ def write_version(base: Path, write: Callable[[Path], None]) -> Path:
         _flush(folder)
         with _locked(base):
             version = _rename(folder, base)
+        (version / MARKER).unlink(missing_ok=True)  # after the renaming, so that every folder with another name has it
         _sync(base)
         return version
     except BaseException:
@@ -73,6 +77,18 @@ def write_version(base: Path, write: Callable[[Path], None]) -> Path:
         raise
     finally:
         _unlock(lock)
+
+
+def _new_folder(base: Path) -> tuple[Path, int | None]:
+    """A new folder with its marker, and the lock on it."""
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+    try:
+        lock = _lock(folder, wait=False)
+        (folder / MARKER).write_text(folder.name, encoding="utf-8")
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder, lock
 
 
 def _rename(folder: Path, base: Path) -> Path:
@@ -87,15 +103,28 @@ def _rename(folder: Path, base: Path) -> Path:
 
 
 def _remove_stale(base: Path) -> None:
-    """Removes the folders of exports that were killed, which no process has locked."""
+    """Removes the folders of exports that were killed: those that an export made and that no process has locked."""
     for folder in base.glob(f"{PREFIX}*"):
+        if not UNFINISHED.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
+            continue
         try:
             lock = _lock(folder, wait=False)
         except (FileNotFoundError, PermissionError):  # its export has just failed, or belongs to another user
             continue
         if lock is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            if _is_of_an_export(folder):
+                shutil.rmtree(folder, ignore_errors=True)
             _unlock(lock)
+
+
+def _is_of_an_export(folder: Path) -> bool:
+    """Whether `write_version` made the folder: its marker names it, or it was killed before the marker was written."""
+    try:
+        marker = folder / MARKER
+        names = [path.name for path in folder.iterdir()]
+        return names in ([], [MARKER]) or marker.read_text(encoding="utf-8") == folder.name
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 @contextmanager

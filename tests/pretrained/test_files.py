@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import struct
 import tracemalloc
@@ -393,5 +394,12 @@ def test_pickles_are_refused_with_the_line_that_converts_them(tmp_path, name):
         with pytest.raises(ValueError, match="must have weights in safetensors: a pickle can run any code") as error:
             open_tensors(path)
         assert files.remedy(tmp_path) in str(error.value) and "\n" not in str(error.value)
-    code = files.remedy(tmp_path).split('"')[1]
+
+
+@pytest.mark.parametrize("name", ["plain", 'it\'s "my" $HOME', "a b; rm -rf `pwd`"])
+def test_the_line_that_converts_pickles_is_quoted_for_a_shell(name):
+    python, option, code = shlex.split(files.remedy(name))
     compile(code, "remedy", "exec")
+    values = {}
+    exec(code.split("; ", 1)[1].rsplit("; c = ", 1)[0], values)
+    assert (python, option, values["d"]) == ("python", "-c", name)

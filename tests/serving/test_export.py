@@ -295,3 +295,18 @@ def test_a_tokenizer_that_does_not_fit_is_refused(make, tokenizer, tmp_path, opt
 def test_a_tokenizer_of_another_kind_is_refused(exported, tmp_path):
     with pytest.raises(TypeError, match="such as BertTokenizer. Received: tokenizer of type function"):
         export(exported.model, tmp_path, tokenizer=lambda texts: texts)
+
+
+@pytest.mark.parametrize("limit", [0, 3000])
+def test_a_full_disk_raises_os_error_and_leaves_nothing(make, tmp_path, limit):
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))  # bytes of a file, as if no more fitted on the disk
+    try:
+        with pytest.raises(
+            OSError, match="`path` must be a folder that can be written. Received: path='.*/reviews'.*large"
+        ):
+            export(make(), tmp_path / "reviews")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not any((tmp_path / "reviews").iterdir())

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from keras_tx.serving import export, versions
-from keras_tx.serving.versions import next_version, write_version
+from keras_tx.serving.versions import MARKER, next_version, write_version
 
 
 def write(folder):
@@ -122,9 +122,30 @@ write_version(Path(sys.argv[1]), stop_halfway)
     writer.kill()
     writer.communicate()
     (left,) = tmp_path.iterdir()
-    assert left.name.startswith("incomplete-") and files(left) == {"saved_model.pb"}
+    assert left.name.startswith("incomplete-") and files(left) == {"saved_model.pb", MARKER}
     assert write_version(tmp_path, write) == tmp_path / "1"
     assert [path.name for path in tmp_path.iterdir()] == ["1"]  # and it took away what the dead one left
+
+
+def test_files_of_a_user_are_never_removed(tmp_path):
+    """Whatever its name, a folder is removed only if an export made it."""
+    elsewhere = tmp_path / "elsewhere"
+    base = tmp_path / "reviews"
+    for folder in (base / "incomplete-notes", base / "incomplete-ab12cd34", elsewhere):
+        folder.mkdir(parents=True)
+        (folder / "thesis.txt").write_text("years of work")
+    (base / "incomplete-ef56gh78").symlink_to(elsewhere)
+    (base / "incomplete-ij90kl12").write_text("a file")
+    copied = base / "incomplete-mn34op56"  # a copy of what an export left, under another name
+    copied.mkdir()
+    (copied / MARKER).write_text("incomplete-00000000")
+    (copied / "thesis.txt").write_text("years of work")
+    (base / "incomplete-qr78st90").mkdir()
+    (base / "incomplete-qr78st90" / MARKER).write_text("incomplete-qr78st90")
+    before = {path.name for path in base.iterdir()}
+    assert files(write_version(base, write)) == {"saved_model.pb", "variables/variables.index"}
+    assert {path.name for path in base.iterdir()} == before - {"incomplete-qr78st90"} | {"1"}
+    assert len([*tmp_path.rglob("thesis.txt")]) == 4
 
 
 def test_what_another_export_still_writes_is_left_alone(tmp_path):
@@ -177,7 +198,7 @@ def test_all_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "rename", renamed)
     write_version(tmp_path, write)
     before = happened[: happened.index("renamed")]
-    assert {"saved_model.pb", "variables.index", "variables"} < set(before) and len(before) == 4
+    assert {"saved_model.pb", "variables.index", "variables", MARKER} < set(before) and len(before) == 5
     assert happened[len(before) :] == ["renamed", tmp_path.name]
 
 
