@@ -1,3 +1,4 @@
+import ctypes
 import gc
 import os
 import resource
@@ -19,7 +20,7 @@ EXAMPLES = 4 if BACKEND == "jax" else 30
 settings.register_profile("keras_tx", deadline=None, max_examples=EXAMPLES, derandomize=True)
 settings.load_profile("keras_tx")
 
-MOST_MEMORY = 2.0  # GiB that a process may hold before JAX must forget its programs
+MOST_MEMORY = 1.5  # GiB that a process may hold before JAX must forget its programs
 
 peaks = pytest.StashKey[list[float]]()
 
@@ -44,6 +45,8 @@ def no_compiled_programs_left():
     if BACKEND == "jax" and _memory() > _limit[0]:
         sys.modules["jax"].clear_caches()
         gc.collect()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)  # otherwise the freed memory stays with the process
         _limit[0] = max(MOST_MEMORY, _memory() + 0.5)
 
 

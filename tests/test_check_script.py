@@ -58,7 +58,7 @@ def test_every_file_that_is_named_exists(check):
 def test_parts_are_chosen_by_options(check, monkeypatch):
     runs = []
 
-    def record(backend, report, options, environment, log=None):
+    def record(backend, report, options, environment):
         runs.append((backend, options))
         Path(report).write_text(REPORT.format(errors=0, seconds=1))
         return True
@@ -76,6 +76,7 @@ def test_parts_are_chosen_by_options(check, monkeypatch):
     monkeypatch.setattr("sys.argv", ["check"])
     assert check.main() == 0
     assert sorted(backend for backend, _ in runs) == ["jax", "tensorflow", "tensorflow", "torch"]
+    assert all(check.OTHERS in options for backend, options in runs if backend in ("jax", "torch"))
     first, second = (options for backend, options in runs if backend == "tensorflow")
     assert "-m" not in first and "-m" not in second
     found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
