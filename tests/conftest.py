@@ -20,7 +20,7 @@ EXAMPLES = 4 if BACKEND == "jax" else 30
 settings.register_profile("keras_tx", deadline=None, max_examples=EXAMPLES, derandomize=True)
 settings.load_profile("keras_tx")
 
-MOST_MEMORY = 1.5  # GiB that a process may hold before JAX must forget its programs
+MOST_MEMORY = 1.5  # GiB that a process may hold before it gives back what it can
 
 peaks = pytest.StashKey[list[float]]()
 
@@ -39,14 +39,15 @@ def seeded():
 
 
 @pytest.fixture(autouse=True)
-def no_compiled_programs_left():
-    """JAX keeps every program that it compiled, which would be gigabytes by the end of a run."""
+def memory_given_back():
+    """JAX keeps every program that it compiled, and the C library what was freed: gigabytes by the end of a run."""
     yield
-    if BACKEND == "jax" and _memory() > _limit[0]:
-        sys.modules["jax"].clear_caches()
+    if _memory() > _limit[0]:
+        if BACKEND == "jax":
+            sys.modules["jax"].clear_caches()
         gc.collect()
         if sys.platform == "linux":
-            ctypes.CDLL(None).malloc_trim(0)  # otherwise the freed memory stays with the process
+            ctypes.CDLL(None).malloc_trim(0)
         _limit[0] = max(MOST_MEMORY, _memory() + 0.5)
 
 

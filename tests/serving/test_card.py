@@ -62,7 +62,7 @@ def test_the_card_has_the_largest_difference_to_the_live_model(card, exported):
         assert [label.decode() for label in answer["label"].numpy()] == row["outputs"]["label"]
     figures = card["parity"]["serving_default"]
     assert figures["largest_difference"] == pytest.approx(largest, abs=1e-9)
-    assert figures["tolerance"] == 1e-6 and figures["others_equal"] and set(card["parity"]) == set(exported.signatures)
+    assert figures["tolerance"] == 1e-5 and figures["others_equal"] and set(card["parity"]) == set(exported.signatures)
 
 
 def test_the_card_is_short_enough_to_read(exported):

@@ -188,13 +188,13 @@ def test_no_version_at_all_is_exit_code_2(tmp_path, capsys):
 def test_probabilities_that_are_not_the_live_models_are_a_problem(reports):
     report = reports["off_by_a_thousandth"]
     assert not report.ok
-    assert report.problems == ["numbers differ from the live model's by 1.0e-03, over 1.0e-06"]
+    assert report.problems == ["numbers differ from the live model's by 1.0e-03, over 1.0e-05"]
 
 
 @pytest.mark.process
 def test_a_difference_that_is_no_number_and_another_label_are_problems(reports):
     assert reports["not_a_number"].problems == [
-        "numbers differ from the live model's by nan, over 1.0e-06",
+        "numbers differ from the live model's by nan, over 1.0e-05",
         "labels or texts differ from the live model's",
     ]
 
