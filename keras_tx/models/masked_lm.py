@@ -6,10 +6,9 @@ B batch, T tokens, V vocabulary. Devlin et al. 2018, arXiv:1810.04805, sections 
 from typing import Any
 
 import keras
-from keras import activations
 
 from keras_tx import checks
-from keras_tx.layers import Encoder, TokenEmbedding
+from keras_tx.layers import Encoder, TokenEmbedding, activations
 from keras_tx.layers.projection import Projection
 from keras_tx.layers.residual import make_norm
 from keras_tx.models.chunked import VocabularyModel
@@ -83,7 +82,7 @@ class MaskedLM(VocabularyModel):
         # Layers
         embedding = TokenEmbedding(vocabulary_size, hidden_dim, **embedding_options, dtype=dtype, name="embedding")
         encoder = Encoder(num_layers, intermediate_dim, num_heads, **encoder_options, dtype=dtype, name="encoder")
-        head_dense = Projection(hidden_dim, activation=activation, dtype=dtype, name="head_dense")
+        head_dense = Projection(hidden_dim, activation=activations.get(activation), dtype=dtype, name="head_dense")
         head_norm = make_norm("layer_norm", encoder.layer_norm_epsilon, dtype=dtype, name="head_norm")
         head_bias = LogitBias(dtype=dtype, name="head_bias")
 

@@ -6,10 +6,9 @@ B batch, T tokens, C classes. An encoder as in Devlin et al. 2018, arXiv:1810.04
 from typing import Any
 
 import keras
-from keras import activations
 
 from keras_tx import checks
-from keras_tx.layers import Encoder, TokenEmbedding
+from keras_tx.layers import Encoder, TokenEmbedding, activations
 from keras_tx.layers.configs import in_float32
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.projection import Projection
@@ -105,7 +104,7 @@ class TextClassifier(TokenModel):
         )
         pooler = TokenPooling(pooling, dtype=dtype, name="pooling")
         head_dropout = Dropout(dropout, dtype=dtype, name="dropout")
-        head = Projection(num_classes, activation=activation, dtype=in_float32(dtype), name="head")
+        head = Projection(num_classes, activation=activations.get(activation), dtype=in_float32(dtype), name="head")
 
         # Functional model
         inputs = [keras.Input((None,), dtype="int32", name="token_ids")]

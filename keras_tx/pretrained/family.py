@@ -91,11 +91,11 @@ class Family:
                 layers of this package, as an argument that may be None.
             hidden_states: whether the outputs include `hidden_states`, a tuple of L + 1 tensors.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define `outputs`.")
 
     def rows(self) -> Iterable[Row]:
         """The rows of the table, which fill every variable of the model."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define `rows`.")
 
     def computed(self) -> dict[str, Any]:
         """Returns {name: array} for tensors that transformers expects and that are no variables here."""

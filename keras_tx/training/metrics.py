@@ -25,7 +25,7 @@ class TokenMean(keras.metrics.Metric):
 
     def per_token(self, labels: Tensor, outputs: Tensor, weights: Tensor) -> Tensor:
         """The value of each token, (B, T); it must be finite where the weight is 0."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define `per_token`.")
 
     def result(self) -> Tensor:
         return ops.divide_no_nan(self.total, self.count)

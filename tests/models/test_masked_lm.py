@@ -4,7 +4,9 @@ import math
 
 import keras
 import numpy as np
+import pytest
 
+from keras_tx.layers import activations
 from keras_tx.models import MaskedLM
 from tests.tools import assert_close, randomize, to_numpy
 
@@ -54,7 +56,11 @@ def test_attention_scores_are_those_that_the_model_computes_with():
     assert_close(scores, expected, atol=0)
 
 
-def test_the_activation_is_that_of_feed_forward_and_head():
-    model = made(activation="tanh")
-    assert model.encoder.layers[0].feed_forward.activation is keras.activations.tanh
-    assert next(layer for layer in model.layers if layer.name == "head_dense").activation is keras.activations.tanh
+@pytest.mark.parametrize("name, function", [("tanh", keras.activations.tanh), ("gelu_tanh", activations.gelu_tanh)])
+def test_the_activation_is_that_of_feed_forward_and_head(name, function):
+    model = made(activation=name)
+    assert model.encoder.layers[0].feed_forward.activation is function
+    assert next(layer for layer in model.layers if layer.name == "head_dense").activation is function
+    again = type(model).from_config(model.get_config())
+    again.set_weights(model.get_weights())
+    assert_close(again(IDS), model(IDS), atol=0)

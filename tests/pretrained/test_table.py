@@ -9,6 +9,7 @@ from keras_tx.layers.projection import Projection
 from keras_tx.layers.residual import make_norm
 from keras_tx.pretrained import table
 from keras_tx.pretrained.config import ACTIVATIONS, Config
+from keras_tx.pretrained.families.seq2seq import Seq2SeqFamily
 from keras_tx.pretrained.family import Family, PaddingMask, Positions, attention_sizes
 from keras_tx.pretrained.table import AS_IS, CONV2D, KERNEL, LINEAR, VECTOR, Row
 from tests.tools import normal, to_numpy
@@ -177,3 +178,12 @@ def test_strategies_of_a_generation_config():
         ValueError, match="`num_beams` of the generation config is not supported with `do_sample`. .*=4"
     ):
         family.strategy({"do_sample": True, "num_beams": 4})
+
+
+@pytest.mark.parametrize(
+    "kind, method, arguments",
+    [(Family, "outputs", ({}, False)), (Family, "rows", ()), (Seq2SeqFamily, "_embed", ("encoder", None))],
+)
+def test_a_family_without_a_method_is_told(kind, method, arguments):
+    with pytest.raises(NotImplementedError, match=f"{kind.__name__} must define `{method}`."):
+        getattr(object.__new__(kind), method)(*arguments)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_tx.training import Muon, NoamSchedule, PaddedAccuracy, PaddedCrossentropy, Perplexity
+from keras_tx.training.metrics import TokenMean
 from tests.tools import assert_close, normal, to_numpy
 from tests.training.test_losses import by_the_formula
 
@@ -134,3 +135,8 @@ def test_a_model_trains_is_saved_and_evaluates_the_same(policy, tmp_path):
     opened = keras.saving.load_model(tmp_path / "model.keras")
     again = opened.evaluate(ids, labels, sample_weight=weights, batch_size=13, verbose=0, return_dict=True)
     assert again == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_metric_without_per_token_is_told():
+    with pytest.raises(NotImplementedError, match="TokenMean must define `per_token`."):
+        TokenMean(0, "mean").per_token(None, None, None)

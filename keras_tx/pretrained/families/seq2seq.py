@@ -113,7 +113,7 @@ class Seq2SeqFamily(Family):
             by_slot: whether positions count all tokens, as in Hugging Face, instead of real tokens, as generation
                 needs.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define `_embed`.")
 
     def _encoded(self, hidden: Tensor) -> Tensor:
         """Processes the output of the encoder."""
