@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -89,16 +90,23 @@ def small_generator(**options):
     return randomize(CausalLM(len(VOCABULARY), **sizes, **options), seed=1)
 
 
-@pytest.fixture(scope="session")
-def generator(tokenizer, once):
-    """A small language model, and its version with some of its signatures, since tracing all takes long."""
+@contextmanager
+def only_signatures(*names):
+    """Exports of generative models get these signatures alone, since tracing all takes long."""
 
     def some(*arguments):
         made = generator_signatures(*arguments)
-        return {name: made[name] for name in ("serving_default", "generate", "tokens", "score")}
+        return {name: made[name] for name in names}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporters, "generator_signatures", some)
+        yield
+
+
+@pytest.fixture(scope="session")
+def generator(tokenizer, once):
+    """A small language model, and its version with some of its signatures."""
+    with only_signatures("serving_default", "generate", "tokens", "score"):
         options = {"tokenizer": tokenizer, "generation": BEAM, "warmup": ["the cat"], "max_batch": 2}
         model = small_generator()
         return SimpleNamespace(model=model, path=once("generator", lambda folder: export(model, folder, **options)))
