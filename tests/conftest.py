@@ -69,6 +69,12 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="needs the TensorFlow backend"))
 
 
+def pytest_collection_finish():
+    # What is imported by now stays: the garbage collector, which Keras also calls itself, need not look at it again.
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_configure(config):
     config.stash[peaks] = []
 
