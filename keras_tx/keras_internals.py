@@ -14,7 +14,6 @@ import keras
 from keras_tx.optional import Lazy
 from keras_tx.types import DType, Tensor
 
-_regex_split_ops = Lazy("tensorflow_text.python.ops.regex_split_ops", extra="text")
 _sentencepiece_ops = Lazy("tensorflow_text.python.ops.sentencepiece_tokenizer", extra="text")
 
 _ELEMENTWISE = (
@@ -217,13 +216,6 @@ def is_compiled_by_xla(function: Any) -> bool:
 
 
 # Ops of tensorflow_text that a stock TensorFlow Serving has, and that the public functions wrap in many others.
-
-
-def regex_split(texts: Tensor, pattern: str) -> tuple[Tensor, Tensor]:
-    """Splits texts (B,) at the matches of an RE2 pattern, and keeps the matches: all parts, and row splits (B + 1,)."""
-    ops = _regex_split_ops.gen_regex_split_ops
-    parts, _, _, splits = ops.regex_split_with_offsets(texts, pattern, pattern)
-    return parts, splits
 
 
 def sentencepiece_tokenize(model: bytes, name: str, texts: Tensor, dtype: DType) -> tuple[Tensor, Tensor]:

@@ -313,14 +313,6 @@ def test_is_compiled_by_xla():
 
 
 @pytest.mark.tensorflow
-@still("has the op behind regex_split", library="tensorflow_text")
-def test_regex_split():
-    pytest.importorskip("tensorflow_text")
-    parts, splits = keras_internals.regex_split(ops.convert_to_tensor(["a1b", "", "22"]), "([0-9])")
-    assert parts.numpy().tolist() == [b"a", b"1", b"b", b"2", b"2"] and splits.numpy().tolist() == [0, 3, 3, 5]
-
-
-@pytest.mark.tensorflow
 @still("has the ops behind SentencepieceTokenizer", library="tensorflow_text")
 def test_sentencepiece_tokenize():
     import tensorflow as tf

@@ -6,14 +6,16 @@ The smallest tokens are bytes, so every text has ids. Sennrich et al. 2016, arXi
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import keras
 
 from keras_tx.text.byte_pair_graph import BytePairGraph, unsupported_parts
+from keras_tx.text.definition import OF_PIECES, special_tokens
 from keras_tx.text.files import read_settings
 from keras_tx.text.json_tokenizer import JsonTokenizer, constructor_arguments
 from keras_tx.text.tokenizer_json import read_merges_files, read_tokenizer_json
+from keras_tx.text.trainers import train_byte_pairs
 from keras_tx.types import Tensor
 
 
@@ -24,10 +26,9 @@ class BytePairTokenizer(JsonTokenizer):
     Outside a graph it uses the `tokenizers` library and returns NumPy arrays, lists and `str`. In a TensorFlow graph it
     supports the pre-tokenizers of GPT-2 (also RoBERTa, BART), Llama 3 and Qwen 2; for any other definition,
     `not_in_graph` has the reason. The ids and texts in a graph are equal to those of `tokenizers`: this was checked on
-    69,250 sentences, on 933,634 strings with one Unicode character each and on 20,000 random strings. The only known
-    difference is that the noncharacter U+1FFFE becomes a zero byte.
+    69,250 sentences, on 933,634 strings with one Unicode character each and on 20,000 random strings.
 
-    Most users construct it by `from_pretrained(directory)` or `load_tokenizer(directory)`.
+    Most users construct it by `from_pretrained(directory)`, `load_tokenizer(directory)` or `train(texts, ...)`.
 
     Args:
         definition: the content of a tokenizer.json, as a string or as the dict that `json.load` returns.
@@ -42,6 +43,8 @@ class BytePairTokenizer(JsonTokenizer):
             text, if any.
         sep_token: the token at the end of a text. None: the last token that the definition puts after a text, if any.
         mask_token: the token that replaces others in masked language modeling.
+        split_special_tokens: whether a special token that a text contains is split like other text. False: it stays one
+            token.
 
     Raises:
         TypeError: `definition` is not a string or a dictionary.
@@ -82,6 +85,7 @@ class BytePairTokenizer(JsonTokenizer):
         cls_token: str | None = None,
         sep_token: str | None = None,
         mask_token: str | None = None,
+        split_special_tokens: bool = False,
     ) -> None:
         tokens = dict(unknown_token=unknown_token, pad_token=pad_token, cls_token=cls_token, sep_token=sep_token)
         super().__init__(
@@ -90,14 +94,50 @@ class BytePairTokenizer(JsonTokenizer):
             truncation_side=truncation_side,
             clean_up_tokenization_spaces=clean_up_tokenization_spaces,
             special_tokens=tokens | {"mask_token": mask_token},
+            split_special_tokens=split_special_tokens,
         )
         if not is_byte_level(self.parts):
             found = {"model": self.parts["model"]["type"], "decoder": (self.parts["decoder"] or {}).get("type")}
             raise ValueError(f"`definition` must be byte-level byte pairs. Received: {found}")
 
     @classmethod
+    def train(cls, texts: Any, vocabulary_size: int, *, min_frequency: int = 2, **options: Any) -> Self:
+        """Learns a vocabulary from texts: the special tokens, the 256 bytes, then frequent merges.
+
+        `decode` gives every text back exactly, special tokens included: they are split like other text unless
+        `split_special_tokens=False` is given. Rows begin with `cls_token` and end with `sep_token`. The tokenizer runs
+        in a TensorFlow graph. The same texts give the same vocabulary.
+
+        Args:
+            texts: an iterable of `str`, or a `tf.data.Dataset` of strings.
+            vocabulary_size: the largest number of tokens. Small amounts of text give fewer tokens.
+            min_frequency: how often two tokens must stand together to be merged.
+            options: further arguments of the constructor. The special tokens are `pad_token="<pad>"`,
+                `cls_token="<s>"` and `sep_token="</s>"` unless others are given; None leaves a token out.
+
+        Raises:
+            TypeError: `texts` are not strings, or a special token is not one.
+            ValueError: `vocabulary_size` is not larger than 256 and the number of special tokens, no two bytes stand
+                together often enough in `texts`, or a special token has only one character.
+
+        Reference:
+            Sennrich et al. 2016, arXiv:1508.07909.
+
+        Examples:
+            >>> tokenizer = keras_tx.text.BytePairTokenizer.train(["hot dog", "a hot dog", "dogs"], 270)
+            >>> [tokenizer.id_to_token(id) for id in tokenizer("hot dogs")["token_ids"]]
+            ['<s>', 'hot', 'Ġdog', 's', '</s>']
+            >>> tokenizer.decode(tokenizer.tokenize("  Größe\\t<s> 🌭"))
+            '  Größe\\t<s> 🌭'
+        """
+        options = {"split_special_tokens": True} | options
+        defaults = {role: token for role, token in OF_PIECES.items() if role != "unknown_token"}
+        special = special_tokens(defaults, options, whole=True)
+        return cls(train_byte_pairs(texts, vocabulary_size, min_frequency, special), **(options | special))
+
+    @classmethod
     def _read_arguments(cls, folder: Path) -> dict[str, Any]:
-        settings = read_settings(folder)
+        settings = read_settings(folder, splits=True)
         if (folder / "tokenizer.json").is_file():
             return constructor_arguments(read_tokenizer_json(folder, settings), settings, folder)
         if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
@@ -111,11 +151,11 @@ class BytePairTokenizer(JsonTokenizer):
     @cached_property
     def not_in_graph(self) -> str | None:
         """The reason why the tokenizer cannot run in a TensorFlow graph, or None if it can."""
-        return unsupported_parts(self.parts)
+        return self._unsupported_split or unsupported_parts(self.parts, self._found_normalized)
 
     @cached_property
     def _graph(self) -> BytePairGraph:
-        return BytePairGraph(self.parts, self.vocabulary)
+        return BytePairGraph(self.parts, self._found_normalized, self.vocabulary)
 
     def _graph_encode(self, texts: Tensor) -> Tensor:
         return self._graph.encode(texts)

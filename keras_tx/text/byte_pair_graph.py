@@ -12,13 +12,12 @@ from keras_tx.optional import Lazy
 from keras_tx.text.graph_ops import (
     MAX_INT64,
     SPACES,
-    ZERO,
-    ZERO_STAND_IN,
     AddedTokens,
     StringIndex,
     as_ragged_rows,
     as_segments,
     is_start,
+    normalize_unicode,
     owners_from_ends,
     split_by_pattern,
     unsupported_added_tokens,
@@ -27,7 +26,6 @@ from keras_tx.text.tokenizer_json import QWEN
 from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
-tf_text = Lazy("tensorflow_text", extra="text")
 
 # Letters and numbers, for use within [...]: those that RE2 knows, and those of Unicode 16 and 17 that it does not.
 LETTERS = (
@@ -49,16 +47,16 @@ class BytePairGraph:
 
     Args:
         parts: the content of a tokenizer.json.
+        added: those of its added tokens that are found in texts, each as in the library's normalized text.
         vocabulary: the tokens in the order of their ids.
     """
 
-    def __init__(self, parts: dict[str, Any], vocabulary: list[str]) -> None:
+    def __init__(self, parts: dict[str, Any], added: list[dict[str, Any]], vocabulary: list[str]) -> None:
         model = parts["model"]
         self._normalizer = (parts["normalizer"] or {}).get("type")
         pattern, self._begins_with_space = _pattern_and_prefix(parts["pre_tokenizer"])
         self._line_breaks = r"[\r\n]" in pattern  # line breaks that end a run of spaces are a word of their own
         self._pattern = _re2_pattern(pattern)
-        added = parts["added_tokens"]
         self._added = AddedTokens([token for token in added if not token["normalized"]])
         self._normalized_added = AddedTokens([token for token in added if token["normalized"]])
         id_of = model["vocab"]
@@ -73,13 +71,12 @@ class BytePairGraph:
         """String tensor (B,) -> ragged int32 (B, None)."""
         parts, ids, owner = self._added.split(*as_segments(texts))
         if self._normalizer:
-            parts = tf_text.normalize_utf8(parts, self._normalizer)
+            parts = normalize_unicode(parts, self._normalizer)
         parts, ids, owner = self._normalized_added.split(parts, ids, owner)
         if self._begins_with_space:
             needs_space = (ids < 0) & tf.strings.regex_full_match(parts, r"(?s)[^ ].*")
             parts = tf.where(needs_space, tf.strings.join([" ", parts]), parts)
         words, ids, owner = _split_words(parts, ids, owner, self._pattern, self._line_breaks)
-        words = tf.strings.regex_replace(words, ZERO_STAND_IN, ZERO)
         # Each distinct word is encoded once. Added tokens get a first byte that no word has, to distinguish them.
         words = tf.where(ids >= 0, tf.strings.join([b"\xff", tf.strings.as_string(ids)]), words)
         words, place = tf.unique(words, out_idx=tf.int64)
@@ -183,8 +180,8 @@ class Merges:
         return word[:-1], place, rank, use
 
 
-def unsupported_parts(parts: dict[str, Any]) -> str | None:
-    """The reason why a definition cannot run in a graph, or None."""
+def unsupported_parts(parts: dict[str, Any], added: list[dict[str, Any]]) -> str | None:
+    """The reason why a definition cannot run in a graph, or None. The arguments are those of `BytePairGraph`."""
     model, normalizer = parts["model"], parts["normalizer"]
     if normalizer is not None and normalizer["type"] not in SUPPORTED_NORMALIZERS:
         return f"its normalizer is {normalizer['type']}"
@@ -194,7 +191,7 @@ def unsupported_parts(parts: dict[str, Any]) -> str | None:
         return "its vocabulary lacks bytes"
     if _pattern_and_prefix(parts["pre_tokenizer"])[0] not in SUPPORTED_PATTERNS:
         return f"its pre-tokenizer is {parts['pre_tokenizer']}"
-    return unsupported_added_tokens(parts["added_tokens"])
+    return unsupported_added_tokens(added)
 
 
 def _pattern_and_prefix(pre_tokenizer: dict[str, Any] | None) -> tuple[str, bool]:

@@ -107,8 +107,12 @@ def tokens_in_order(id_of: dict[str, int], place: Any) -> list[str]:
     return [token_of[i] for i in range(len(token_of))]
 
 
-def read_settings(folder: Path) -> Settings:
+def read_settings(folder: Path, splits: bool = False) -> Settings:
     """Reads the settings in the folder of a vocabulary; each of the files may be missing.
+
+    Args:
+        folder: the folder.
+        splits: whether the class can split special tokens in texts (`split_special_tokens`).
 
     Raises:
         ValueError: a file is malformed, or needs what is not supported: custom code, special tokens that are split in
@@ -120,8 +124,8 @@ def read_settings(folder: Path) -> Settings:
         raise ValueError(
             f"`directory` must not need code of its own. Received: auto_map={config['auto_map']!r} in {place}"
         )
-    for key, allowed in {"split_special_tokens": (False, None), "separate_vocabs": (False, None)}.items():
-        if config.get(key) not in allowed:
+    for key in ("separate_vocabs",) if splits else ("split_special_tokens", "separate_vocabs"):
+        if config.get(key) not in (False, None):
             raise ValueError(f"`directory` must not ask for {key}. Received: {key}={config[key]!r} in {place}")
     kind = config.get("tokenizer_class") or _optional(folder, "config.json").get("model_type") or ""
     if not isinstance(kind, str):
@@ -133,6 +137,8 @@ def read_settings(folder: Path) -> Settings:
             settings.tokens[theirs] = _token(named[theirs], theirs, place)["content"]
     settings.added = _added(folder, config, named, place)
     settings.options = _options(config, place)
+    if not splits:
+        settings.options.pop("split_special_tokens", None)
     return settings
 
 
@@ -200,6 +206,7 @@ def _options(config: dict[str, Any], place: Path) -> dict[str, Any]:
     for theirs, allowed in {
         "truncation_side": ("right", "left"),
         "clean_up_tokenization_spaces": (True, False),
+        "split_special_tokens": (True, False),
     }.items():
         if config.get(theirs) is not None:
             if type(config[theirs]) is not type(allowed[0]) or config[theirs] not in allowed:

@@ -11,16 +11,28 @@ from typing import Any
 
 import numpy as np
 
-from keras_tx.keras_internals import regex_split
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
+tf_text = Lazy("tensorflow_text", extra="text")
 
 # The white space of Unicode 16, for use within [...].
 SPACES = r"\x09-\x0D\x20\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
-# The ops of tensorflow-text stop at a zero byte, so this noncharacter replaces it.
-ZERO, ZERO_STAND_IN = "\0", "\U0001fffe"
+# The characters that normalization changes, reorders or composes according to ICU, but not according to `tokenizers`,
+# whose tables are older: all are of Unicode 10 to 16.
+NEWER = (
+    r"\x{7FD}\x{897}-\x{89F}\x{8CA}-\x{8D3}\x{9FE}\x{C3C}\x{D3B}\x{D3C}\x{EBA}\x{1715}\x{1ABF}-\x{1ACE}"
+    r"\x{1DF6}-\x{1DFA}\x{32FF}\x{A7F2}-\x{A7F4}\x{A82C}\x{AB69}\x{105C9}\x{105D2}\x{105DA}\x{105E4}"
+    r"\x{10781}-\x{10785}\x{10787}-\x{107B0}\x{107B2}-\x{107BA}\x{10D24}-\x{10D27}\x{10D69}-\x{10D6D}\x{10EAB}"
+    r"\x{10EAC}\x{10EFD}-\x{10EFF}\x{10F46}-\x{10F50}\x{10F82}-\x{10F85}\x{11070}\x{1133B}\x{11382}-\x{11385}"
+    r"\x{1138B}\x{1138E}\x{11390}\x{11391}\x{113C2}\x{113C5}\x{113C7}\x{113C8}\x{113CE}-\x{113D0}\x{1145E}"
+    r"\x{11839}\x{1183A}\x{11935}\x{11938}\x{1193D}\x{1193E}\x{11943}\x{119E0}\x{11A34}\x{11A47}\x{11A99}"
+    r"\x{11D42}\x{11D44}\x{11D45}\x{11D97}\x{11F41}\x{11F42}\x{1611E}\x{16121}-\x{16129}\x{1612F}\x{16D63}"
+    r"\x{16D67}-\x{16D6A}\x{16FF0}\x{16FF1}\x{1CCD6}-\x{1CCF9}\x{1E030}-\x{1E06D}\x{1E08F}\x{1E130}-\x{1E136}"
+    r"\x{1E2AE}\x{1E2EC}-\x{1E2EF}\x{1E4EC}-\x{1E4EF}\x{1E5EE}\x{1E5EF}\x{1F16C}\x{1FBF0}-\x{1FBF9}"
+)
+SEPARATOR = b"\xff"  # a byte that UTF-8 does not have
 MAX_INT64 = int(np.iinfo("int64").max)
 
 
@@ -87,16 +99,26 @@ def as_segments(texts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace")
     count = tf.size(texts, out_type=tf.int64)
-    return tf.strings.regex_replace(texts, ZERO, ZERO_STAND_IN), tf.fill([count], -1), tf.range(count)
+    return texts, tf.fill([count], -1), tf.range(count)
 
 
 def split_by_pattern(texts: Tensor, pattern: str) -> tuple[Tensor, Tensor]:
     """Splits texts (S,) at the matches of a pattern; returns the matches and the texts between, (N,), and their owners.
 
-    Calls the op itself, because `tensorflow_text.regex_split` adds a hundred nodes to the graph that check its result.
+    `tensorflow_text.regex_split` is not used because it ignores the rest of a text after a zero byte.
     """
-    parts, splits = regex_split(texts, f"({pattern})")
-    return parts, owners_from_ends(splits[1:], parts)
+    marked = tf.strings.regex_replace(texts, pattern, SEPARATOR + rb"\0" + SEPARATOR)
+    split = tf.raw_ops.StringSplitV2(input=marked, sep=SEPARATOR)
+    kept = split.values != ""
+    return tf.boolean_mask(split.values, kept), tf.boolean_mask(split.indices[:, 0], kept)
+
+
+def normalize_unicode(texts: Tensor, form: str) -> Tensor:
+    """Normalizes texts (S,) to "NFC", "NFD", "NFKC" or "NFKD" as `tokenizers` does."""
+    parts, row = split_by_pattern(texts, f"[{NEWER}]")
+    newer = tf.strings.regex_full_match(parts, f"[{NEWER}]")
+    parts = tf.where(newer, parts, tf_text.normalize_utf8(parts, form))
+    return tf.strings.unsorted_segment_join(parts, row, tf.size(texts))
 
 
 def owners_from_ends(ends: Tensor, values: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from keras_tx.text.argument_checks import check_boolean
 from keras_tx.text.files import ROLES, Settings, tokens_in_order
 from keras_tx.text.library_tokenizer import LibraryTokenizer
 from keras_tx.text.template import Template
@@ -18,11 +19,17 @@ class JsonTokenizer(LibraryTokenizer):
     Args:
         definition: the content of a tokenizer.json, as a string or as the dict that `json.load` returns.
         special_tokens: maps an argument name to its special token, or to None.
+        split_special_tokens: whether a special token that a text contains is text.
         options: the other arguments of `LibraryTokenizer`.
     """
 
     def __init__(
-        self, definition: str | dict[str, Any], *, special_tokens: dict[str, str | None], **options: Any
+        self,
+        definition: str | dict[str, Any],
+        *,
+        special_tokens: dict[str, str | None],
+        split_special_tokens: bool,
+        **options: Any,
     ) -> None:
         if not isinstance(definition, (str, dict)):
             received = type(definition).__name__
@@ -31,6 +38,8 @@ class JsonTokenizer(LibraryTokenizer):
         self._tokenizer = parse_tokenizer_json(text, "definition")
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self.split_special_tokens: bool = check_boolean("split_special_tokens", split_special_tokens)
+        self._tokenizer.encode_special_tokens = self.split_special_tokens
         self.definition: str = self._tokenizer.to_str()
         vocabulary = tokens_in_order(self._tokenizer.get_vocab(with_added_tokens=True), "definition")
         if special_tokens["unknown_token"] is None:
@@ -57,12 +66,14 @@ class JsonTokenizer(LibraryTokenizer):
         config |= {"model_max_length": self.max_length} if self.max_length is not None else {}
         config["truncation_side"] = self.truncation_side
         config["clean_up_tokenization_spaces"] = self.clean_up_tokenization_spaces
+        config["split_special_tokens"] = self.split_special_tokens
         text = json.dumps(config, indent=2, ensure_ascii=False)
         (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
-        return {"definition": self.definition} | self._common_config()
+        split = {"split_special_tokens": self.split_special_tokens}
+        return {"definition": self.definition} | self._common_config() | split
 
     def _template(self, pair: bool) -> Template:
         """Finds out where the post-processor puts special tokens, by encoding one text or two."""
@@ -78,6 +89,29 @@ class JsonTokenizer(LibraryTokenizer):
             return Template(tuple(ids[:start]), (), tuple(ids[end:]))
         second, last = sides.index(1), len(sides) - sides[::-1].index(1)
         return Template(tuple(ids[:start]), tuple(ids[end:second]), tuple(ids[last:]))
+
+    @property
+    def _found(self) -> list[dict[str, Any]]:
+        """The added tokens that are found in texts."""
+        return [token for token in self.parts["added_tokens"] if not (self.split_special_tokens and token["special"])]
+
+    @cached_property
+    def _found_normalized(self) -> list[dict[str, Any]]:
+        """The same, each as in the normalized text if it is found there."""
+        normalizer = self._tokenizer.normalizer
+
+        def normalize(token: dict[str, Any]) -> dict[str, Any]:
+            changes = normalizer is not None and token["normalized"]
+            return token | {"content": normalizer.normalize_str(token["content"])} if changes else token
+
+        return [normalize(token) for token in self._found]
+
+    @property
+    def _unsupported_split(self) -> str | None:
+        """The reason why a graph cannot find the added tokens, or None."""
+        if self.split_special_tokens and self._found and len(self._found) < len(self.parts["added_tokens"]):
+            return "it splits special tokens in texts, but has added tokens that it does not split"
+        return None
 
     def _special_ids(self) -> set[int]:
         return {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}

@@ -6,9 +6,12 @@ from typing import Any
 from keras_tx.text.base import Tokenizer
 from keras_tx.text.bert import BertTokenizer
 from keras_tx.text.byte_pair import BytePairTokenizer, is_byte_level
+from keras_tx.text.character import CharacterTokenizer
 from keras_tx.text.files import folder_of, read_json
 from keras_tx.text.marian import MarianTokenizer
 from keras_tx.text.sentence_piece import SentencePieceTokenizer, is_sentence_piece
+from keras_tx.text.word_level import WordLevelTokenizer
+from keras_tx.text.word_level_graph import is_character_level, is_word_level
 
 # The first of these files that a directory contains determines the class; for tokenizer.json, its content does.
 FILES: dict[str, type[Tokenizer] | None] = {
@@ -34,7 +37,8 @@ def load_tokenizer(directory: str | Path, **overrides: Any) -> Tokenizer:
             `pad_token="<|endoftext|>"` for GPT-2, which has no padding token.
 
     Returns:
-        A `BertTokenizer`, `BytePairTokenizer`, `SentencePieceTokenizer` or `MarianTokenizer`.
+        A `BertTokenizer`, `BytePairTokenizer`, `SentencePieceTokenizer`, `MarianTokenizer`, `WordLevelTokenizer` or
+        `CharacterTokenizer`.
 
     Raises:
         ValueError: the directory does not exist, contains no tokenizer or one of another kind, or a file is malformed.
@@ -70,10 +74,13 @@ def _class_of(path: Path) -> type[Tokenizer]:
             return BytePairTokenizer
         if is_sentence_piece(typed):
             return SentencePieceTokenizer
+        if is_word_level(typed):
+            return CharacterTokenizer if is_character_level(typed) else WordLevelTokenizer
     else:
         kind = None
     raise ValueError(
-        "`directory` must hold WordPiece, byte-level BPE, or SentencePiece's Unigram or BPE in tokenizer.json. "
+        "`directory` must hold WordLevel, WordPiece, byte-level BPE, or SentencePiece's Unigram or BPE in "
+        "tokenizer.json. "
         f"Received: model.type={kind!r}, decoder={parts.get('decoder')!r} in {path}"
     )
 
@@ -82,4 +89,6 @@ def _kind_without_type(model: dict[str, Any]) -> str | None:
     """The type of a model in a file of an old version of `tokenizers`, which did not store the type."""
     if "merges" in model:
         return "BPE"
-    return "WordPiece" if "max_input_chars_per_word" in model else None
+    if "max_input_chars_per_word" in model:
+        return "WordPiece"
+    return "WordLevel" if isinstance(model.get("vocab"), dict) and "unk_token" in model else None

@@ -41,7 +41,7 @@ def as_string_list(name: str, texts: Any) -> tuple[list[str], bool]:
     is_one = isinstance(found, (str, bytes))
     items = [found] if is_one else list(found) if isinstance(found, (list, tuple)) else [None]
     items = [item.decode("utf-8", "replace") if isinstance(item, bytes) else item for item in items]
-    if not all(isinstance(item, str) and _is_encodable(item) for item in items):
+    if not all(isinstance(item, str) and is_encodable(item) for item in items):
         if items and all(isinstance(row, (list, tuple)) for row in items):
             raise ValueError(f"`{name}` must have rank 0 or 1. Received: {name}={reprlib.repr(texts)}")
         received = f"{name}={reprlib.repr(texts)}"
@@ -88,7 +88,7 @@ def as_id_lists(ids: Any, vocabulary_size: int) -> tuple[list[list[int]], bool]:
     return [row.astype("int64").tolist() for row in rows], is_one
 
 
-def _is_encodable(text: str) -> bool:
+def is_encodable(text: str) -> bool:
     """Whether the text can be encoded as UTF-8, which has no lone surrogates."""
     try:
         text.encode("utf-8")

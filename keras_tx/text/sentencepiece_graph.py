@@ -16,7 +16,6 @@ from keras_tx.keras_internals import sentencepiece_tokenize
 from keras_tx.optional import Lazy
 from keras_tx.text.graph_ops import (
     SPACES,
-    ZERO_STAND_IN,
     AddedTokens,
     StringIndex,
     as_ragged_rows,
@@ -37,23 +36,31 @@ class SentencePieceGraph:
 
     Args:
         parts: the content of a tokenizer.json.
+        added: those of its added tokens that are found in texts.
         vocabulary: the tokens in the order of their ids.
         normalizer: the normalizer of the `tokenizers` library, or None.
         decode: the same library's function from rows of ids to texts.
     """
 
-    def __init__(self, parts: dict[str, Any], vocabulary: list[str], normalizer: Any, decode: DecodeRows) -> None:
+    def __init__(
+        self,
+        parts: dict[str, Any],
+        added: list[dict[str, Any]],
+        vocabulary: list[str],
+        normalizer: Any,
+        decode: DecodeRows,
+    ) -> None:
         self._unigram = parts["model"]["type"] == "Unigram"
         self._space_rule, charsmap = space_rule(parts) or ("", b"")  # it is not None: `unsupported_parts` checks it
-        self._added = AddedTokens([token for token in parts["added_tokens"] if not token["normalized"]])
-        self._normalized_added = AddedTokens([token for token in parts["added_tokens"] if token["normalized"]])
+        self._added = AddedTokens([token for token in added if not token["normalized"]])
+        self._normalized_added = AddedTokens([token for token in added if token["normalized"]])
         if self._unigram:
             self._model = build_unigram_model(parts, charsmap)
             splits = "WhitespaceSplit" in json.dumps(parts["pre_tokenizer"])
             self._white_space = _white_space(normalizer) if splits else ""
         else:
             self._model, self._white_space = build_bpe_model(parts), ""
-            self._zero_byte = AddedTokens([{"content": ZERO_STAND_IN, "id": parts["model"]["vocab"]["<0x00>"]}])
+            self._zero_byte = AddedTokens([{"content": "\0", "id": parts["model"]["vocab"]["<0x00>"]}])
         self._first, self._next = _first_and_next_pieces(vocabulary, decode)
         self._raw = [bytes([BYTE_PIECES[token]]) if token in BYTE_PIECES else b"" for token in vocabulary]
 
@@ -84,6 +91,8 @@ class SentencePieceGraph:
 
     def _mark_spaces(self, texts: Tensor, at_start: Tensor) -> Tensor:
         """Replaces spaces by U+2581 and puts one before a text, as `Metaspace` and `Prepend` of `tokenizers` do."""
+        if self._space_rule == "as they are":
+            return texts
         needs_space = texts != ""
         if self._space_rule.startswith("metaspace"):
             needs_space &= ~tf.strings.regex_full_match(texts, f"(?s)[ {SPACE}].*")

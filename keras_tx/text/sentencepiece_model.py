@@ -6,17 +6,19 @@ malformed. So the table is checked here. Kudo and Richardson 2018, arXiv:1808.06
 """
 
 import base64
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from keras_tx.optional import Lazy
-from keras_tx.text.graph_ops import ZERO_STAND_IN, unsupported_added_tokens
+from keras_tx.text.graph_ops import unsupported_added_tokens
 
 pb2 = Lazy("sentencepiece.sentencepiece_model_pb2", extra="text")
 
 SPACE = "▁"
-NORMAL, UNKNOWN, BYTE = 1, 2, 6
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
+NEVER = "\ufffe\uffff"  # the name of a piece that no text has: it is neither a character nor a result of merges
 BYTE_PIECES = {f"<0x{byte:02X}>": byte for byte in range(256)}
 
 
@@ -55,11 +57,12 @@ def read_model(model: bytes, place: Any) -> Any:
     return proto
 
 
-def unsupported_parts(parts: dict[str, Any], normalizer: Any) -> str | None:
+def unsupported_parts(parts: dict[str, Any], added: list[dict[str, Any]], normalizer: Any) -> str | None:
     """The reason why a definition cannot run in a graph, or None.
 
     Args:
         parts: the content of a tokenizer.json.
+        added: those of its added tokens that are found in texts.
         normalizer: its normalizer, as the `tokenizers` library built it.
     """
     model = parts["model"]
@@ -69,11 +72,11 @@ def unsupported_parts(parts: dict[str, Any], normalizer: Any) -> str | None:
         return "its Unigram model has no unknown token, or bytes for what it lacks"
     if model["type"] == "Unigram" and normalizer.normalize_str(f"a{SPACE}b") != "a b":
         return f"its normalizer leaves {SPACE!r} in a text"
-    if model["type"] == "BPE" and parts["normalizer"] and any(token["normalized"] for token in parts["added_tokens"]):
+    if model["type"] == "BPE" and parts["normalizer"] and any(token["normalized"] for token in added):
         return "its added tokens are normalized"
-    if model["type"] == "BPE" and (reason := _bpe_reason(model)):
+    if model["type"] == "BPE" and (reason := _bpe_reason(model, _special(parts), added)):
         return reason
-    return unsupported_added_tokens(parts["added_tokens"])
+    return unsupported_added_tokens(added)
 
 
 def space_rule(parts: dict[str, Any]) -> tuple[str, bytes] | None:
@@ -83,6 +86,8 @@ def space_rule(parts: dict[str, Any]) -> tuple[str, bytes] | None:
     kinds = [step["type"] for step in normalizers] + [step["type"] for step in before]
     scheme = before[-1].get("prepend_scheme", "always") if before and before[-1]["type"] == "Metaspace" else "always"
     if parts["model"]["type"] == "BPE":
+        if not kinds:
+            return "as they are", b""
         if kinds == ["Metaspace"] and before[0].get("split") is False:
             return f"metaspace {scheme}", b""
         replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
@@ -121,35 +126,49 @@ def build_unigram_model(parts: dict[str, Any], charsmap: bytes) -> bytes:
 
 def build_bpe_model(parts: dict[str, Any]) -> bytes:
     """Builds the bytes of a SentencePiece model with the pieces of a BPE definition; smaller ids score higher."""
-    proto, vocabulary = pb2.ModelProto(), parts["model"]["vocab"]
+    proto, vocabulary, special = pb2.ModelProto(), parts["model"]["vocab"], _special(parts)
     for piece, i in sorted(vocabulary.items(), key=lambda item: item[1]):
-        proto.pieces.add(piece=piece, score=-i, type=BYTE if piece in BYTE_PIECES else NORMAL)
-    proto.pieces.add(piece=ZERO_STAND_IN, score=-len(vocabulary), type=UNKNOWN)  # never used: every byte is a piece
+        kind = BYTE if piece in BYTE_PIECES else CONTROL if piece in special else NORMAL
+        proto.pieces.add(piece=piece, score=-i, type=kind)
+    proto.pieces.add(piece=NEVER, score=-len(vocabulary), type=UNKNOWN)  # the op needs one; every byte is a piece
     proto.trainer_spec.model_type, proto.trainer_spec.byte_fallback = 2, True
     spec = proto.normalizer_spec
     spec.add_dummy_prefix = spec.remove_extra_whitespaces = spec.escape_whitespaces = False
     return bytes(proto.SerializeToString())
 
 
-def _bpe_reason(model: dict[str, Any]) -> str | None:
+def merges_of(vocabulary: dict[str, int], never: Collection[str] = ()) -> list[tuple[str, str]]:
+    """All merges of two tokens of a vocabulary that give a third, not one of `never`, in the order of its id."""
+    found = [
+        (i, cut, piece[:cut], piece[cut:])
+        for piece, i in vocabulary.items()
+        if piece not in never
+        for cut in range(1, len(piece))
+        if piece[:cut] in vocabulary and piece[cut:] in vocabulary
+    ]
+    return [(left, right) for *_, left, right in sorted(found)]
+
+
+def _special(parts: dict[str, Any]) -> set[str]:
+    return {token["content"] for token in parts["added_tokens"] if token["special"]}
+
+
+def _bpe_reason(model: dict[str, Any], special: set[str], added: list[dict[str, Any]]) -> str | None:
     """The reason why the op does not support a BPE model, or None.
 
-    The op merges two tokens wherever the vocabulary has the result, the result with the smallest id first.
+    The op merges two tokens wherever the vocabulary has the result, the result with the smallest id first. It never
+    merges to a byte or a special token.
     """
     vocabulary = model["vocab"]
     if not model.get("byte_fallback") or not set(BYTE_PIECES) <= set(vocabulary) or model.get("dropout"):
         return "its BPE model has a dropout, or no bytes for what it lacks"
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         return "its BPE model does not number its tokens without gaps"
+    found_first = {token["content"] for token in added}  # never merged, as texts are split at them
     merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
+    merges = [merge for merge in merges if "".join(merge) not in found_first & special]
     made = [vocabulary[left + right] for left, right in merges]
-    splits = {
-        (piece[:cut], piece[cut:])
-        for piece in vocabulary
-        for cut in range(1, len(piece))
-        if piece[:cut] in vocabulary and piece[cut:] in vocabulary
-    }
-    if made != sorted(made) or set(merges) != splits:
+    if made != sorted(made) or set(merges) != set(merges_of(vocabulary, special.union(BYTE_PIECES))):
         return "its merges are not all that its vocabulary allows, in the order of their ids"
     return None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from keras_tx.optional import Lazy
 from keras_tx.text.files import Settings, read_json, read_vocabulary_json, tokens_in_order
-from keras_tx.text.sentencepiece_model import SPACE, read_model
+from keras_tx.text.sentencepiece_model import SPACE, merges_of, read_model
 
 tokenizers = Lazy("tokenizers", extra="text")
 
@@ -200,13 +200,7 @@ def _build_llama(pieces: list[tuple[str, float]], config: dict[str, Any], path: 
     """Builds the tokenizer of a SentencePiece BPE model with byte fallback. Its merges follow from its pieces."""
     vocabulary = {piece: i for i, (piece, _) in enumerate(pieces)}
     tokens_in_order(vocabulary, path)
-    merges = [
-        (i, cut, len(piece) - cut, piece[:cut], piece[cut:])
-        for piece, i in vocabulary.items()
-        for cut in range(1, len(piece))
-        if piece[:cut] in vocabulary and piece[cut:] in vocabulary
-    ]
-    pairs = [(left, right) for *_, left, right in sorted(merges)]
+    pairs = merges_of(vocabulary)
     options = {"fuse_unk": True, "byte_fallback": True}
     tokenizer = tokenizers.Tokenizer(_build(lambda: tokenizers.models.BPE(vocabulary, pairs, **options), path))
     prefix = config.get("add_prefix_space") is not False

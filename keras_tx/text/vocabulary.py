@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_tx import checks
 from keras_tx.optional import Lazy
+from keras_tx.text.python_inputs import is_encodable
 
 tokenizers = Lazy("tokenizers", extra="text")
 
@@ -36,12 +37,13 @@ def read_vocabulary(path: str | Path) -> list[str]:
     return Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n")
 
 
-def check_vocabulary(vocabulary: Sequence[str], needed: dict[str, str]) -> list[str]:
+def check_vocabulary(vocabulary: Sequence[str], needed: dict[str, str], lines: bool = True) -> list[str]:
     """Checks a vocabulary and returns it as a list.
 
     Args:
         vocabulary: the tokens in the order of their ids.
         needed: maps an argument name to the special token that must be among them.
+        lines: whether every token must be one line.
 
     Raises:
         TypeError: the vocabulary is not a list of strings.
@@ -56,8 +58,9 @@ def check_vocabulary(vocabulary: Sequence[str], needed: dict[str, str]) -> list[
     for line, token in enumerate(tokens, 1):
         if not isinstance(token, str):
             raise TypeError(f"`vocabulary` must be a list of strings. Received: line {line}={token!r}")
-        if not token or "\n" in token or "\r" in token:
-            raise ValueError(f"`vocabulary` must hold tokens of one line, not empty. Received: line {line}={token!r}")
+        if not token or (lines and ("\n" in token or "\r" in token)):
+            rule = "tokens of one line, not empty" if lines else "tokens that are not empty"
+            raise ValueError(f"`vocabulary` must hold {rule}. Received: line {line}={token!r}")
         if token in line_of:
             raise ValueError(
                 f"`vocabulary` must hold every token once. Received: {token!r} in lines {line_of[token]} and {line}"
@@ -98,7 +101,7 @@ def train_vocabulary(texts: Any, vocabulary_size: int, special_tokens: list[str]
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(clean_text=True, **normalizer)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     words: Counter[str] = Counter()
-    for text in _strings(texts):
+    for text in each_string(texts):
         normal = tokenizer.normalizer.normalize_str(text)
         words.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
     if not words:
@@ -134,15 +137,23 @@ def _alphabet(words: Counter[str], room: int) -> tuple[list[str], list[str]]:
     return sorted(kept), sorted(continuing.intersection(kept))
 
 
-def _strings(texts: Any) -> Iterator[str]:
-    if isinstance(texts, (str, bytes)):
+def each_string(texts: Any) -> Iterator[str]:
+    """The strings of an iterable, or of a `tf.data.Dataset`, batched or not. Bytes that are not UTF-8 become U+FFFD.
+
+    Raises:
+        TypeError: an item is not a string, or one that UTF-8 cannot encode.
+    """
+    if isinstance(texts, (str, bytes)) or not isinstance(texts, Iterable):
         raise TypeError(f"`texts` must be an iterable of strings, not one string. Received: texts={texts!r}")
     items = texts.as_numpy_iterator() if hasattr(texts, "as_numpy_iterator") else texts
     for item in items:
         for text in np.ravel(item) if isinstance(item, np.ndarray) else [item]:
             if not isinstance(text, (str, bytes)):
                 raise TypeError(f"`texts` must hold strings. Received: {text!r}")
-            yield text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+            string = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+            if not is_encodable(string):
+                raise TypeError(f"`texts` must hold strings that UTF-8 can encode. Received: {text!r}")
+            yield string
 
 
 def _repeated(words: Counter[str]) -> Iterator[str]:

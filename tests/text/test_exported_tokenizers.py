@@ -62,7 +62,7 @@ def test_they_need_no_table_no_python_function_and_no_file(exported):
     saved = saved_model_pb2.SavedModel.FromString((exported / "saved_model.pb").read_bytes())
     graph = saved.meta_graphs[0].graph_def
     ops = {node.op for nodes in [graph.node, *(f.node_def for f in graph.library.function)] for node in nodes}
-    assert {"SentencepieceOp", "RegexSplitWithOffsets", "FastWordpieceTokenizeWithOffsets"} <= ops
+    assert {"SentencepieceOp", "StringSplitV2", "FastWordpieceTokenizeWithOffsets"} <= ops
     assert not [op for op in ops if re.search("Table|PyFunc|Xla|VarHandle|Trim|Detokenize", op)]
 
 
