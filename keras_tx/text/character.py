@@ -44,7 +44,7 @@ class CharacterTokenizer(JsonTokenizer):
         sep_token: the token at the end of a text. None: the last token that the definition puts after a text, if any.
         mask_token: the token that replaces others in masked language modeling.
         split_special_tokens: whether a special token that a text contains is split into characters. False: it stays one
-            token, which `decode` leaves out.
+            token, which `decode` leaves out. Texts can then contain `mask_token`.
 
     Raises:
         TypeError: `definition` is not a string or a dictionary.

@@ -105,13 +105,20 @@ def as_step(name: str, value: Any) -> dict[str, Any] | None:
         if not (isinstance(found, type) and issubclass(found, base)):
             raise ValueError(f"`{name}` must name a step of the `tokenizers` library. Received: {name}={value!r}")
         value = _of_library(name, found)
-    if value is None or isinstance(value, dict):
-        return value
-    if not isinstance(value, base):
+    if value is None:
+        return None
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    if isinstance(value, dict):
+        try:
+            library = tokenizers.Tokenizer.from_str(json.dumps(json.loads(library.to_str()) | {name: value}))
+        except Exception as error:  # the library raises Exception itself
+            rule = "a step that the `tokenizers` library can read"
+            raise ValueError(f"`{name}` must be {rule}. Received: {name}={value!r}: {error}") from error
+    elif isinstance(value, base):
+        setattr(library, name, value)
+    else:
         rule = f"None, the name of a step, its form in a tokenizer.json or an object of tokenizers.{name}s"
         raise TypeError(f"`{name}` must be {rule}, or a list of these. Received: {name}={value!r}")
-    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
-    setattr(library, name, value)
     step: dict[str, Any] = json.loads(library.to_str())[name]
     return step
 

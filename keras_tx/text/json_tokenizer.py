@@ -12,6 +12,8 @@ from keras_tx.text.library_tokenizer import LibraryTokenizer
 from keras_tx.text.template import Template
 from keras_tx.text.tokenizer_json import parse_tokenizer_json
 
+PROBES = ("a", "b", "1", ".")  # a definition may delete some of them, such as a pre-tokenizer that splits at "."
+
 
 class JsonTokenizer(LibraryTokenizer):
     """A tokenizer that is defined by a tokenizer.json.
@@ -77,13 +79,16 @@ class JsonTokenizer(LibraryTokenizer):
 
     def _template(self, pair: bool) -> Template:
         """Finds out where the post-processor puts special tokens, by encoding one text or two."""
-        try:
-            found = self._tokenizer.encode("a", "a" if pair else None)
-        except Exception as error:
-            raise ValueError(f"`definition` must encode every text. Received: {error} for 'a'") from error
-        ids, sides = found.ids, found.sequence_ids
-        if 0 not in sides or (pair and 1 not in sides):
-            raise ValueError(f"`definition` must keep the text that it encodes. Received: ids {ids} for 'a'")
+        for probe in PROBES:
+            try:
+                found = self._tokenizer.encode(probe, probe if pair else None)
+            except Exception as error:
+                raise ValueError(f"`definition` must encode every text. Received: {error} for {probe!r}") from error
+            ids, sides = found.ids, found.sequence_ids
+            if 0 in sides and (not pair or 1 in sides):
+                break
+        else:
+            raise ValueError(f"`definition` must keep the texts that it encodes. Received: ids {ids} for {probe!r}")
         start, end = sides.index(0), len(sides) - sides[::-1].index(0)
         if not pair:
             return Template(tuple(ids[:start]), (), tuple(ids[end:]))

@@ -14,6 +14,7 @@ from typing import Any
 
 from keras_tx import checks
 from keras_tx.optional import Lazy
+from keras_tx.text.argument_checks import check_boolean
 from keras_tx.text.byte_pair_graph import BYTES
 from keras_tx.text.definition import build_definition
 from keras_tx.text.sentencepiece_model import BYTE_PIECES, SPACE, merges_of, read_model
@@ -31,7 +32,12 @@ LONGEST_LINE = 2**30  # bytes
 
 
 def train_words(
-    texts: Any, vocabulary_size: int, min_frequency: int, special: dict[str, str], steps: dict[str, Any]
+    texts: Any,
+    vocabulary_size: int,
+    min_frequency: int,
+    special: dict[str, str],
+    steps: dict[str, Any],
+    split_special_tokens: bool,
 ) -> dict[str, Any]:
     """Learns the most frequent words; of equally frequent ones the first in the order of the code points.
 
@@ -41,11 +47,13 @@ def train_words(
         min_frequency: how often a word must occur.
         special: the special tokens, which come first.
         steps: the normalizer and the pre-tokenizer, in the form of a tokenizer.json.
+        split_special_tokens: whether the special tokens in `texts` are split into words.
     """
     room = _room(vocabulary_size, special)
     frequency = checks.positive_int("min_frequency", min_frequency)
     empty = build_definition(_words_model(special, []), special, **steps)
     tokenizer = parse_tokenizer_json(json.dumps(empty), "normalizer and pre_tokenizer")
+    tokenizer.encode_special_tokens = check_boolean("split_special_tokens", split_special_tokens)
     trainer = tokenizers.trainers.WordLevelTrainer(
         vocab_size=vocabulary_size, min_frequency=frequency, special_tokens=[], show_progress=False
     )

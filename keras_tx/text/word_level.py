@@ -159,8 +159,9 @@ class WordLevelTokenizer(JsonTokenizer):
             ['[PAD]', '[UNK]', '[SOS]', '[EOS]', 'hot', 'a']
         """
         special = special_tokens(OF_WORDS, options, ("unknown_token",))
-        steps = _steps(normalizer, pre_tokenizer)
-        return cls(train_words(texts, vocabulary_size, min_frequency, special, steps), **(options | special))
+        steps, split = _steps(normalizer, pre_tokenizer), options.get("split_special_tokens", False)
+        definition = train_words(texts, vocabulary_size, min_frequency, special, steps, split)
+        return cls(definition, **(options | special))
 
     @classmethod
     def _read_arguments(cls, folder: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 from transformers import BertTokenizer as HuggingFace
 
+from keras_tx import text
 from keras_tx.text import BertTokenizer, load_tokenizer
 from tests.text.made import make
 
@@ -56,7 +57,12 @@ def uncased(pairs):
 def made(tmp_path_factory):
     """Directories of tokenizers, one for each kind."""
     other = ["Zwei junge weiße Männer laufen über die Straße.", "Ein Mädchen schläft in der Nähe vieler Büsche."]
-    return make(tmp_path_factory.mktemp("made"), SENTENCES * 3, (SENTENCES + other) * 3)
+    root = make(tmp_path_factory.mktemp("made"), SENTENCES * 3, (SENTENCES + other) * 3)
+    text.WordLevelTokenizer.train(SENTENCES, 300, normalizer="NFC").save(root / "words")
+    text.CharacterTokenizer.train(SENTENCES).save(root / "characters")
+    text.BytePairTokenizer.train(SENTENCES * 3, 400).save(root / "pairs")
+    text.SentencePieceTokenizer.train(SENTENCES * 3, 400).save(root / "pieces")
+    return root
 
 
 class GraphFunctions(NamedTuple):

@@ -32,6 +32,7 @@ TRICKY = [
     "\n" * 30, "https://example.com/a?b=c&d=%20#e", "C++ C# .NET", "def f(x):\n    return x\n", "{\n\t\tc += 1;\n}",
     "“quotes” «guillemets»", "^`~|<>+=", "a\u0345", "ŉ ǰ", "ſ 'ſ 'K\u212a", "x ", "x  ", "x\n", "x \n", "x\t\t",
     "1\n2", "a1b2 3c", "각\u11a8", "🇩🇪🇫🇷", "#️⃣", "㎏ ㍿", "～ 〜", "\u200e\u200fx", "\u1c89x \U00011380",
+    "a\U0001fffe\x00 \U0001fffe", "\u0345\u1df6\u0323 \u0c3c\u0301",
 ]  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from keras_tx.text.template import Template
 from tests.text.made import LLAMA3, TRICKY
 
 KINDS = ["gpt2_prefix", "roberta", "llama3", "qwen2", "t5", "camembert", "llama2", "marian"]
+KINDS += ["words", "characters", "pieces"]
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -111,10 +111,10 @@ def test_directories_without_a_tokenizer(tmp_path, made):
 
 def test_other_kinds_are_refused_by_name(copy):
     folder = copy("roberta")
-    change(folder / "tokenizer.json", lambda data: data["model"].update(type="WordLevel"))
-    refused(folder, r"must hold WordPiece, byte-level BPE, .*Received: model.type='WordLevel', .*tokenizer.json")
+    change(folder / "tokenizer.json", lambda data: data["model"].update(type="Other"))
+    refused(folder, r"must hold WordLevel, WordPiece, byte-level BPE, .*Received: model.type='Other', .*tokenizer.json")
     (folder / "tokenizer.json").write_text(json.dumps({"model": 7}))
-    refused(folder, r"must hold WordPiece.*Received: model.type=None, decoder=None in .*tokenizer.json")
+    refused(folder, r"must hold WordLevel.*Received: model.type=None, decoder=None in .*tokenizer.json")
     (folder / "tokenizer.json").unlink()
     old = copy("gpt2")
     change(old / "config.json", lambda data: data.update(model_type="clip"))
@@ -157,8 +157,8 @@ def test_a_definition_of_another_kind(made):
     with pytest.raises(ValueError, match="`definition` must encode every text. Received: .* for 'a'"):
         text.SentencePieceTokenizer(parts)
     parts = json.loads(gpt2)
-    parts["normalizer"] = {"type": "Replace", "pattern": {"String": "a"}, "content": ""}
-    with pytest.raises(ValueError, match=r"must keep the text that it encodes. Received: ids \[\] for 'a'"):
+    parts["normalizer"] = {"type": "Replace", "pattern": {"Regex": "."}, "content": ""}
+    with pytest.raises(ValueError, match=r"must keep the texts that it encodes. Received: ids \[\] for '.'"):
         text.BytePairTokenizer(parts)
 
 
@@ -169,7 +169,7 @@ def test_a_definition_of_another_kind(made):
         ("{", r"must hold JSON in tokenizer_config.json. Received: .*tokenizer_config.json: "),
         ("[" * 100_000, r"must hold JSON in tokenizer_config.json. Received: .*tokenizer_config.json: "),
         ({"auto_map": {"AutoTokenizer": ["a.py", None]}}, "must not need code of its own. Received: auto_map={'Auto"),
-        ({"split_special_tokens": True}, "must not ask for split_special_tokens. Received: split_special_tokens=True"),
+        ({"split_special_tokens": 1}, r"one of \(True, False\). Received: split_special_tokens=1 in"),
         ({"separate_vocabs": True}, "must not ask for separate_vocabs. Received: separate_vocabs=True in"),
         ({"tokenizer_class": 7}, "must name its class. Received: tokenizer_class=7 in"),
         ({"model_max_length": "7"}, "must have a number as `model_max_length`. Received: model_max_length='7' in"),
@@ -193,6 +193,15 @@ def test_settings(copy, config, message):
     folder = copy("roberta")
     (folder / "tokenizer_config.json").write_text(config if isinstance(config, str) else json.dumps(config))
     refused(folder, message)
+
+
+def test_where_special_tokens_cannot_be_split(copy, uncased, tmp_path):
+    uncased.save(tmp_path / "bert")
+    for folder in (copy("marian"), tmp_path / "bert"):
+        change(folder / "tokenizer_config.json", lambda data: data.update(split_special_tokens=True))
+        refused(folder, "must not ask for split_special_tokens. Received: split_special_tokens=True in")
+        change(folder / "tokenizer_config.json", lambda data: data.update(split_special_tokens=False))
+        assert text.load_tokenizer(folder).tokenize("a dog")[0] is not None
 
 
 def test_tokens_that_only_the_settings_name(copy):

@@ -19,6 +19,10 @@ KINDS = {
     "camembert": text.SentencePieceTokenizer,
     "llama2": text.SentencePieceTokenizer,
     "marian": text.MarianTokenizer,
+    "words": text.WordLevelTokenizer,
+    "characters": text.CharacterTokenizer,
+    "pairs": text.BytePairTokenizer,
+    "pieces": text.SentencePieceTokenizer,
 }
 IDS = {"unknown_token": "unknown_id", "pad_token": "pad_id", "cls_token": "cls_id", "sep_token": "sep_id"}
 IDS |= {"mask_token": "mask_id"}
