@@ -149,7 +149,7 @@ class CharacterTokenizer(JsonTokenizer):
         Examples:
             >>> tokenizer = keras_tx.text.CharacterTokenizer.train(["to be", "or not to be"], cls_token=None)
             >>> tokenizer.vocabulary
-            ['[PAD]', '[UNK]', '[EOS]', 'o', ' ', 't', 'b', 'e', 'n', 'r']
+            ['[PAD]', '[UNK]', '[EOS]', ' ', 'o', 't', 'b', 'e', 'n', 'r']
         """
         special = special_tokens(OF_WORDS, options, ("unknown_token",), whole=True)
         return cls(train_characters(texts, vocabulary_size, min_frequency, special), **(options | special))

@@ -136,14 +136,20 @@ def read_tokens(vocabulary: Any, special: dict[str, str]) -> dict[str, int]:
         ValueError: the file is missing or malformed, or the vocabulary lacks a special token or repeats a token.
     """
     if isinstance(vocabulary, (str, Path)):
-        path = Path(vocabulary)
-        if path.suffix == ".json" and path.is_file():
-            id_of = read_vocabulary_json(path)
-            vocabulary = sorted(id_of, key=id_of.__getitem__)
-        else:
-            vocabulary = read_vocabulary(path)
+        vocabulary = _read_file(Path(vocabulary))
     tokens = check_vocabulary(vocabulary, special, lines=False)
     return {token: i for i, token in enumerate(tokens)}
+
+
+def _read_file(path: Path) -> list[str]:
+    try:
+        if path.suffix != ".json":
+            return read_vocabulary(path)
+        id_of = read_vocabulary_json(path)
+    except (OSError, ValueError) as error:
+        rule = "a list of tokens or the path of a vocabulary file"
+        raise ValueError(f"`vocabulary` must be {rule}. Received: vocabulary={str(path)!r}: {error}") from error
+    return sorted(id_of, key=id_of.__getitem__)
 
 
 def _of_library(name: str, step: Any) -> Any:

@@ -58,7 +58,8 @@ def made(tmp_path_factory):
     """Directories of tokenizers, one for each kind."""
     other = ["Zwei junge weiße Männer laufen über die Straße.", "Ein Mädchen schläft in der Nähe vieler Büsche."]
     root = make(tmp_path_factory.mktemp("made"), SENTENCES * 3, (SENTENCES + other) * 3)
-    text.WordLevelTokenizer.train(SENTENCES, 300, normalizer="NFC").save(root / "words")
+    words = [*SENTENCES, "title i é éi ideal i\u0307 σασ"]
+    text.WordLevelTokenizer.train(words, 300, normalizer=["NFC", "Lowercase"]).save(root / "words")
     text.CharacterTokenizer.train(SENTENCES).save(root / "characters")
     text.BytePairTokenizer.train(SENTENCES * 3, 400).save(root / "pairs")
     text.SentencePieceTokenizer.train(SENTENCES * 3, 400).save(root / "pieces")

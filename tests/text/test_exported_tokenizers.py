@@ -14,7 +14,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from keras_tx import text
 from tests.text.made import TRICKY
 
-KINDS = ["llama3", "t5", "llama2", "marian"]
+KINDS = ["llama3", "t5", "llama2", "marian", "words", "characters", "pieces"]
 UPPER, LOWER = ["TITLE I É ÉI IDEAL", "İ ΣΑΣ"], ["title i é éi ideal", "i\u0307 σασ"]
 PROCESS = """
 import json, sys
@@ -82,3 +82,5 @@ def test_another_process_with_a_turkish_locale_does_the_same(exported, tokenizer
     assert not found
     with_accents = tokenizers["bert with accents"]
     assert with_accents.tokenize(UPPER).to_list() == with_accents.tokenize(LOWER).to_list()
+    words = tokenizers["words"]
+    assert words.tokenize(UPPER) == words.tokenize(LOWER) and words.unknown_id not in sum(words.tokenize(UPPER), [])

@@ -110,7 +110,7 @@ print(json.dumps([found, text.BertTokenizer.train(sentences, 300).vocabulary]))
 @pytest.mark.process
 def test_another_process_without_tensorflow_does_the_same(made, sentences):
     """Training too, for which the `tokenizers` library has a seed of its own in every process."""
-    kinds = ["gpt2", "t5", "marian"]
+    kinds = ["gpt2", "t5", "marian", "words", "characters", "pieces"]
     arguments = [json.dumps([str(made / kind) for kind in kinds]), json.dumps(sentences * 2)]
     run = subprocess.run(
         [sys.executable, "-c", WITHOUT_TENSORFLOW, *arguments],

@@ -239,14 +239,15 @@ def test_what_has_no_graph_form_says_so():
 
 
 @pytest.mark.parametrize("kind", [Words, Characters])
-def test_bad_vocabularies(kind, tmp_path):
+def test_bad_vocabularies(kind):
     for vocabulary, options, error, message in (
         (7, {}, TypeError, "`vocabulary` must be a list of strings. Received: vocabulary=7"),
         (["a", 7], {}, TypeError, "`vocabulary` must be a list of strings. Received: line 2=7"),
         (["a", ""], {}, ValueError, "`vocabulary` must hold tokens that are not empty. Received: line 2=''"),
         (["a", "a"], {}, ValueError, "`vocabulary` must hold every token once. Received: 'a' in lines 1 and 2"),
         (["[PAD]", "[UNK]", "a"], {}, ValueError, "must contain `cls_token`. Received: cls_token='[SOS]', not among"),
-        ("none.json", {}, ValueError, "`path` must be a vocabulary file, one token a line. Received: path='none.json'"),
+        ("none.json", {}, ValueError, "the path of a vocabulary file. Received: vocabulary='none.json': [Errno 2]"),
+        ("none", {}, ValueError, "`vocabulary` must be a list of tokens or the path of a vocabulary file. Received: v"),
         ([*SPECIAL, "a"], {"unknown_token": None}, TypeError, "`unknown_token` must be a string. Received: unknown"),
         ([*SPECIAL, "a"], {"pad_token": 7}, TypeError, "`pad_token` must be a string or None. Received: pad_token=7"),
         ([*SPECIAL, "a"], {"pad_token": ""}, ValueError, "`pad_token` must have at least"),
