@@ -6,7 +6,8 @@ changed. The private parts of TensorFlow's C++ library are in `serving/check/ten
 process that uses them must run without Keras and without keras_tx.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import keras
@@ -25,6 +26,8 @@ _ELEMENTWISE = (
 try:
     from keras.src import backend as _backend
     from keras.src import ops as _operations
+    from keras.src.backend.common import global_state as _global_state
+    from keras.src.backend.common.variables import initialize_all_variables as _initialize_all_variables
     from keras.src.models import Functional as _Functional
 
     # The classes of operations, because `keras.ops` exports only the functions. To call these and look at the type of
@@ -138,6 +141,27 @@ def embeddings_of(layer: Any) -> Any:
 def set_initializer(variable: Any, initializer: Callable[..., Tensor]) -> None:
     """Sets `initializer(shape, dtype=)` for a variable that was created inside a `keras.StatelessScope`."""
     variable._initializer = initializer
+
+
+@contextmanager
+def variables_initialized_at_end() -> Iterator[None]:
+    """A `keras.StatelessScope` in which variables are created without values, which they get at its end.
+
+    If the body raises, they get none. At the end of Keras' own scope they would be initialized also then, and if that
+    fails, every later scope of the process would fail. Inside another scope they get their values at the end of that.
+    """
+    name = "uninitialized_variables"
+    others, is_inner = _global_state.get_global_attribute(name), _backend.in_stateless_scope()
+    if not is_inner:
+        _global_state.set_global_attribute(name, [])
+    try:
+        with keras.StatelessScope(initialize_variables=False):
+            yield
+        if not is_inner:
+            _initialize_all_variables()
+    finally:
+        if not is_inner:
+            _global_state.set_global_attribute(name, others)
 
 
 def keras_hub_positions(layer: Any) -> int | None:

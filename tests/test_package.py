@@ -21,7 +21,7 @@ ORDER = [
     ["types", "version"],
     ["optional"],
     ["keras_internals"],
-    ["checks", "functional_graph"],
+    ["checks", "disk", "functional_graph", "json_text"],
     ["text"],
     ["data"],
     ["layers"],

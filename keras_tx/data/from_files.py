@@ -10,6 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from keras_tx import json_text
+
 SUFFIXES = (".jsonl", ".csv", ".tsv")
 _BROKEN = (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error)
 
@@ -101,7 +103,7 @@ def _json_rows(file: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         if not content.strip():
             continue
         try:
-            row = json.loads(content)
+            row = json_text.parse(content)
             json.dumps(row, ensure_ascii=False).encode()  # UTF-8 cannot hold a lone surrogate
         except ValueError as error:
             raise _Malformed(f"line {line}: {error}") from error

@@ -47,7 +47,7 @@ class GenerationConfig:
         self.strategy = _checked_strategy(Greedy() if strategy is None else strategy)
         if start_token is None:
             start_token = getattr(tokenizer, "cls_id", None)
-        self.start_token = None if start_token is False else start_token
+        self.start_token = None if start_token is False else _checked_start(start_token, model.vocabulary_size)
         stop_tokens = getattr(tokenizer, "sep_id", None) if stop_tokens is None else stop_tokens
         self.stop_tokens = _ids("stop_tokens", () if stop_tokens is None else stop_tokens)
         self.padding_id = model.padding_ids[model.target] or 0
@@ -67,18 +67,21 @@ class GenerationConfig:
         return DecodeLoop(self.model, strategy, self.constraints, self.stop_tokens, self.padding_id, num_new)
 
     def target_start(self) -> int:
-        """The id that a target begins with.
-
-        Raises:
-            ValueError: if there is no start token, or it is not one id of the vocabulary.
-        """
-        size = self.model.vocabulary_size
+        """The id that a target begins with; raises ValueError if there is none."""
         if self.start_token is None:
             raise ValueError("`start_token` must be given: the id that begins a target. Received: start_token=None")
-        start = _ids("start_token", self.start_token)
-        if len(start) != 1 or not 0 <= start[0] < size:
-            raise ValueError(f"`start_token` must be an id in [0, {size}). Received: start_token={self.start_token!r}")
-        return start[0]
+        return self.start_token
+
+
+def _checked_start(start_token: Any, vocabulary_size: int) -> int | None:
+    if start_token is None:
+        return None
+    start = _ids("start_token", start_token)
+    if len(start) != 1 or not 0 <= start[0] < vocabulary_size:
+        raise ValueError(
+            f"`start_token` must be an id in [0, {vocabulary_size}). Received: start_token={start_token!r}"
+        )
+    return start[0]
 
 
 def _checked_strategy(strategy: Any) -> Strategy:

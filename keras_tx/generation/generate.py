@@ -80,7 +80,7 @@ def generate(
     Raises:
         ValueError: for a prompt that is empty or only padding, ids outside the vocabulary, a `max_new_tokens` that is
             not positive or does not fit into learned positions, contradictory options, or logits that are NaN.
-        TypeError: for a model that is not functional.
+        TypeError: for a model that is not functional, and for a `tokenizer` without these methods.
 
     Examples:
         >>> model = keras_tx.models.CausalLM(11, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=8)

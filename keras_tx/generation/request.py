@@ -37,6 +37,7 @@ class GenerationRequest:
         **options: Any,
     ):
         checks.positive_int("max_new_tokens", max_new_tokens)  # before the model is analysed
+        _check_tokenizers(tokenizer, source_tokenizer)
         model = model._generation_model() if hasattr(model, "_generation_model") else model
         self.model, loops = _cached_on_model(model, target)
         self.config = GenerationConfig(self.model, strategy, tokenizer, max_new_tokens=max_new_tokens, **options)
@@ -200,6 +201,17 @@ class GenerationRequest:
         if len(answers[0]) == 1:
             answers = answers[:, 0] if hasattr(answers, "shape") else [rows[0] for rows in answers]
         return answers[0] if self.is_single else answers
+
+
+def _check_tokenizers(tokenizer: Any, source_tokenizer: Any) -> None:
+    """Raises for what is no tokenizer, also if the inputs are ids."""
+    for method in ("tokenize", "decode") if tokenizer is not None else ():
+        if not callable(getattr(tokenizer, method, None)):
+            raise TypeError(f"`tokenizer` must have the method `{method}`. Received: tokenizer={tokenizer!r}")
+    if source_tokenizer is not None and not callable(source_tokenizer):
+        raise TypeError(
+            f"`source_tokenizer` must be a function of texts. Received: source_tokenizer={source_tokenizer!r}"
+        )
 
 
 def _as_lists(rows: Any) -> Any:

@@ -1,6 +1,7 @@
 """Reads config.json, and raises an error for every value that would change the computation and is not supported."""
 
 import copy
+import reprlib
 from collections.abc import Collection
 from typing import Any
 
@@ -90,6 +91,10 @@ LAYERS = (
     "encoder_layers",
     "decoder_layers",
 )
+LARGEST = 2**31 - 1  # ids, positions and windows are 32-bit integers
+MOST_LABELS = 1_000_000
+_TENSORS_OF_A_LAYER = 5  # at least, in every family
+_LARGEST_FLOAT = 3.4e38
 _NEEDED: Any = object()
 
 
@@ -102,13 +107,14 @@ class Config:
     Args:
         values: the content of config.json, which is copied.
         absent: optional parts of the model that the checkpoint lacks, such as "pooler".
+        largest: the largest axis of a tensor of the checkpoint. None: not known.
     """
 
-    def __init__(self, values: dict[str, Any], absent: Collection[str] = ()) -> None:
+    def __init__(self, values: dict[str, Any], absent: Collection[str] = (), *, largest: int | None = None) -> None:
         if not isinstance(values, dict):
             raise ValueError(f"`config` must be a dict, that of config.json. Received: config={values!r}")
         self.values = copy.deepcopy(dict(values))
-        self.absent = tuple(absent)
+        self.absent, self.largest = tuple(absent), largest
         self._read: set[str] = set()
 
     def take(self, *keys: str, default: Any = _NEEDED) -> Any:
@@ -125,16 +131,37 @@ class Config:
             raise ValueError(f"config.json must have `{keys[0]}`. Received: {keys[0]}=None, keys {sorted(self.values)}")
         return default
 
-    def number(self, *keys: str, default: Any = _NEEDED, kind: type = int) -> Any:
-        """`take` for a positive integer, or, with `kind=float`, a non-negative number. The default is not checked."""
+    def number(self, *keys: str, default: Any = _NEEDED, kind: type = int, least: int | None = None) -> Any:
+        """`take` for a positive integer, or, with `kind=float`, a non-negative number. The default is not checked.
+
+        Args:
+            least: the smallest value that is allowed, if it is another one.
+        """
         if default is not _NEEDED and all(self.values.get(key) is None for key in keys):
             return self.take(*keys, default=default)
         value = self.take(*keys)
-        allowed = (int,) if kind is int else (int, float)
-        if isinstance(value, bool) or not isinstance(value, allowed) or not int(kind is int) <= value < float("inf"):
-            rule = "a positive integer" if kind is int else "a number, not negative"
-            raise ValueError(f"`{keys[0]}` in config.json must be {rule}. Received: {keys[0]}={value!r}")
+        least = int(kind is int) if least is None else least
+        types, most = ((int,), LARGEST) if kind is int else ((int, float), _LARGEST_FLOAT)
+        if isinstance(value, bool) or not isinstance(value, types) or not least <= value <= most:
+            rule = f"{'a positive' if least else 'a non-negative'} integer, at most {most}"
+            rule = rule if kind is int else "a number, not negative"
+            raise ValueError(f"`{keys[0]}` in config.json must be {rule}. Received: {keys[0]}={_short(value)}")
         return value
+
+    def size(self, *keys: str, default: Any = _NEEDED) -> Any:
+        """`number` for an axis of a tensor, or a factor of one: at most the largest axis of the checkpoint."""
+        value = self.number(*keys, default=default)
+        if self.largest is not None and any(self.values.get(key) is not None for key in keys):
+            self.check_size(keys[0], value)
+        return value
+
+    def check_size(self, key: str, value: int) -> None:
+        """Raises if an axis that follows from the value of `key` is larger than the largest axis of the checkpoint."""
+        if self.largest is not None and value > self.largest:
+            raise ValueError(
+                f"`{key}` in config.json must fit the tensors, whose largest axis is {self.largest}. Received: "
+                f"{key}={_short(self.values.get(key))}"
+            )
 
     def flag(self, key: str, *, default: bool) -> bool:
         """`take` for a boolean."""
@@ -146,9 +173,20 @@ class Config:
     def token(self, key: str, *, default: Any = None) -> Any:
         """`take` for the id of a token."""
         value = self.take(key, default=default)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ValueError(f"`{key}` in config.json must be an integer. Received: {key}={value!r}")
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (is_integer and abs(value) <= LARGEST):
+            raise ValueError(f"`{key}` in config.json must be an integer of 32 bits. Received: {key}={_short(value)}")
         return value
+
+    def token_of(self, key: str, vocabulary_size: int, *, default: Any) -> int:
+        """`token` for an id that must be in the vocabulary."""
+        value = self.token(key, default=default)
+        if not 0 <= value < vocabulary_size:
+            raise ValueError(
+                f"`{key}` in config.json must be an id of the vocabulary. Received: {key}={value}, "
+                f"vocab_size={vocabulary_size}"
+            )
+        return int(value)
 
     def activation(self, *keys: str, default: Any = _NEEDED) -> Any:
         """The activation function that a key names."""
@@ -164,10 +202,17 @@ class Config:
     @property
     def num_labels(self) -> int:
         """The number of classes: the size of `id2label`, else `num_labels`, else 2."""
+        return self.count_labels(default=2)
+
+    def count_labels(self, *, default: int) -> int:
+        """`num_labels` with another default."""
         labels = self.take("id2label", default={})
         if not isinstance(labels, dict):
             raise ValueError(f"`id2label` in config.json must be a dict. Received: id2label={labels!r}")
-        return len(labels) if labels else self.number("num_labels", default=2)
+        count = len(labels) if labels else self.number("num_labels", default=default)
+        if count > MOST_LABELS:
+            raise ValueError(f"`num_labels` in config.json must be at most {MOST_LABELS}. Received: num_labels={count}")
+        return int(count)
 
     def check(self) -> None:
         """Raises if a value that changes the computation was not read, or if two values contradict each other."""
@@ -188,11 +233,12 @@ class Config:
 
 
 def check_layers(values: dict[str, Any], most: int) -> None:
-    """Raises if there are more layers than tensors, before any of these layers is created."""
+    """Raises if there are more layers than tensors for them, before any of these layers is created."""
     for key in LAYERS:
-        if isinstance(values.get(key), int) and values[key] > most:
+        if isinstance(values.get(key), int) and values[key] * _TENSORS_OF_A_LAYER > most:
             raise ValueError(
-                f"`{key}` in config.json must be at most the number of tensors, {most}. Received: {key}={values[key]}"
+                f"`{key}` in config.json must be at most the number of tensors, {most}, by {_TENSORS_OF_A_LAYER}. "
+                f"Received: {key}={_short(values[key])}"
             )
 
 
@@ -205,3 +251,7 @@ def activation(name: Any, key: str) -> Any:
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ValueError(f"`{key}` in config.json must be one of {sorted(ACTIVATIONS)}. Received: {key}={name!r}")
     return activations.get(ACTIVATIONS[name])
+
+
+def _short(value: Any) -> str:
+    return reprlib.repr(value)

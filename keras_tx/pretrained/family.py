@@ -256,7 +256,7 @@ class Positions(keras.layers.Layer):
 
 def attention_sizes(config: Config, hidden: str = "hidden_size", heads: str = "num_attention_heads") -> tuple[int, int]:
     """The hidden size and the number of heads. The hidden size must be divisible by the number of heads."""
-    hidden_dim, num_heads = config.number(hidden), config.number(heads)
+    hidden_dim, num_heads = config.size(hidden), config.size(heads)
     if hidden_dim % num_heads:
         raise ValueError(
             f"`{hidden}` in config.json must be divisible by `{heads}`. Received: {hidden}={hidden_dim}, "

@@ -8,13 +8,13 @@ The safetensors format has no checksums, so damaged values in files of other pro
 store a checksum for each tensor, over its name, dtype, shape and values, which is verified when the tensor is read.
 """
 
+import hashlib
+import io
 import json
-import os
 import re
 import shlex
-import tempfile
 import zlib
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,20 @@ import numpy as np
 
 from keras_tx import checks
 from keras_tx.pretrained import h5, headers
+from keras_tx.pretrained.replace import replacing
+from keras_tx.pretrained.snapshot import OpenFile, Snapshot, consistent
 
 SINGLE, INDEX, TENSORFLOW = "model.safetensors", "model.safetensors.index.json", "tf_model.h5"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_OURS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+_OURS = re.compile(r"model(-[0-9a-f]{8})?(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
 _CHUNK = 2**24
 
 
 class Tensors:
     """Tensors in files, by name. `read(name)` reads one tensor; the other methods only use the headers.
 
-    Dtypes are NumPy's and `ml_dtypes.bfloat16`. An unknown name raises KeyError.
+    Dtypes are NumPy's and `ml_dtypes.bfloat16`. An unknown name raises KeyError. The files are open until `close`, or
+    until the object is deleted, so that saving into their folder does not change what is read.
     """
 
     def __init__(self, entries: Mapping[str, Any]) -> None:
@@ -51,6 +54,19 @@ class Tensors:
 
     def read(self, name: str) -> np.ndarray:
         return self._entries[name].read()
+
+    def check_unchanged(self) -> None:
+        """Raises ValueError if another program wrote into a file since it was opened."""
+        for file in self._files():
+            file.check_unchanged()
+
+    def close(self) -> None:
+        """Closes the files."""
+        for file in self._files():
+            file.close()
+
+    def _files(self) -> list[OpenFile]:
+        return list({id(entry.file): entry.file for entry in self._entries.values()}.values())
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
@@ -72,30 +88,38 @@ def open_tensors(path: str | Path) -> Tensors:
     Raises:
         ValueError: the path has no weights, or only pickled ones; a file is damaged or its header is wrong; or an index
             names files that are missing or in other folders, or does not match the tensors of its shards.
+        OSError: the files change during each of several attempts to open them.
     """
     path = Path(path)
     if path.is_file():
-        return _open(path)
+        return consistent(path.parent, lambda snapshot: _open(snapshot, path.name))
+    return consistent(path, tensors_in)
+
+
+def tensors_in(snapshot: Snapshot) -> Tensors:
+    """`open_tensors` for the files of a snapshot of a directory."""
     for name in (SINGLE, INDEX, TENSORFLOW):
-        if (path / name).is_file():
-            return _open(path / name)
+        if name in snapshot:
+            return _open(snapshot, name)
+    path = snapshot.folder
     held = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
     for name in held:
         if name.startswith("pytorch_model") and (name.endswith(PICKLES) or name.endswith(".index.json")):
-            return _open(path / name)
+            return _open(snapshot, name)
     listed = f"a directory with {held}" if path.is_dir() else "no directory"
     raise ValueError(f"`path` must have one of {[SINGLE, INDEX, TENSORFLOW]}. Received: path={str(path)!r}, {listed}")
 
 
-def _open(path: Path) -> Tensors:
-    if path.name.endswith(PICKLES) or path.name.startswith("pytorch_model"):
+def _open(snapshot: Snapshot, name: str) -> Tensors:
+    path = snapshot.folder / name
+    if name.endswith(PICKLES) or name.startswith("pytorch_model"):
         raise pickled(path.parent, path)
     if path.suffix == ".h5":
-        return Tensors(h5.datasets(path))
+        return Tensors(h5.datasets(snapshot.open(name)))
     if path.suffix == ".json":
-        return Tensors(_shards(path))
+        return Tensors(_shards(snapshot, name))
     if path.suffix == ".safetensors":
-        return Tensors(_tensors(path))
+        return Tensors(_tensors(snapshot.open(name)))
     raise ValueError(f"`path` must end with .safetensors, .index.json or .h5. Received: path={str(path)!r}")
 
 
@@ -117,7 +141,7 @@ def remedy(directory: str | Path) -> str:
 class _Tensor:
     """One tensor of a safetensors file."""
 
-    path: Path
+    file: OpenFile
     name: str
     entry: headers.Entry
 
@@ -132,19 +156,19 @@ class _Tensor:
     def read(self) -> np.ndarray:
         data = aligned(self.entry.size)
         buffer = memoryview(data.data)
-        with open(self.path, "rb", buffering=0) as file:
-            file.seek(self.entry.begin)
-            count = 0
-            while count < data.size and (more := file.readinto(buffer[count:])):
-                count += more
+        stream, count = self.file.stream(), 0
+        stream.seek(self.entry.begin)
+        while count < data.size and (more := stream.readinto(buffer[count:])):
+            count += more
+        path = self.file.path
         if count < data.size:
             raise ValueError(
-                f"{self.path} must not change while it is read. Received: {count} of {data.size} bytes of {self.name!r}"
+                f"{path} must not change while it is read. Received: {count} of {data.size} bytes of {self.name!r}"
             )
         array = data.view(self.dtype).reshape(self.shape)
         if self.entry.checksum is not None and _checksum(self.name, array) != self.entry.checksum:
             raise ValueError(
-                f"The tensor {self.name!r} of {self.path} must have the checksum that the file gives, "
+                f"The tensor {self.name!r} of {path} must have the checksum that the file gives, "
                 f"{self.entry.checksum}. Received: {_checksum(self.name, array)}; the file is damaged"
             )
         return array
@@ -157,24 +181,22 @@ def aligned(size: int) -> np.ndarray:
     return data[begin : begin + size]
 
 
-def _tensors(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        entries = headers.parse(path, os.fstat(file.fileno()).st_size, file.read)
-    return {name: _Tensor(path, name, entry) for name, entry in entries.items()}
+def _tensors(file: OpenFile) -> dict[str, Any]:
+    entries = headers.parse(file.path, file.size, io.BufferedReader(file.stream()).read)
+    return {name: _Tensor(file, name, entry) for name, entry in entries.items()}
 
 
-def _shards(index: Path) -> dict[str, Any]:
-    """The tensors of all shards that the file `index` names."""
-    if index.stat().st_size > headers.LONGEST:
-        raise ValueError(f"{index} must have at most {headers.LONGEST} bytes. Received: {index.stat().st_size} bytes")
-    weight_map = headers.json_object(f"The index {index}", index.read_bytes()).get("weight_map")
+def _shards(snapshot: Snapshot, name: str) -> dict[str, Any]:
+    """The tensors of all shards that an index names."""
+    index = snapshot.folder / name
+    weight_map = headers.read_object(f"The index {index}", snapshot.open(name)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"The index {index} must have a `weight_map`. Received: {type(weight_map).__name__}")
     found = {}
     for shard in dict.fromkeys(map(str, weight_map.values())):
-        if not re.fullmatch(r"[\w.-]+\.safetensors", shard) or not (index.parent / shard).is_file():
+        if not re.fullmatch(r"[\w.-]+\.safetensors", shard) or shard not in snapshot:
             raise ValueError(f"The index {index} must name .safetensors files in its own folder. Received: {shard!r}")
-        held = _tensors(index.parent / shard)
+        held = _tensors(snapshot.open(shard))
         named = {name for name, file in weight_map.items() if file == shard}
         if held.keys() != named:
             name = sorted(held.keys() ^ named)[0]
@@ -193,7 +215,7 @@ def write_tensors(
     """Writes `model.safetensors`, or shards and `model.safetensors.index.json`, and replaces such files.
 
     If `tensors` is a generator, at most one tensor is in memory. Existing files are replaced only after everything has
-    been written; if a tensor is not valid, no file is changed.
+    been written, all at one moment; if a tensor is not valid, no file is changed.
 
     Args:
         directory: the directory, which is created if needed.
@@ -205,35 +227,43 @@ def write_tensors(
             or `max_shard_bytes` is not positive.
     """
     checks.positive_int("max_shard_bytes", max_shard_bytes)
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".writing-") as work:
-        shards, total = [_Shard(Path(work) / "0")], 0
-        weight_map: dict[str, int] = {}  # name: number of its shard, from 1
-        for name, array in tensors:
-            array = _checked(name, array, weight_map)
-            if shards[-1].size and shards[-1].size + array.nbytes > max_shard_bytes:
-                shards[-1].finish()
-                shards.append(_Shard(Path(work) / str(len(shards))))
-            shards[-1].add(name, array)
-            weight_map[name] = len(shards)
-            total += array.nbytes
-        if not weight_map:
-            raise ValueError("`tensors` must have a pair of a name and an array. Received: none")
-        shards[-1].finish()
-        count = len(shards)
-        names = [SINGLE if count == 1 else f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
-        made = {name: shard.path for name, shard in zip(names, shards, strict=True)}
-        if count > 1:
-            made[INDEX] = Path(work) / INDEX
-            places = {name: names[shard - 1] for name, shard in sorted(weight_map.items())}
-            index = {"metadata": {"total_size": total}, "weight_map": places}
-            made[INDEX].write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        stale = [entry for entry in directory.iterdir() if _OURS.fullmatch(entry.name) and entry.name not in made]
-        for name, path in made.items():
-            os.replace(path, directory / name)
-        for entry in stale:  # of the checkpoint that was here before
-            entry.unlink()
+    with replacing(Path(directory), is_of_weights) as folder:
+        write_into(folder, tensors, max_shard_bytes)
+
+
+def is_of_weights(name: str, new: Collection[str] = ()) -> bool:
+    """Whether a file has the name of weights that `write_tensors` or transformers wrote."""
+    return _OURS.fullmatch(name) is not None
+
+
+def write_into(folder: Path, tensors: Iterable[tuple[str, np.ndarray]], max_shard_bytes: int) -> None:
+    """Writes the files of `write_tensors` into an empty folder.
+
+    The names of shards contain a checksum of all of them: whoever has read the index of a checkpoint that is replaced
+    does not find the shards of the next one under the same names.
+    """
+    shards, total = [_Shard(folder / "0")], 0
+    weight_map: dict[str, int] = {}  # name: number of its shard, from 1
+    for name, array in tensors:
+        array = _checked(name, array, weight_map)
+        if shards[-1].size and shards[-1].size + array.nbytes > max_shard_bytes:
+            shards[-1].finish()
+            shards.append(_Shard(folder / str(len(shards))))
+        shards[-1].add(name, array)
+        weight_map[name] = len(shards)
+        total += array.nbytes
+    if not weight_map:
+        raise ValueError("`tensors` must have a pair of a name and an array. Received: none")
+    shards[-1].finish()
+    count, names = len(shards), [SINGLE]
+    if count > 1:
+        digest = hashlib.blake2b(b"".join(shard.header for shard in shards), digest_size=4).hexdigest()
+        names = [f"model-{digest}-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+        places = {name: names[shard - 1] for name, shard in sorted(weight_map.items())}
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        (folder / INDEX).write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    for name, shard in zip(names, shards, strict=True):
+        shard.path.rename(folder / name)
 
 
 def _checked(name: Any, array: Any, taken: Container[str]) -> np.ndarray:
@@ -250,7 +280,7 @@ class _Shard:
     """A file that is being written: first the tensors, then, when all are known, the header in front of them."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.size = path, 0
+        self.path, self.size, self.header = path, 0, b""
         self._data = path.with_suffix(".data")
         self._tensors: dict[str, tuple[np.dtype, tuple[int, ...], int]] = {}  # (dtype, shape, first byte)
         self._checksums: dict[str, str] = {}
@@ -266,8 +296,9 @@ class _Shard:
         # Wide dtypes first, so that the address of every number is a multiple of its size, as readers expect.
         order = sorted(self._tensors, key=lambda name: -self._tensors[name][0].itemsize)
         arrays = {name: self._tensors[name][:2] for name in order}
+        self.header = headers.make(arrays, {name: self._checksums[name] for name in order})
         with open(self.path, "wb") as file, open(self._data, "rb") as data:
-            file.write(headers.make(arrays, {name: self._checksums[name] for name in order}))
+            file.write(self.header)
             for name in order:
                 dtype, shape, begin = self._tensors[name]
                 data.seek(begin)

@@ -1,6 +1,11 @@
-"""Translates generation_config.json into keyword arguments of `keras_tx.generation.generate`."""
+"""Checks generation_config.json, and translates it into keyword arguments of `keras_tx.generation.generate`."""
 
+import math
+import reprlib
+from collections.abc import Callable
 from typing import Any
+
+LARGEST = 2**31 - 1  # ids and lengths are 32-bit integers
 
 # Settings that would change the generated text and are not supported, with the values that switch them off.
 _UNSUPPORTED = {
@@ -18,7 +23,83 @@ _UNSUPPORTED = {
     "guidance_scale": (1,),
     "stop_strings": ([],),
 }
+
+
+def _is_integer(value: Any, least: int = -LARGEST) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST
+
+
+def _is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and abs(value) < 1e38 and least <= value <= most
+
+
+def _are_integers(value: Any, least: int = -LARGEST) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(_is_integer(one, least) for one in value)
+
+
+Rule = tuple[str, Callable[[Any], bool]]
+_FLAG: Rule = ("true or false", lambda value: isinstance(value, bool))
+_COUNT: Rule = (f"a positive integer, at most {LARGEST}", lambda value: _is_integer(value, 1))
+_COUNT_OR_ZERO: Rule = (f"a non-negative integer, at most {LARGEST}", lambda value: _is_integer(value, 0))
+_FRACTION: Rule = ("a number from 0 to 1", lambda value: _is_number(value, 0, 1))
+_ID: Rule = ("an id, an integer of 32 bits", _is_integer)
+_RULES: dict[str, Rule] = {
+    "do_sample": _FLAG,
+    "num_beams": _COUNT,
+    "num_return_sequences": _COUNT,
+    "length_penalty": ("a finite number", _is_number),
+    "early_stopping": ("true, false or 'never'", lambda value: isinstance(value, bool) or value == "never"),
+    "temperature": ("a non-negative number", lambda value: _is_number(value, 0)),
+    "top_k": _COUNT_OR_ZERO,
+    "top_p": _FRACTION,
+    "min_p": _FRACTION,
+    "typical_p": _FRACTION,
+    "epsilon_cutoff": _FRACTION,
+    "eta_cutoff": _FRACTION,
+    "max_length": _COUNT,
+    "max_new_tokens": _COUNT,
+    "min_length": _COUNT_OR_ZERO,
+    "min_new_tokens": _COUNT_OR_ZERO,
+    "repetition_penalty": ("a positive number", lambda value: _is_number(value, 0) and value > 0),
+    "no_repeat_ngram_size": _COUNT_OR_ZERO,
+    "renormalize_logits": _FLAG,
+    "bos_token_id": _ID,
+    "pad_token_id": _ID,
+    "decoder_start_token_id": _ID,
+    "eos_token_id": ("an id or a list of ids", lambda value: _is_integer(value) or _are_integers(value)),
+    "forced_bos_token_id": _COUNT_OR_ZERO,
+    "forced_eos_token_id": (
+        "a non-negative id or a list of such ids",
+        lambda value: _is_integer(value, 0) or _are_integers(value, 0),
+    ),
+    "force_bos_token_to_be_generated": _FLAG,
+    "bad_words_ids": (
+        "a list of lists of non-negative ids",
+        lambda value: isinstance(value, list) and all(_are_integers(one, 0) for one in value),
+    ),
+    "suppress_tokens": ("a list of non-negative ids", lambda value: value == [] or _are_integers(value, 0)),
+}
+_POSITIVE: Rule = ("a positive number, with `do_sample`", lambda value: value > 0)
+_IN_SAMPLING: dict[str, Rule] = {"temperature": _POSITIVE, "top_p": _POSITIVE}
 DEFAULT_LENGTH = 20  # new tokens, as in transformers
+
+
+def check(values: dict[str, Any], where: str) -> None:
+    """Checks the type and the range of every setting that is used; null is like a missing key.
+
+    Args:
+        values: the settings.
+        where: the file, for the error.
+
+    Raises:
+        ValueError: a setting is wrong; the message has the file, the key, the rule and the value.
+    """
+    rules = [*_RULES.items(), *(_IN_SAMPLING.items() if values.get("do_sample") is True else ())]
+    for name, (rule, holds) in rules:
+        value = values.get(name)
+        if value is not None and not holds(value):
+            raise ValueError(f"`{name}` in {where} must be {rule}. Received: {name}={reprlib.repr(value)}")
 
 
 def generate_options(values: dict[str, Any]) -> dict[str, Any]:

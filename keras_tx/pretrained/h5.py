@@ -12,6 +12,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from keras_tx.pretrained.snapshot import OpenFile
+
 # The type of the error that h5py raises depends on where the file is damaged.
 _DAMAGED = (OSError, KeyError, RuntimeError, TypeError, ValueError, AttributeError, UnicodeDecodeError, OverflowError)
 
@@ -24,7 +26,7 @@ class _Refused(ValueError):
 class Dataset:
     """One array of the file, as it will be read."""
 
-    path: Path
+    file: OpenFile
     key: str
     axes: tuple[int, ...]  # the stored axes in PyTorch's order
     stored: tuple[int, ...]
@@ -33,18 +35,19 @@ class Dataset:
 
     def read(self) -> np.ndarray:
         try:
-            with h5py.File(self.path, "r") as file:
+            with h5py.File(self.file.stream(), "r") as file:
                 array = np.asarray(file[self.key][()])
         except _DAMAGED as error:
-            raise ValueError(f"The file {self.path} must hold {self.key!r}. Received: {error}") from error
+            raise ValueError(f"The file {self.file.path} must hold {self.key!r}. Received: {error}") from error
         if array.shape != self.stored or array.dtype != self.dtype:
             raise ValueError(
-                f"{self.key!r} of {self.path} must not change while it is read. Received: {array.shape}, {array.dtype}"
+                f"{self.key!r} of {self.file.path} must not change while it is read. Received: {array.shape}, "
+                f"{array.dtype}"
             )
         return array.transpose(self.axes).reshape(self.shape)
 
 
-def datasets(path: str | Path) -> dict[str, Dataset]:
+def datasets(file: OpenFile) -> dict[str, Dataset]:
     """Returns {PyTorch's name: Dataset} for all arrays of the file.
 
     Raises:
@@ -52,9 +55,10 @@ def datasets(path: str | Path) -> dict[str, Dataset]:
             or two arrays have the same name.
     """
     found: dict[str, Dataset] = {}
+    path = file.path
     try:
-        with h5py.File(path, "r") as file:
-            arrays = list(_arrays(path, file, "", set()))
+        with h5py.File(file.stream(), "r") as root:
+            arrays = list(_arrays(path, root, "", set()))
     except _Refused:
         raise
     except _DAMAGED as error:
@@ -69,7 +73,7 @@ def datasets(path: str | Path) -> dict[str, Dataset]:
             torch_shape = shape[1:]  # the biases of `Conv1D` in GPT-2
         if name in found:
             raise ValueError(f"The arrays of {path} must have different names. Received: {name!r} for two")
-        found[name] = Dataset(Path(path), key, axes, shape, torch_shape, dtype)
+        found[name] = Dataset(file, key, axes, shape, torch_shape, dtype)
     return found
 
 

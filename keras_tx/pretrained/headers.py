@@ -10,10 +10,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from keras_tx import json_text
+from keras_tx.pretrained.snapshot import OpenFile
 
 DTYPES = {
     "F64": np.dtype("<f8"),
@@ -31,7 +34,7 @@ DTYPES = {
     "BOOL": np.dtype("bool"),
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
-LONGEST = 100_000_000  # bytes of a header, the limit of the safetensors library
+LONGEST = 100_000_000  # bytes of a header, the limit of the safetensors library, or of a JSON file
 CHECKSUMS = "keras_tx.crc32"  # the metadata key under which `write_tensors` stores checksums
 _METADATA = "__metadata__"
 _KEYS = {"dtype", "shape", "data_offsets"}
@@ -108,11 +111,23 @@ def make(arrays: dict[str, tuple[np.dtype, tuple[int, ...]]], checksums: dict[st
     return len(data).to_bytes(8, "little") + data
 
 
+def read_object(what: str, file: OpenFile) -> dict[str, Any]:
+    """Reads a file with a JSON object. `what` is the beginning of the error message.
+
+    Raises:
+        ValueError: the file has more than 100 MB, or `json_object` cannot parse it.
+    """
+    if file.size > LONGEST:
+        raise ValueError(f"{what} must have at most {LONGEST} bytes. Received: {file.size} bytes")
+    return json_object(what, file.stream().readall())
+
+
 def json_object(what: str, data: bytes) -> dict[str, Any]:
     """Parses bytes as a JSON object. `what` is the beginning of the error message.
 
     Raises:
-        ValueError: the bytes are not a JSON object in UTF-8, or a key appears twice.
+        ValueError: the bytes are not a JSON object in UTF-8, a key appears twice, a number is not finite, or values are
+            nested too deep.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -123,15 +138,12 @@ def json_object(what: str, data: bytes) -> dict[str, Any]:
             raise ValueError(f"the key {twice!r} twice")
         return counted
 
-    def no_number(text: str) -> NoReturn:
-        raise ValueError(f"the number {text}")
-
     try:
         text = data.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=unique, parse_constant=no_number)
+        value = json_text.parse(text, object_pairs_hook=unique, finite=True)
         if "\\u" in text:  # Python accepts half a surrogate pair as a string; UTF-8 cannot encode it
             json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{what} must be a JSON object in UTF-8. Received: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{what} must be a JSON object in UTF-8. Received: {_short(text)}")

@@ -1,33 +1,25 @@
 """Loads a checkpoint from a directory or the Hugging Face hub, and checks that every tensor is used."""
 
-import functools
-import hashlib
 import re
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import keras
-import ml_dtypes
-import numpy as np
-
 from keras_tx import checks
+from keras_tx.keras_internals import variables_initialized_at_end
 from keras_tx.optional import Lazy
-from keras_tx.pretrained import headers
-from keras_tx.pretrained.config import Config, check_layers
-from keras_tx.pretrained.family import Family
-from keras_tx.pretrained.files import PICKLES, Tensors, open_tensors, pickled
+from keras_tx.pretrained import audit, generation_config, headers
+from keras_tx.pretrained.config import MOST_LABELS, Config, check_layers
+from keras_tx.pretrained.files import PICKLES, Tensors, pickled, tensors_in
 from keras_tx.pretrained.model import PretrainedModel
 from keras_tx.pretrained.registry import family_of
-from keras_tx.pretrained.table import Row
+from keras_tx.pretrained.snapshot import Snapshot, consistent
 from keras_tx.pretrained.variable_loader import VariableLoader
-from keras_tx.types import DType
 
 huggingface_hub = Lazy("huggingface_hub", "hub")
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-_OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in checkpoints that were converted from TensorFlow
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _BESIDE = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja"]
 
@@ -81,46 +73,44 @@ def from_pretrained(
         (None, None, 8)
     """
     directory = _directory(path)
-    values = _read_json(directory / CONFIG)
-    if labels is not None:
-        labels = _checked_labels(labels, num_labels)
-    elif checks.positive_int("num_labels", num_labels, none=True) not in (None, _count(values.get("id2label"))):
-        labels = [f"LABEL_{index}" for index in range(num_labels or 0)]
+    values, generation, tensors = consistent(directory, _read)
+    labels = _labels(values, labels, num_labels)
     if labels is not None:
         values["id2label"] = {str(index): label for index, label in enumerate(labels)}
         values["label2id"] = {label: index for index, label in enumerate(labels)}
     config = Config(values)
     kind = family_of(config)
-    tensors = open_tensors(directory)
-    said_tied = kind.tied_by_file or bool(config.take("tie_word_embeddings", default=kind.tied_by_default))
+    said_tied = kind.tied_by_file or config.flag("tie_word_embeddings", default=kind.tied_by_default)
     is_shared = config.values.get("share_encoder_decoder_embeddings") is not False
-    names = _canonical(tensors.names, kind, said_tied, is_shared)
-    tied = said_tied and _is_tied(kind, tensors, names)
+    names = audit.canonical(tensors.names, kind, said_tied, is_shared)
+    tied = said_tied and audit.is_tied(kind, tensors, names)
     if not tied and isinstance(kind.copies, dict):  # older files store one tensor for both
         names |= {copy: names[name] for copy, name in kind.copies.items() if copy not in names and name in names}
     absent = [part for part, key in kind.parts.items() if kind.prefix + key not in names]
     check_layers(values, len(tensors))
-    generation = directory / GENERATION
     loader = VariableLoader(tensors, names)
-    with keras.StatelessScope():  # which initializes the variables when it ends
+    with variables_initialized_at_end():  # and not at all if the tensors do not fit
         model = PretrainedModel(
-            values,
+            Config(values, absent, largest=_largest_axis(tensors)),
             task,
             output_hidden_states=output_hidden_states,
             skip_padding=skip_padding,
             tied=tied,
             absent=absent,
-            generation_config=_read_json(generation) if generation.is_file() else None,
+            generation_config=generation,
             dtype=dtype,
         )
         rows = list(model.family.rows())
         zeros = [name for name in kind.zeros if name not in names]
-        new = _check(model, rows, tensors, names, zeros, asked=task is not None, relabeled=labels is not None)
+        relabeled, asked = labels is not None, task is not None
+        new = audit.new_tensors(model, rows, tensors, names, zeros, asked=asked, relabeled=relabeled)
         loader.prepare(row for row in rows if row.theirs not in (*new, *zeros))
     loader.finish()
+    tensors.check_unchanged()
     model.stored_dtypes.update(
-        _stored_dtypes(tensors, {row.theirs: names.get(row.theirs) for row in rows}, [*new, *zeros])
+        audit.stored_dtypes(tensors, {row.theirs: names.get(row.theirs) for row in rows}, [*new, *zeros])
     )
+    tensors.close()
     if new:
         warnings.warn(
             f"The checkpoint lacks tensors of the task {model.task!r}. They are new and must be trained: {new}",
@@ -130,8 +120,36 @@ def from_pretrained(
     return model
 
 
-def _count(labels: Any) -> int:
-    return len(labels) if isinstance(labels, dict) else 0
+def _read(snapshot: Snapshot) -> tuple[dict[str, Any], dict[str, Any] | None, Tensors]:
+    """The content of config.json and, if there is one, of generation_config.json, and the open files of weights."""
+    path = snapshot.folder
+    if CONFIG not in snapshot:
+        raise ValueError(f"`path` must have a {CONFIG}. Received: path={str(path)!r}")
+    values = headers.read_object(str(path / CONFIG), snapshot.open(CONFIG))
+    generation = None
+    if GENERATION in snapshot:
+        generation = headers.read_object(str(path / GENERATION), snapshot.open(GENERATION))
+        generation_config.check(generation, str(path / GENERATION))
+    return values, generation, tensors_in(snapshot)
+
+
+def _largest_axis(tensors: Tensors) -> int:
+    """The largest axis of a tensor with any numbers: no size in the config can be larger."""
+    shapes = [tensors.shape(name) for name in tensors]
+    return max((max(shape) for shape in shapes if shape and 0 not in shape), default=0)
+
+
+def _labels(values: dict[str, Any], labels: Any, num_labels: int | None) -> list[str] | None:
+    """The names of the classes, if the caller asks for others than those of the config."""
+    checks.positive_int("num_labels", num_labels, none=True)
+    if num_labels is not None and num_labels > MOST_LABELS:
+        raise ValueError(f"`num_labels` must be at most {MOST_LABELS}. Received: num_labels={num_labels}")
+    if labels is not None:
+        return _checked_labels(labels, num_labels)
+    in_config = values.get("id2label")
+    if num_labels in (None, len(in_config) if isinstance(in_config, dict) else 0):
+        return None
+    return [f"LABEL_{index}" for index in range(num_labels or 0)]
 
 
 def _directory(path: str | Path) -> Path:
@@ -150,12 +168,6 @@ def _directory(path: str | Path) -> Path:
     return found
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ValueError(f"`path` must have a {path.name}. Received: path={str(path.parent)!r}")
-    return headers.json_object(str(path), path.read_bytes())
-
-
 def _checked_labels(labels: Any, num_labels: int | None) -> list[str]:
     given = [labels] if isinstance(labels, str) else list(labels)
     are_names = not isinstance(labels, str) and all(isinstance(label, str) and label for label in given)
@@ -164,136 +176,3 @@ def _checked_labels(labels: Any, num_labels: int | None) -> list[str]:
     if num_labels not in (None, len(given)):
         raise ValueError(f"`labels` must have the length `num_labels`. Received: {labels=!r}, {num_labels=!r}")
     return given
-
-
-def _canonical(file_names: Iterable[str], kind: type[Family], said_tied: bool, is_shared: bool) -> dict[str, str]:
-    """Returns {name in the rows: name in the file}.
-
-    Args:
-        file_names: the names in the file.
-        kind: the family.
-        said_tied: whether the config says that logits are tied to the token table.
-        is_shared: whether encoder and decoder share one token table.
-    """
-    prefixes = (kind.prefix,) if kind.other_prefix is None else (kind.prefix, kind.other_prefix)
-    prefixed = any(name.startswith(prefixes) for name in file_names)
-    names: dict[str, str] = {}
-    for file_name in file_names:
-        name = file_name
-        for old, new in _OLD_NAMES.items():
-            name = name.removesuffix(old) + new if name.endswith(old) else name
-        if kind.other_prefix is not None and name.startswith(kind.other_prefix):
-            name = kind.prefix + name.removeprefix(kind.other_prefix)
-        if not prefixed and name != kind.head_key and not any(re.fullmatch(head, name) for head in kind.heads):
-            name = kind.prefix + name
-        if name in names:
-            raise ValueError(f"A tensor must be stored under one name. Received: {names[name]!r} and {file_name!r}")
-        names[name] = file_name
-    shared = kind.prefix + kind.embedding_key
-    copies = [] if isinstance(kind.copies, dict) else [*kind.copies]
-    if kind.head_key and said_tied and not kind.tied_by_file:  # otherwise the table of the logits may be another one
-        copies.append(kind.head_key)
-    aliases = [name for name in copies if name in names]
-    if is_shared and shared not in names and aliases:  # the shared table is stored under one of its other names
-        names[shared] = names.pop(aliases[0])
-    return names
-
-
-def _is_tied(kind: type[Family], tensors: Tensors, names: dict[str, str]) -> bool:
-    """Whether the logits are tied, by the rule of transformers: their table is missing or equals the token table."""
-    own, shared = names.get(kind.head_key or ""), names.get(kind.prefix + kind.embedding_key)
-    return own is None or (shared is not None and _digest(tensors, own) == _digest(tensors, shared))
-
-
-def _digest(tensors: Tensors, file_name: str) -> tuple[Any, ...]:
-    """A value that is equal for equal tensors. Comparing digests keeps only one of two large tables in memory."""
-    array = np.ascontiguousarray(tensors.read(file_name))
-    return array.dtype, array.shape, hashlib.blake2b(array.reshape(-1).view("uint8").data).digest()
-
-
-def _check(
-    model: PretrainedModel,
-    rows: Iterable[Row],
-    tensors: Tensors,
-    names: dict[str, str],
-    zeros: Collection[str],
-    *,
-    asked: bool,
-    relabeled: bool,
-) -> list[str]:
-    """Returns the names of the new tensors; raises unless every tensor is used and every variable has a tensor."""
-    wanted = [row for row in rows if row.theirs not in zeros]
-    new = _check_rows(model.family, wanted, tensors, names, asked, relabeled)
-    _check_left(model.family, {row.theirs for row in rows}, tensors, names)
-    filled = {id(variable) for row in rows for variable in row.variables}
-    empty = [one.path for one in model.weights if id(one) not in filled and "seed_generator" not in one.path]
-    if empty:
-        raise ValueError(f"Every variable must have a row in the table of its family. Received: {empty} without one")
-    return new
-
-
-def _stored_dtypes(tensors: Tensors, names: dict[str, Any], new: Collection[str]) -> dict[str, str]:
-    """Returns the most frequent dtype under the key "*", and by name the dtypes of tensors with another one."""
-    stored = {name: str(tensors.dtype(file_name)) for name, file_name in names.items() if name not in new}
-    usual = max(sorted(set(stored.values())), key=list(stored.values()).count)
-    return {"*": usual, **{name: dtype for name, dtype in stored.items() if dtype != usual}}
-
-
-def _check_rows(
-    family: Family, rows: Iterable[Row], tensors: Tensors, names: dict[str, str], asked: bool, relabeled: bool
-) -> list[str]:
-    """Returns the names of the rows that may be new; raises for other rows that the checkpoint cannot fill."""
-    new: list[str] = []
-    has_head = any(row.theirs in names and family.is_of_head(row.theirs) and not _is_part(family, row) for row in rows)
-    for row in rows:
-        file_name, of_head = names.get(row.theirs), family.is_of_head(row.theirs)
-        if file_name is None:
-            if not (
-                asked and of_head and (_is_part(family, row) or not has_head)
-            ):  # a head of which only some tensors are missing is an error
-                advice = "; or pass `task`, and the head is new" if of_head and not asked else ""
-                raise ValueError(
-                    f"The checkpoint must have {row.theirs!r} of shape {row.shape}{advice}. Received: no such tensor"
-                )
-            new.append(row.theirs)
-        elif tuple(tensors.shape(file_name)) != row.shape:
-            if not (relabeled and of_head):
-                raise ValueError(
-                    f"{file_name!r} must have the shape {row.shape}. Received: {tuple(tensors.shape(file_name))}"
-                )
-            new.append(row.theirs)
-        elif not _is_float(tensors.dtype(file_name)):
-            raise ValueError(f"{file_name!r} must have a floating dtype. Received: {tensors.dtype(file_name)}")
-    return new
-
-
-def _is_part(family: Family, row: Row) -> bool:
-    """Whether a row belongs to an optional part of the base model, such as the pooler."""
-    return any(row.theirs.startswith(f"{family.prefix}{part}.") for part in family.parts)
-
-
-def _is_float(dtype: DType) -> bool:
-    return bool(dtype.kind == "f" or dtype == ml_dtypes.bfloat16)
-
-
-def _check_left(family: Family, used: Collection[str], tensors: Tensors, names: dict[str, str]) -> None:
-    """Raises for a tensor that the model does not use, unless it is ignored or an equal copy of another tensor."""
-    shared = family.prefix + family.embedding_key
-    copies = family.copies if isinstance(family.copies, dict) else dict.fromkeys(family.copies, shared)
-    if family.tied and family.head_key is not None:
-        copies = {**copies, family.head_key: shared}
-    for name, file_name in names.items():
-        if name in used:
-            continue
-        if family.is_ignored(name):
-            family.check_ignored(name, functools.partial(tensors.read, file_name))
-        elif copies.get(name) in used:
-            if _digest(tensors, file_name) != _digest(tensors, names[copies[name]]):
-                raise ValueError(
-                    f"{file_name!r} must be equal to {names[copies[name]]!r}. Received: a different tensor"
-                )
-        elif not family.is_of_other_task(name) and name != family.head_key:
-            raise ValueError(
-                f"Every tensor must be used by a model of the task {family.task!r}. Received: {file_name!r}, "
-                "which is not"
-            )

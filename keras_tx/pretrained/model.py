@@ -11,7 +11,8 @@ from keras_tx.generation.strategy import Strategy
 from keras_tx.layers import Encoder
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids, check_integers
-from keras_tx.pretrained import array_prompts
+from keras_tx.pretrained import array_prompts, generation_config
+from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.registry import read_family
 from keras_tx.types import DType, Tensor
 
@@ -19,6 +20,7 @@ _IDS = {
     "input_ids": "embedding",
     "decoder_input_ids": "target_embedding",
 }  # {input: the attribute of the family that embeds it}
+GENERATIVE = ("causal_lm", "conditional_generation")  # tasks
 _MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 
 
@@ -67,7 +69,7 @@ class PretrainedModel(keras.Model):
 
     def __init__(
         self,
-        config: dict[str, Any],
+        config: dict[str, Any] | Config,
         task: str | None = None,
         *,
         output_hidden_states: bool = False,
@@ -87,7 +89,7 @@ class PretrainedModel(keras.Model):
         if skip_padding and not encoders:
             raise ValueError(
                 "`skip_padding` needs a model with an `Encoder`. Received: "
-                f"skip_padding={skip_padding!r}, model_type={config['model_type']!r}"
+                f"skip_padding={skip_padding!r}, model_type={family.config.values['model_type']!r}"
             )
         for encoder in encoders:
             encoder.skip_padding = skip_padding
@@ -98,6 +100,7 @@ class PretrainedModel(keras.Model):
         object.__setattr__(self, "_policy", keras.dtype_policies.get(dtype or keras.config.dtype_policy()))
         object.__setattr__(self, "_generator", None)
         object.__setattr__(self, "_output_hidden_states", bool(output_hidden_states))
+        self._check_generation_config()
 
     @property
     def config(self) -> dict[str, Any]:
@@ -210,6 +213,7 @@ class PretrainedModel(keras.Model):
     def _as_configured(
         self, inputs: Any, strategy: Strategy | None, options: dict[str, Any]
     ) -> tuple[Strategy, dict[str, Any]]:
+        self._check_generation_config()
         strategy = self.family.strategy(self.generation_config) if strategy is None else strategy
         most = self.family.max_length(self.generation_config)
         if most is not None and "max_new_tokens" not in options:
@@ -227,6 +231,12 @@ class PretrainedModel(keras.Model):
         stops = [token for token in found.get("stop_tokens", ()) if token in range(embedding.vocabulary_size)]
         return strategy, {**found, "stop_tokens": tuple(stops), **options}
 
+    def _check_generation_config(self) -> None:
+        """Checks the settings of `generate`, which older checkpoints have in config.json."""
+        generation_config.check(self.generation_config, "generation_config.json")
+        if not self.generation_config and self.task in GENERATIVE:
+            generation_config.check(self.family.config.values, "config.json")
+
     def _padding_id(self) -> int:
         """The id that pads generated rows: the padding token, or the end-of-sequence token if there is none."""
         for name in ("pad_token_id", "eos_token_id"):
@@ -241,7 +251,7 @@ class PretrainedModel(keras.Model):
             object.__setattr__(self, "_generator", self.family.generation_model())
         if self._generator is None:
             raise ValueError(
-                "`generate` needs a generative model, of the task 'causal_lm' or 'conditional_generation'. Received: "
+                f"`generate` needs a generative model, of the task {' or '.join(map(repr, GENERATIVE))}. Received: "
                 f"task={self.task!r}"
             )
         return self._generator

@@ -50,7 +50,7 @@ def family_of(config: Config) -> type[Family]:
 
 
 def read_family(
-    values: dict[str, Any],
+    values: dict[str, Any] | Config,
     task: str | None = None,
     *,
     tied: bool | None = None,
@@ -62,7 +62,7 @@ def read_family(
     The whole config is read here, so that an unsupported config raises an error before anything large is created.
 
     Args:
-        values: the content of config.json.
+        values: the content of config.json; or a `Config`, which then has the absent parts.
         task: a task of the family. None: the task of `architectures` in the config.
         tied: whether the token embeddings are also the kernel of the output layer. None: as in the config.
         absent: optional parts that the checkpoint lacks.
@@ -71,10 +71,10 @@ def read_family(
     Raises:
         ValueError: the model type or task is unknown, or a key is missing or not supported.
     """
-    config = Config(values, absent)
+    config = values if isinstance(values, Config) else Config(values, absent)
     kind = family_of(config)
     task = kind.task_of(config) if task is None else kind.check_task(task)
-    said = bool(config.take("tie_word_embeddings", default=kind.tied_by_default))
+    said = config.flag("tie_word_embeddings", default=kind.tied_by_default)
     family = kind(config, task, tied=said if tied is None else tied, dtype=dtype)
     config.check()
     return family

@@ -5,6 +5,7 @@ transformers 5 writes them all into `rope_parameters`; version 4 wrote `rope_the
 
 from typing import Any
 
+from keras_tx import checks
 from keras_tx.layers import RotaryEmbedding
 from keras_tx.pretrained.config import Config
 
@@ -64,14 +65,15 @@ def rotary(config: Config, parameters: dict[str, Any]) -> RotaryEmbedding:
     if kind in ("default", "linear"):  # some files have a length that transformers does not read
         scaling.pop(original, None)
     elif kind == "dynamic":  # transformers does not read the length in the parameters
-        scaling[original] = config.take("max_position_embeddings")
+        scaling[original] = config.number("max_position_embeddings")
     elif kind in ("yarn", "llama3"):
         own = scaling.get(original)
-        own = config.take("max_position_embeddings") if own is None else own
-        scaling[original] = config.take(original, default=own)
-    if kind == "yarn" and scaling.get("factor") is None:
-        scaling["factor"] = config.take("max_position_embeddings") / scaling[original]
+        own = config.number("max_position_embeddings") if own is None else own
+        scaling[original] = config.number(original, default=own)
     try:
+        if kind == "yarn" and scaling.get("factor") is None:
+            length = checks.positive_int(original, scaling[original])
+            scaling["factor"] = config.number("max_position_embeddings") / length
         return RotaryEmbedding(base=parameters["rope_theta"], scaling=scaling, name="rotary")
     except ValueError as error:
         raise ValueError(f"`rope_parameters` in config.json cannot be used: {error}. Received: {parameters}") from error

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from keras_tx import checks
 from keras_tx.keras_internals import layers_within
 from keras_tx.pretrained import table
 from keras_tx.pretrained.family import Family
-from keras_tx.pretrained.files import write_tensors
+from keras_tx.pretrained.files import is_of_weights, write_into
 from keras_tx.pretrained.load import CONFIG, GENERATION
 from keras_tx.pretrained.model import PretrainedModel
+from keras_tx.pretrained.replace import replacing
 from keras_tx.text.compatibility import check_fits
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -51,6 +52,12 @@ def save_pretrained(
     Tensors that did not change since `from_pretrained` are saved bit for bit. Unknown keys of the config are kept. The
     product of LoRA matrices is added to the saved kernel.
 
+    An earlier checkpoint in the directory is replaced at one moment. A process that is killed while it saves, and any
+    number of processes that save at once, leave one checkpoint whole; the next save removes what a killed process
+    leaves. `from_pretrained` can read the directory at any time. Symbolic links in the directory, as in the cache of
+    the hub, are replaced and not followed. Other files stay, and so do those of an earlier tokenizer if there are no
+    new ones.
+
     Args:
         model: a `PretrainedModel`, as `from_pretrained` returns it. If it is a layer of your own Keras model, pass that
             layer.
@@ -64,6 +71,7 @@ def save_pretrained(
         TypeError: `model` is not a `PretrainedModel`.
         ValueError: `dtype` is not one of these, `max_shard_bytes` is not positive, the model is quantized, or the
             tokenizer has more tokens than the model.
+        OSError: a file cannot be written; the directory is then as it was.
 
     Examples:
         >>> config = {"model_type": "bert", "vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1}
@@ -79,15 +87,22 @@ def save_pretrained(
     checks.one_of("dtype", dtype, (None, *DTYPES))
     if hasattr(tokenizer, "vocabulary_size") and model.config.get("vocab_size") is not None:
         check_fits(tokenizer, model.config["vocab_size"])
-    directory = Path(directory)
-    write_tensors(directory, _tensors(model, dtype), max_shard_bytes=max_shard_bytes)
-    _write_json(directory / CONFIG, _values(model, dtype))
-    if model.generation_config:
-        _write_json(directory / GENERATION, model.generation_config)
-    if tokenizer is not None:
-        tokenizer.save(directory)
-    else:
-        _copy_tokenizer(getattr(model, "source", None), directory)
+    checks.positive_int("max_shard_bytes", max_shard_bytes)
+    with replacing(Path(directory), _is_outdated, gate=CONFIG) as folder:
+        write_into(folder, _tensors(model, dtype), max_shard_bytes)
+        _write_json(folder / CONFIG, _values(model, dtype))
+        if model.generation_config:
+            _write_json(folder / GENERATION, model.generation_config)
+        if tokenizer is not None:
+            tokenizer.save(folder)
+        else:
+            _copy_tokenizer(getattr(model, "source", None), folder)
+
+
+def _is_outdated(name: str, new: Collection[str]) -> bool:
+    """Whether a file belongs to the checkpoint that is replaced, with these new files."""
+    has_tokenizer = any(one in TOKENIZER_FILES for one in new)
+    return name in (CONFIG, GENERATION) or is_of_weights(name) or (name in TOKENIZER_FILES and has_tokenizer)
 
 
 def _tensors(model: PretrainedModel, dtype: str | None) -> Iterator[tuple[str, np.ndarray]]:
@@ -131,9 +146,7 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _copy_tokenizer(source: Path | None, directory: Path) -> None:
-    if source is None:
-        return
-    for name in TOKENIZER_FILES:
-        if (source / name).is_file() and (source / name).resolve() != (directory / name).resolve():
-            shutil.copyfile(source / name, directory / name)
+def _copy_tokenizer(source: Path | None, folder: Path) -> None:
+    for name in TOKENIZER_FILES if source is not None else ():
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)

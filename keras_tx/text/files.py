@@ -1,11 +1,12 @@
 """Tokenizer directories of Hugging Face -> checked JSON and settings. Nothing is run or unpickled."""
 
-import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+from keras_tx import json_text
 
 Result = TypeVar("Result")
 
@@ -67,8 +68,8 @@ def through_directory(read: Callable[[str], Result], tokenizer: Any) -> Result:
 def read_json(path: Path) -> dict[str, Any]:
     """Reads a file with one JSON object; raises ValueError, with the name of the file, for anything else."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        data = json_text.parse(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(f"`directory` must hold JSON in {path.name}. Received: {path}: {error}") from error
     if not isinstance(data, dict):
         raise ValueError(

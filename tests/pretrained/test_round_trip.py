@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from keras_tx import pretrained
-from keras_tx.pretrained.files import open_tensors
+from keras_tx.pretrained.files import INDEX, open_tensors
 from tests.pretrained.tiny import (
     HALF,
     LOADABLE,
@@ -75,7 +75,7 @@ def test_half_precision_comes_back_in_half_precision(variant, tmp_path):
     model = pretrained.from_pretrained(checkpoint(variant))
     pretrained.save_pretrained(model, tmp_path, max_shard_bytes=20_000)
     assert numbers(tmp_path) == numbers(checkpoint(variant))
-    assert len(list(tmp_path.glob("model-0*.safetensors"))) > 2 and (tmp_path / "model.safetensors.index.json").exists()
+    assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 2 and (tmp_path / INDEX).exists()
 
 
 @pytest.mark.parametrize("variant", LOADABLE)
@@ -106,6 +106,24 @@ def test_transformers_loads_what_is_saved_with_an_empty_report(name, saved):
         outputs = model.double().eval()(**inputs)
     arrays = {key: x.numpy() for key, x in outputs.items() if torch.is_tensor(x)}
     assert assert_equals_reference(arrays, name, atol=1e-6)
+
+
+def test_transformers_finds_shards_by_their_index_and_replaces_them(tmp_path):
+    """The names of shards are not those of transformers, which reads them in the index and knows them as its own."""
+    import torch
+    import transformers
+
+    pretrained.save_pretrained(loaded("bert"), tmp_path, max_shard_bytes=20_000)
+    ours = {path.name for path in tmp_path.glob("model-*")}
+    theirs, report = transformers.BertForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert len(ours) > 2 and not any(report.values()), report
+    expected = open_tensors(checkpoint("bert"))
+    for name, tensor in theirs.state_dict().items():
+        if name in expected:
+            np.testing.assert_array_equal(tensor.numpy(), expected.read(name))
+    with torch.device("cpu"):
+        theirs.save_pretrained(tmp_path)
+    assert not ours & {path.name for path in tmp_path.iterdir()}
 
 
 def test_the_files_of_the_tokenizer_are_copied_or_written(tmp_path):

@@ -75,9 +75,9 @@ class Bart(Seq2SeqFamily):
             "kernel_initializer": self.initializer,
             "dtype": dtype,
         }
-        layers, width = config.number("encoder_layers"), config.number("encoder_ffn_dim")
+        layers, width = config.number("encoder_layers"), config.size("encoder_ffn_dim")
         self.encoder = Encoder(layers, width, encoder_heads, **options, name="encoder")
-        layers, width = config.number("decoder_layers"), config.number("decoder_ffn_dim")
+        layers, width = config.number("decoder_layers"), config.size("decoder_ffn_dim")
         self.decoder = Decoder(layers, width, decoder_heads, cross_attention=True, **options, name="decoder")
         self.slots = Positions(name="slots")
         self.position_encodings = {side: self._position_encoding(side) for side in ("encoder", "decoder")}
@@ -85,9 +85,10 @@ class Bart(Seq2SeqFamily):
         self.dropouts = {
             side: Dropout(self.dropout, dtype=dtype, name=f"{side}_dropout") for side in ("encoder", "decoder")
         }
-        start_id = config.take("decoder_start_token_id", default=self.start_id)
+        size = self.target_embedding.vocabulary_size
+        start_id = config.token_of("decoder_start_token_id", size, default=self.start_id)
         self.target_ids = TargetIds(start_id, name="target_ids")
-        self.at_last = AtLast(config.take("eos_token_id", default=self.eos_id), name="at_last")
+        self.at_last = AtLast(config.token("eos_token_id", default=self.eos_id), name="at_last")
         self.head, self.class_head = self._make_head(), self._make_class_head()
         self.output_bias: Any = None
         if task == "conditional_generation":
@@ -97,7 +98,7 @@ class Bart(Seq2SeqFamily):
         self.embedding = self.target_embedding = self._embedding("vocab_size", "embedding")
 
     def _embedding(self, size: str, name: str) -> TokenEmbedding:
-        vocabulary_size = self.config.number(size)
+        vocabulary_size = self.config.size(size)
         return TokenEmbedding(
             vocabulary_size,
             self.hidden_dim,
@@ -109,7 +110,7 @@ class Bart(Seq2SeqFamily):
         )
 
     def _position_encoding(self, side: str) -> Any:
-        length = self.config.number("max_position_embeddings")
+        length = self.config.size("max_position_embeddings")
         return LearnedPositionalEncoding(
             length,
             offset=self.offset,
@@ -123,8 +124,7 @@ class Bart(Seq2SeqFamily):
 
     def _make_class_head(self) -> Any:
         if self.task == "sequence_classification":
-            labels = self.config.take("id2label", default=None)
-            count = self.config.number("num_labels", default=3) if labels is None else len(labels)
+            count = self.config.count_labels(default=3)
             rate = self.config.number("classifier_dropout", default=0.0, kind=float)
             return ClassHead(count, hidden_dim=self.hidden_dim, activation="tanh", dropout=rate, dtype=self.dtype)
         return ClassHead(2, dtype=self.dtype) if self.task == "question_answering" else None

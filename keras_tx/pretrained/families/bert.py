@@ -64,15 +64,15 @@ class PostNormEncoder(Family):
         self.activation = config.activation(sizes["activation"], default="gelu")
         self.dropout = config.number(sizes["dropout"], default=0.1, kind=float)
         self.epsilon = self._epsilon()
-        self.num_positions = config.number("max_position_embeddings")
+        self.num_positions = config.size("max_position_embeddings")
         initializer = keras.initializers.RandomNormal(
             stddev=config.number("initializer_range", default=0.02, kind=float)
         )
-        self.padding_id = None if self.counts_padding else config.token("pad_token_id", default=1)
+        self.padding_id = None if self.counts_padding else self._padding_id()
         self.padding_mask = PaddingMask(name="padding_mask")
         self.positions = Positions(self.padding_id, name="positions")
         self.embedding = TokenEmbedding(
-            config.number("vocab_size"),
+            config.size("vocab_size"),
             self.hidden_dim,
             padding_id=None,
             embedding_dim=self._embedding_dim(),
@@ -87,7 +87,7 @@ class PostNormEncoder(Family):
         )
         self.encoder = Encoder(
             config.number(sizes["num_layers"]),
-            config.number(sizes["intermediate_dim"]),
+            config.size(sizes["intermediate_dim"]),
             num_heads,
             dropout=self.dropout,
             attention_dropout=config.number(sizes["attention_dropout"], default=0.1, kind=float),
@@ -104,11 +104,21 @@ class PostNormEncoder(Family):
             )
         self.head = self._head()
 
+    def _padding_id(self) -> int:
+        """The id that positions do not count. Positions start after it, so it is also one of them."""
+        value = self.config.token("pad_token_id", default=1)
+        if not 0 <= value < self.num_positions - 1:
+            raise ValueError(
+                "`pad_token_id` in config.json must be a position before the last one. Received: "
+                f"pad_token_id={value}, max_position_embeddings={self.num_positions}"
+            )
+        return int(value)
+
     def _epsilon(self) -> float:
         return float(self.config.number("layer_norm_eps", default=1e-12, kind=float))
 
     def _num_segments(self) -> int:
-        return int(self.config.number("type_vocab_size", default=2))
+        return int(self.config.size("type_vocab_size", default=2))
 
     def _embedding_dim(self) -> int | None:
         """The width of the embedding tables, if it differs from D."""

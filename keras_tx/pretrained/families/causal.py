@@ -79,7 +79,7 @@ class CausalFamily(Family):
     def _make_head(self) -> Any:
         config = self.config
         if self.task == "causal_lm" and not self.tied:
-            return Projection(config.number("vocab_size"), use_bias=False, dtype=self.dtype, name="head")
+            return Projection(config.size("vocab_size"), use_bias=False, dtype=self.dtype, name="head")
         if self.task == "sequence_classification":
             self.last_token = LastToken(config.token("pad_token_id"), name="last_token")
             return Projection(config.num_labels, use_bias=False, dtype=self.dtype, name="head")

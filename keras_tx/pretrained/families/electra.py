@@ -32,7 +32,7 @@ class Electra(PostNormEncoder):
     )
 
     def _embedding_dim(self) -> int | None:
-        width = self.config.number("embedding_size", default=128)
+        width = self.config.size("embedding_size", default=128)
         return None if width == self.hidden_dim else width
 
     def _head(self) -> Any:

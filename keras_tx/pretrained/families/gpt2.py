@@ -32,7 +32,7 @@ class Gpt2(CausalFamily):
 
     def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
-        hidden_dim, num_heads = config.number("n_embd", "hidden_size"), config.number("n_head", "num_attention_heads")
+        hidden_dim, num_heads = config.size("n_embd", "hidden_size"), config.size("n_head", "num_attention_heads")
         if hidden_dim % num_heads:
             raise ValueError(
                 "`n_embd` in config.json must be divisible by `n_head`. Received: "
@@ -41,18 +41,18 @@ class Gpt2(CausalFamily):
         num_layers = config.number("n_layer", "num_hidden_layers")
         dropout = config.number("resid_pdrop", default=0.1, kind=float)
         self.embedding = TokenEmbedding(
-            config.number("vocab_size"),
+            config.size("vocab_size"),
             hidden_dim,
             padding_id=self.padding_id,
             position_encoding="learned",
-            max_length=config.number("n_positions", "max_position_embeddings"),
+            max_length=config.size("n_positions", "max_position_embeddings"),
             dropout=config.number("embd_pdrop", default=0.1, kind=float),
             dtype=dtype,
             name="embedding",
         )
         self.decoder = Decoder(
             num_layers,
-            config.number("n_inner", default=4 * hidden_dim),
+            config.size("n_inner", default=4 * hidden_dim),
             num_heads,
             dropout=dropout,
             attention_dropout=config.number("attn_pdrop", default=0.1, kind=float),

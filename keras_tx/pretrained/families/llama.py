@@ -61,8 +61,8 @@ class Llama(CausalFamily):
 
     def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
-        hidden_dim = config.number("hidden_size")
-        num_layers, self.num_heads = config.number("num_hidden_layers"), config.number("num_attention_heads")
+        hidden_dim = config.size("hidden_size")
+        num_layers, self.num_heads = config.number("num_hidden_layers"), config.size("num_attention_heads")
         epsilon = config.number("rms_norm_eps", default=1e-6, kind=float)
         self.rope = rope.parameters_of(config)
         use_bias, use_output_bias = self._biases()
@@ -76,11 +76,11 @@ class Llama(CausalFamily):
             "qk_norm_epsilon": epsilon,
         }
         self.embedding = TokenEmbedding(
-            config.number("vocab_size"), hidden_dim, padding_id=self.padding_id, dtype=dtype, name="embedding"
+            config.size("vocab_size"), hidden_dim, padding_id=self.padding_id, dtype=dtype, name="embedding"
         )
         self.decoder = Decoder(
             num_layers,
-            config.number("intermediate_size"),
+            config.size("intermediate_size"),
             self.num_heads,
             attention_dropout=config.number("attention_dropout", default=0.0, kind=float),
             activation=config.activation("hidden_act", default="silu"),
@@ -96,7 +96,7 @@ class Llama(CausalFamily):
 
     def _key_dim(self, hidden_dim: int) -> int:
         """The size of a head."""
-        key_dim = self.config.number("head_dim", default=self.key_dim or 0)
+        key_dim = self.config.size("head_dim", default=self.key_dim or 0)
         if not key_dim and hidden_dim % self.num_heads:
             raise ValueError(
                 "`hidden_size` in config.json must be divisible by `num_attention_heads`, where there is no `head_dim`."
@@ -107,7 +107,7 @@ class Llama(CausalFamily):
     def _key_value_heads(self) -> int:
         name, default = "num_key_value_heads", self.key_value_heads or self.num_heads
         is_missing = name not in self.config.values  # null means as many as query heads
-        count = self.config.number(name, default=default if is_missing else self.num_heads)
+        count = self.config.size(name, default=default if is_missing else self.num_heads)
         if self.num_heads % count:
             raise ValueError(
                 f"`num_attention_heads` in config.json must be divisible by `{name}`. Received: "
@@ -187,9 +187,9 @@ class Qwen2(Llama):
         if config.flag("use_sliding_window", default=False):
             is_missing = "sliding_window" not in config.values
             window = config.number("sliding_window", default=4096 if is_missing else None)
-        first = num_layers if window is None else config.take("max_window_layers", default=28)
+        first = num_layers if window is None else config.number("max_window_layers", default=28, least=0)
         types = config.take("layer_types", default=[FULL if i < first else SLIDING for i in range(num_layers)])
-        if not isinstance(types, list) or len(types) != num_layers or not set(types) <= {FULL, SLIDING}:
+        if not isinstance(types, list) or len(types) != num_layers or any(one not in (FULL, SLIDING) for one in types):
             raise ValueError(
                 f"`layer_types` in config.json must be {num_layers} of {FULL!r} and {SLIDING!r}. Received: "
                 f"layer_types={types!r}"

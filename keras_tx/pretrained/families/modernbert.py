@@ -54,7 +54,7 @@ class ModernBert(Family):
         self.padding_mask = PaddingMask(name="padding_mask")
         self.positions = Positions(name="positions")
         self.embedding = TokenEmbedding(
-            config.number("vocab_size"),
+            config.size("vocab_size"),
             hidden_dim,
             padding_id=None,
             normalization=self.normalization,
@@ -67,7 +67,7 @@ class ModernBert(Family):
         attention_bias = config.flag("attention_bias", default=False)
         self.encoder = Encoder(
             len(types),
-            config.number("intermediate_size"),
+            config.size("intermediate_size"),
             num_heads,
             attention_dropout=config.number("attention_dropout", default=0.0, kind=float),
             activation_dropout=config.number("mlp_dropout", default=0.0, kind=float),
@@ -94,7 +94,7 @@ class ModernBert(Family):
     def _layer_types(self, num_layers: int) -> list[str]:
         every = self.config.number("global_attn_every_n_layers", default=3)
         types = self.config.take("layer_types", default=[SLIDING if i % every else FULL for i in range(num_layers)])
-        if not isinstance(types, list) or len(types) != num_layers or not set(types) <= {FULL, SLIDING}:
+        if not isinstance(types, list) or len(types) != num_layers or any(one not in (FULL, SLIDING) for one in types):
             raise ValueError(
                 f"`layer_types` in config.json must be {num_layers} of {FULL!r} and {SLIDING!r}. Received: "
                 f"layer_types={types!r}"

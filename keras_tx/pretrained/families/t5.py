@@ -93,8 +93,8 @@ class T5(Seq2SeqFamily):
         function, gated = self._activation()
         self.is_scaled = self._is_scaled()
         rate = config.number("dropout_rate", default=0.1, kind=float)
-        num_heads, num_layers = config.number("num_heads"), config.number("num_layers")
-        sizes = (config.number("d_ff"), num_heads)
+        num_heads, num_layers = config.size("num_heads"), config.number("num_layers")
+        sizes = (config.size("d_ff"), num_heads)
         options = {
             "dropout": rate,
             "activation_dropout": rate,
@@ -105,13 +105,13 @@ class T5(Seq2SeqFamily):
             "normalization": "rms_norm",
             "layer_norm_epsilon": config.number("layer_norm_epsilon", default=1e-6, kind=float),
             "kernel_initializer": keras.initializers.VarianceScaling(distribution="untruncated_normal"),
-            "attention_options": {"key_dim": config.number("d_kv"), "scale": 1.0},
+            "attention_options": {"key_dim": config.size("d_kv"), "scale": 1.0},
             "dtype": dtype,
         }
-        size = config.number("vocab_size")
+        size = config.size("vocab_size")
         self.embedding = self.target_embedding = TokenEmbedding(
             size,
-            config.number("d_model"),
+            config.size("d_model"),
             padding_id=self._padding_id(size, 0),
             dropout=rate,
             embeddings_initializer=keras.initializers.RandomNormal(stddev=1.0),
@@ -137,8 +137,8 @@ class T5(Seq2SeqFamily):
         self.head = self._make_head()
         if self.class_head is not None:
             self.needed = ("input_ids",)
-            self.target_ids = TargetIds(config.take("decoder_start_token_id", default=0), name="target_ids")
-            self.at_last = AtLast(config.take("eos_token_id", default=1), name="at_last")
+            self.target_ids = TargetIds(config.token_of("decoder_start_token_id", size, default=0), name="target_ids")
+            self.at_last = AtLast(config.token("eos_token_id", default=1), name="at_last")
 
     def _make_class_head(self) -> Any:
         config, rate = self.config, self.config.number("classifier_dropout", default=0.0, kind=float)
@@ -195,7 +195,7 @@ class T5(Seq2SeqFamily):
     def _bias(self, num_heads: int, bidirectional: bool) -> Any:
         return RelativePositionBias(
             num_heads,
-            num_buckets=self.config.number("relative_attention_num_buckets", default=32),
+            num_buckets=self.config.size("relative_attention_num_buckets", default=32),
             max_distance=self.config.number("relative_attention_max_distance", default=128),
             bidirectional=bidirectional,
             name="position_bias",

@@ -66,8 +66,10 @@ class ViT(Family):
         config.refuse("tie_last_hidden_states", False)
         hidden_dim, num_heads = attention_sizes(config)
         dropout = config.number("hidden_dropout_prob", default=0.0, kind=float)
-        patch_size = config.number("patch_size", default=16)
-        self.image_shape = (config.number("num_channels", default=3), *self._image_size())
+        patch_size = config.size("patch_size", default=16)
+        height, width = self._image_size()
+        config.check_size("image_size", (height // patch_size) * (width // patch_size))
+        self.image_shape = (config.size("num_channels", default=3), height, width)
         initializer = keras.initializers.RandomNormal(
             stddev=config.number("initializer_range", default=0.02, kind=float)
         )
@@ -82,7 +84,7 @@ class ViT(Family):
         )
         self.encoder = ImageEncoder(
             config.number("num_hidden_layers"),
-            config.number("intermediate_size"),
+            config.size("intermediate_size"),
             num_heads,
             dropout=dropout,
             attention_dropout=config.number("attention_probs_dropout_prob", default=0.0, kind=float),
@@ -97,7 +99,7 @@ class ViT(Family):
         self.pooler = self.head = None
         if task == "base" and "pooler" not in config.absent:
             width, function = (
-                config.number("pooler_output_size", default=hidden_dim),
+                config.size("pooler_output_size", default=hidden_dim),
                 config.activation("pooler_act", default="tanh"),
             )
             self.pooler = Projection(width, activation=function, dtype=dtype, name="pooler")
