@@ -2,7 +2,7 @@
 
 import copy
 import reprlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from keras_tx.layers import activations
@@ -107,7 +107,7 @@ class Config:
     Args:
         values: the content of config.json, which is copied.
         absent: optional parts of the model that the checkpoint lacks, such as "pooler".
-        largest: the largest axis of a tensor of the checkpoint. None: not known.
+        largest: the number of numbers in the largest tensor of the checkpoint. None: not known.
     """
 
     def __init__(self, values: dict[str, Any], absent: Collection[str] = (), *, largest: int | None = None) -> None:
@@ -131,36 +131,48 @@ class Config:
             raise ValueError(f"config.json must have `{keys[0]}`. Received: {keys[0]}=None, keys {sorted(self.values)}")
         return default
 
-    def number(self, *keys: str, default: Any = _NEEDED, kind: type = int, least: int | None = None) -> Any:
-        """`take` for a positive integer, or, with `kind=float`, a non-negative number. The default is not checked.
+    def number(self, *keys: str, default: Any = _NEEDED, least: int = 1) -> Any:
+        """`take` for an integer from `least` on, of at most 32 bits. The default is not checked."""
+        rule = f"{'a positive' if least else 'a non-negative'} integer, at most {LARGEST}"
+        return self._take_checked(
+            keys, default, rule, lambda value: isinstance(value, int) and least <= value <= LARGEST
+        )
 
-        Args:
-            least: the smallest value that is allowed, if it is another one.
-        """
+    def positive(self, *keys: str, default: float) -> float:
+        """`take` for a positive number."""
+        return float(self._take_checked(keys, default, "a positive number", lambda value: 0 < value < _LARGEST_FLOAT))
+
+    def not_negative(self, *keys: str, default: float) -> float:
+        """`take` for a number that may be 0."""
+        rule = "a number, not negative"
+        return float(self._take_checked(keys, default, rule, lambda value: 0 <= value < _LARGEST_FLOAT))
+
+    def rate(self, *keys: str, default: float) -> float:
+        """`take` for a rate of dropout."""
+        return float(self._take_checked(keys, default, "a number in [0, 1)", lambda value: 0 <= value < 1))
+
+    def _take_checked(self, keys: tuple[str, ...], default: Any, rule: str, holds: Callable[[Any], bool]) -> Any:
+        """`take` for a number for which `holds` is true. The default is not checked."""
         if default is not _NEEDED and all(self.values.get(key) is None for key in keys):
             return self.take(*keys, default=default)
         value = self.take(*keys)
-        least = int(kind is int) if least is None else least
-        types, most = ((int,), LARGEST) if kind is int else ((int, float), _LARGEST_FLOAT)
-        if isinstance(value, bool) or not isinstance(value, types) or not least <= value <= most:
-            rule = f"{'a positive' if least else 'a non-negative'} integer, at most {most}"
-            rule = rule if kind is int else "a number, not negative"
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not holds(value):
             raise ValueError(f"`{keys[0]}` in config.json must be {rule}. Received: {keys[0]}={_short(value)}")
         return value
 
     def size(self, *keys: str, default: Any = _NEEDED) -> Any:
-        """`number` for an axis of a tensor, or a factor of one: at most the largest axis of the checkpoint."""
+        """`number` for an axis of a tensor, or a factor of one: at most the size of the largest tensor."""
         value = self.number(*keys, default=default)
         if self.largest is not None and any(self.values.get(key) is not None for key in keys):
             self.check_size(keys[0], value)
         return value
 
     def check_size(self, key: str, value: int) -> None:
-        """Raises if an axis that follows from the value of `key` is larger than the largest axis of the checkpoint."""
+        """Raises if an axis that follows from the value of `key` is larger than the largest tensor."""
         if self.largest is not None and value > self.largest:
             raise ValueError(
-                f"`{key}` in config.json must fit the tensors, whose largest axis is {self.largest}. Received: "
-                f"{key}={_short(self.values.get(key))}"
+                f"`{key}` in config.json must fit the tensors, the largest of which has {self.largest} numbers. "
+                f"Received: {key}={_short(self.values.get(key))}"
             )
 
     def flag(self, key: str, *, default: bool) -> bool:

@@ -1,5 +1,6 @@
 """Loads a checkpoint from a directory or the Hugging Face hub, and checks that every tensor is used."""
 
+import math
 import re
 import warnings
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ def from_pretrained(
         (None, None, 8)
     """
     directory = _directory(path)
-    values, generation, tensors = consistent(directory, _read)
+    values, generation, tensors = consistent(directory, read_files)
     labels = _labels(values, labels, num_labels)
     if labels is not None:
         values["id2label"] = {str(index): label for index, label in enumerate(labels)}
@@ -91,7 +92,7 @@ def from_pretrained(
     loader = VariableLoader(tensors, names)
     with variables_initialized_at_end():  # and not at all if the tensors do not fit
         model = PretrainedModel(
-            Config(values, absent, largest=_largest_axis(tensors)),
+            Config(values, absent, largest=_largest(tensors)),
             task,
             output_hidden_states=output_hidden_states,
             skip_padding=skip_padding,
@@ -120,7 +121,7 @@ def from_pretrained(
     return model
 
 
-def _read(snapshot: Snapshot) -> tuple[dict[str, Any], dict[str, Any] | None, Tensors]:
+def read_files(snapshot: Snapshot) -> tuple[dict[str, Any], dict[str, Any] | None, Tensors]:
     """The content of config.json and, if there is one, of generation_config.json, and the open files of weights."""
     path = snapshot.folder
     if CONFIG not in snapshot:
@@ -133,10 +134,9 @@ def _read(snapshot: Snapshot) -> tuple[dict[str, Any], dict[str, Any] | None, Te
     return values, generation, tensors_in(snapshot)
 
 
-def _largest_axis(tensors: Tensors) -> int:
-    """The largest axis of a tensor with any numbers: no size in the config can be larger."""
-    shapes = [tensors.shape(name) for name in tensors]
-    return max((max(shape) for shape in shapes if shape and 0 not in shape), default=0)
+def _largest(tensors: Tensors) -> int:
+    """The number of numbers in the largest tensor: no size in the config can be larger."""
+    return max((math.prod(tensors.shape(name)) for name in tensors), default=0)
 
 
 def _labels(values: dict[str, Any], labels: Any, num_labels: int | None) -> list[str] | None:

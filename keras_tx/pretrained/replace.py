@@ -105,8 +105,8 @@ def _replace(
     directory: Path, work: Path, is_outdated: Callable[[str, Collection[str]], bool], gate: str | None
 ) -> None:
     new = _files(work / NEW)
-    outdated = [entry.name for entry in directory.iterdir() if entry.is_file() and is_outdated(entry.name, new)]
-    names = [*new, *(name for name in outdated if name not in new)]
+    found = [entry.name for entry in directory.iterdir() if entry.is_file() or entry.is_symlink()]
+    names = [*new, *(name for name in found if name not in new and is_outdated(name, new))]
     for name in names:
         if (directory / name).is_dir():
             raise IsADirectoryError(f"`directory` must have no folder named {name!r}. Received: {str(directory)!r}")
@@ -115,17 +115,21 @@ def _replace(
     except (OSError, NotImplementedError):  # there are no symbolic links
         _replace_one_by_one(directory, work, [name for name in names if name not in new], gate)
         return
-    for name in names:
-        if (directory / name).is_file():
-            _keep(directory / name, work / OLD / name)
+    old = [name for name in names if (directory / name).is_file()]
+    for name in old:
+        _keep(directory / name, work / OLD / name)
     (work / OLD).mkdir(exist_ok=True)
-    disk.flush_all(work / OLD)
+    _flush_parents(work / OLD, _files(work / OLD))
     disk.flush(work)
-    for name in names:
+    linked = [name for name in names if name in new or name in old]
+    for name in linked:
         _link(_leading(work, name), directory / name, work)
     _flush_parents(directory, names)
     _link(NEW, work / NOW, work)  # the moment at which all names change
     disk.flush(work)
+    for name in names:
+        if name not in linked:  # a link that leads nowhere
+            (directory / name).unlink()
 
 
 def _keep(path: Path, kept: Path) -> None:
@@ -186,7 +190,7 @@ def _move(directory: Path, work: Path) -> None:
     """Moves the new files to their names one after the other; what an earlier call has moved is not there any more."""
     names, record = _files(work / NEW), json.loads((work / REMOVED).read_text(encoding="utf-8"))
     gate = record["gate"]
-    for name in [*record["removed"], *([gate] if gate in names else [])]:
+    for name in [*([gate] if gate in names else []), *record["removed"]]:
         (directory / name).unlink(missing_ok=True)
     for name in sorted(names, key=lambda name: name == gate):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)

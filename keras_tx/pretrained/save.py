@@ -147,6 +147,7 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def _copy_tokenizer(source: Path | None, folder: Path) -> None:
-    for name in TOKENIZER_FILES if source is not None else ():
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
+    if source is not None:
+        for name in TOKENIZER_FILES:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)

@@ -126,7 +126,7 @@ def test_files_with_other_tensors_are_refused(name, tmp_path):
     changes = {
         "Received: no such tensor": lambda arrays: arrays.pop(key),
         "Received: 'surprise', which is not": lambda arrays: arrays.update(surprise=np.ones(3, "float32")),
-        f"'{key}' must have the shape|must fit the tensors": lambda arrays: arrays.update({key: arrays[key][:-1]}),
+        f"'{key}' must have the shape": lambda arrays: arrays.update({key: arrays[key][:-1]}),
     }
     for index, (message, change) in enumerate(changes.items()):
         with pytest.raises(ValueError, match=message):
@@ -189,8 +189,8 @@ def test_a_config_is_refused_before_a_layer_is_built(monkeypatch):
         ),
         ("bert", {"num_hidden_layers": 0}, "`num_hidden_layers` in config.json must be a positive integer. .*=0"),
         ("bert", {"num_hidden_layers": True}, "`num_hidden_layers` in config.json must be a positive integer. .*=True"),
-        ("bert", {"layer_norm_eps": -1}, "`layer_norm_eps` in config.json must be a number, not negative. .*=-1"),
-        ("bert", {"hidden_dropout_prob": 1.5}, r"`dropout` must be a number in \[0, 1\). Received: dropout=1.5"),
+        ("bert", {"layer_norm_eps": -1}, "`layer_norm_eps` in config.json must be a positive number. .*=-1"),
+        ("bert", {"hidden_dropout_prob": 1.5}, r"`hidden_dropout_prob` in .* a number in \[0, 1\). .*=1.5"),
         ("bert", {"position_embedding_type": "relative_key"}, "is supported as 'absolute' alone. .*='relative_key'"),
         ("bert", {"is_decoder": True}, "`is_decoder` in config.json is supported as False alone. .*=True"),
         ("roberta", {"add_cross_attention": True}, "`add_cross_attention` in config.json is supported as False alone"),

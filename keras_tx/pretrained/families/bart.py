@@ -63,13 +63,13 @@ class Bart(Seq2SeqFamily):
         super().__init__(config, task, tied=tied, dtype=dtype)
         self.hidden_dim, encoder_heads = attention_sizes(config, "d_model", "encoder_attention_heads")
         _, decoder_heads = attention_sizes(config, "d_model", "decoder_attention_heads")
-        self.dropout = config.number("dropout", default=0.1, kind=float)
-        self.initializer = keras.initializers.RandomNormal(stddev=config.number("init_std", default=0.02, kind=float))
+        self.dropout = config.rate("dropout", default=0.1)
+        self.initializer = keras.initializers.RandomNormal(stddev=config.not_negative("init_std", default=0.02))
         self._make_embeddings()
         options = {
             "dropout": self.dropout,
-            "attention_dropout": config.number("attention_dropout", default=0.0, kind=float),
-            "activation_dropout": config.number("activation_dropout", default=0.0, kind=float),
+            "attention_dropout": config.rate("attention_dropout", default=0.0),
+            "activation_dropout": config.rate("activation_dropout", default=0.0),
             "activation": config.activation("activation_function", default="gelu"),
             "layer_norm_epsilon": _EPSILON,
             "kernel_initializer": self.initializer,
@@ -125,7 +125,7 @@ class Bart(Seq2SeqFamily):
     def _make_class_head(self) -> Any:
         if self.task == "sequence_classification":
             count = self.config.count_labels(default=3)
-            rate = self.config.number("classifier_dropout", default=0.0, kind=float)
+            rate = self.config.rate("classifier_dropout", default=0.0)
             return ClassHead(count, hidden_dim=self.hidden_dim, activation="tanh", dropout=rate, dtype=self.dtype)
         return ClassHead(2, dtype=self.dtype) if self.task == "question_answering" else None
 

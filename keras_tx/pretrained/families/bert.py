@@ -62,12 +62,10 @@ class PostNormEncoder(Family):
         sizes = self.sizes
         self.hidden_dim, num_heads = attention_sizes(config, sizes["hidden_dim"], sizes["num_heads"])
         self.activation = config.activation(sizes["activation"], default="gelu")
-        self.dropout = config.number(sizes["dropout"], default=0.1, kind=float)
+        self.dropout = config.rate(sizes["dropout"], default=0.1)
         self.epsilon = self._epsilon()
         self.num_positions = config.size("max_position_embeddings")
-        initializer = keras.initializers.RandomNormal(
-            stddev=config.number("initializer_range", default=0.02, kind=float)
-        )
+        initializer = keras.initializers.RandomNormal(stddev=config.not_negative("initializer_range", default=0.02))
         self.padding_id = None if self.counts_padding else self._padding_id()
         self.padding_mask = PaddingMask(name="padding_mask")
         self.positions = Positions(self.padding_id, name="positions")
@@ -90,7 +88,7 @@ class PostNormEncoder(Family):
             config.size(sizes["intermediate_dim"]),
             num_heads,
             dropout=self.dropout,
-            attention_dropout=config.number(sizes["attention_dropout"], default=0.1, kind=float),
+            attention_dropout=config.rate(sizes["attention_dropout"], default=0.1),
             activation=self.activation,
             layer_norm_epsilon=self.epsilon,
             kernel_initializer=initializer,
@@ -115,7 +113,7 @@ class PostNormEncoder(Family):
         return int(value)
 
     def _epsilon(self) -> float:
-        return float(self.config.number("layer_norm_eps", default=1e-12, kind=float))
+        return self.config.positive("layer_norm_eps", default=1e-12)
 
     def _num_segments(self) -> int:
         return int(self.config.size("type_vocab_size", default=2))
@@ -141,7 +139,7 @@ class PostNormEncoder(Family):
         return ClassHead(self.config.num_labels, **options, dtype=self.dtype)
 
     def _classifier_dropout(self) -> float:
-        return float(self.config.number("classifier_dropout", default=self.dropout, kind=float))
+        return self.config.rate("classifier_dropout", default=self.dropout)
 
     def outputs(self, inputs: dict[str, Tensor], hidden_states: bool) -> dict[str, Tensor]:
         ids = inputs["input_ids"]

@@ -84,7 +84,7 @@ class CausalFamily(Family):
             self.last_token = LastToken(config.token("pad_token_id"), name="last_token")
             return Projection(config.num_labels, use_bias=False, dtype=self.dtype, name="head")
         if self.task == "token_classification":
-            rate = config.number("classifier_dropout", "hidden_dropout", default=0.1, kind=float)
+            rate = config.rate("classifier_dropout", "hidden_dropout", default=0.1)
             return ClassHead(config.num_labels, dropout=rate, dtype=self.dtype)
         return ClassHead(2, dtype=self.dtype) if self.task == "question_answering" else None
 

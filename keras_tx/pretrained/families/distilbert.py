@@ -59,11 +59,11 @@ class DistilBert(PostNormEncoder):
     def _head(self) -> Any:
         config, options = self.config, {"dtype": self.dtype}
         if self.task == "sequence_classification":
-            dropout = config.number("seq_classif_dropout", default=0.2, kind=float)
+            dropout = config.rate("seq_classif_dropout", default=0.2)
             options |= {"hidden_dim": self.hidden_dim, "activation": "relu", "first_dropout": 0.0}
             return ClassHead(config.num_labels, dropout=dropout, **options)
         if self.task == "question_answering":
-            return ClassHead(2, dropout=config.number("qa_dropout", default=0.1, kind=float), **options)
+            return ClassHead(2, dropout=config.rate("qa_dropout", default=0.1), **options)
         return super()._head()
 
     def _head_rows(self) -> Iterator[Row]:

@@ -39,14 +39,14 @@ class Gpt2(CausalFamily):
                 f"n_embd={hidden_dim}, n_head={num_heads}"
             )
         num_layers = config.number("n_layer", "num_hidden_layers")
-        dropout = config.number("resid_pdrop", default=0.1, kind=float)
+        dropout = config.rate("resid_pdrop", default=0.1)
         self.embedding = TokenEmbedding(
             config.size("vocab_size"),
             hidden_dim,
             padding_id=self.padding_id,
             position_encoding="learned",
             max_length=config.size("n_positions", "max_position_embeddings"),
-            dropout=config.number("embd_pdrop", default=0.1, kind=float),
+            dropout=config.rate("embd_pdrop", default=0.1),
             dtype=dtype,
             name="embedding",
         )
@@ -55,10 +55,10 @@ class Gpt2(CausalFamily):
             config.size("n_inner", default=4 * hidden_dim),
             num_heads,
             dropout=dropout,
-            attention_dropout=config.number("attn_pdrop", default=0.1, kind=float),
+            attention_dropout=config.rate("attn_pdrop", default=0.1),
             activation=config.activation("activation_function", default="gelu_new"),
             normalize_first=True,
-            layer_norm_epsilon=config.number("layer_norm_epsilon", default=1e-5, kind=float),
+            layer_norm_epsilon=config.positive("layer_norm_epsilon", default=1e-5),
             attention_options=[{"scale": self._scale(hidden_dim // num_heads, i)} for i in range(num_layers)],
             dtype=dtype,
             name="decoder",

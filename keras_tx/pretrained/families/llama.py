@@ -63,7 +63,7 @@ class Llama(CausalFamily):
         super().__init__(config, task, tied=tied, dtype=dtype)
         hidden_dim = config.size("hidden_size")
         num_layers, self.num_heads = config.number("num_hidden_layers"), config.size("num_attention_heads")
-        epsilon = config.number("rms_norm_eps", default=1e-6, kind=float)
+        epsilon = config.positive("rms_norm_eps", default=1e-6)
         self.rope = rope.parameters_of(config)
         use_bias, use_output_bias = self._biases()
         options = {
@@ -82,7 +82,7 @@ class Llama(CausalFamily):
             num_layers,
             config.size("intermediate_size"),
             self.num_heads,
-            attention_dropout=config.number("attention_dropout", default=0.0, kind=float),
+            attention_dropout=config.rate("attention_dropout", default=0.0),
             activation=config.activation("hidden_act", default="silu"),
             gated=True,
             use_bias=self._feed_forward_bias(),

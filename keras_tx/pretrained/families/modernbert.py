@@ -46,7 +46,7 @@ class ModernBert(Family):
         super().__init__(config, task, tied=tied, dtype=dtype)
         config.refuse("position_embedding_type", "absolute")  # in older files; nothing reads it
         hidden_dim, num_heads = attention_sizes(config)
-        self.epsilon = config.number("norm_eps", default=1e-5, kind=float)
+        self.epsilon = config.positive("norm_eps", default=1e-5)
         self.normalization = "layer_norm" if config.flag("norm_bias", default=False) else "layer_norm_no_bias"
         types = self._layer_types(config.number("num_hidden_layers"))
         self.rope = self._rope(types)
@@ -59,7 +59,7 @@ class ModernBert(Family):
             padding_id=None,
             normalization=self.normalization,
             layer_norm_epsilon=self.epsilon,
-            dropout=config.number("embedding_dropout", default=0.0, kind=float),
+            dropout=config.rate("embedding_dropout", default=0.0),
             dtype=dtype,
             name="embedding",
         )
@@ -69,8 +69,8 @@ class ModernBert(Family):
             len(types),
             config.size("intermediate_size"),
             num_heads,
-            attention_dropout=config.number("attention_dropout", default=0.0, kind=float),
-            activation_dropout=config.number("mlp_dropout", default=0.0, kind=float),
+            attention_dropout=config.rate("attention_dropout", default=0.0),
+            activation_dropout=config.rate("mlp_dropout", default=0.0),
             activation=config.activation("hidden_activation", default="gelu"),
             gated=True,
             use_bias=config.flag("mlp_bias", default=False),
@@ -137,7 +137,7 @@ class ModernBert(Family):
         elif self.task != "base":
             self.dense = Projection(hidden_dim, dtype=dtype, name="head_dense", **options)
             self.norm = make_norm(self.normalization, self.epsilon, dtype=dtype, name="head_norm")
-            rate = config.number("classifier_dropout", default=0.0, kind=float)
+            rate = config.rate("classifier_dropout", default=0.0)
             self.dropout = Dropout(rate, dtype=dtype, name="head_dropout")
             self.classes = Projection(config.num_labels, dtype=dtype, name="head_output")
         config.refuse("classifier_pooling", "cls", "mean")

@@ -92,7 +92,7 @@ class T5(Seq2SeqFamily):
         super().__init__(config, task, tied=tied, dtype=dtype)
         function, gated = self._activation()
         self.is_scaled = self._is_scaled()
-        rate = config.number("dropout_rate", default=0.1, kind=float)
+        rate = config.rate("dropout_rate", default=0.1)
         num_heads, num_layers = config.size("num_heads"), config.number("num_layers")
         sizes = (config.size("d_ff"), num_heads)
         options = {
@@ -103,7 +103,7 @@ class T5(Seq2SeqFamily):
             "use_bias": False,
             "normalize_first": True,
             "normalization": "rms_norm",
-            "layer_norm_epsilon": config.number("layer_norm_epsilon", default=1e-6, kind=float),
+            "layer_norm_epsilon": config.positive("layer_norm_epsilon", default=1e-6),
             "kernel_initializer": keras.initializers.VarianceScaling(distribution="untruncated_normal"),
             "attention_options": {"key_dim": config.size("d_kv"), "scale": 1.0},
             "dtype": dtype,
@@ -141,7 +141,7 @@ class T5(Seq2SeqFamily):
             self.at_last = AtLast(config.token("eos_token_id", default=1), name="at_last")
 
     def _make_class_head(self) -> Any:
-        config, rate = self.config, self.config.number("classifier_dropout", default=0.0, kind=float)
+        config, rate = self.config, self.config.rate("classifier_dropout", default=0.0)
         if self.task == "sequence_classification":
             width = self.embedding.hidden_dim
             options = {"hidden_dim": width, "activation": "tanh", "dropout": rate}

@@ -65,14 +65,12 @@ class ViT(Family):
         super().__init__(config, task, tied=tied, dtype=dtype)
         config.refuse("tie_last_hidden_states", False)
         hidden_dim, num_heads = attention_sizes(config)
-        dropout = config.number("hidden_dropout_prob", default=0.0, kind=float)
+        dropout = config.rate("hidden_dropout_prob", default=0.0)
         patch_size = config.size("patch_size", default=16)
         height, width = self._image_size()
         config.check_size("image_size", (height // patch_size) * (width // patch_size))
         self.image_shape = (config.size("num_channels", default=3), height, width)
-        initializer = keras.initializers.RandomNormal(
-            stddev=config.number("initializer_range", default=0.02, kind=float)
-        )
+        initializer = keras.initializers.RandomNormal(stddev=config.not_negative("initializer_range", default=0.02))
         self.embedding = PatchEmbedding(
             patch_size,
             hidden_dim,
@@ -87,10 +85,10 @@ class ViT(Family):
             config.size("intermediate_size"),
             num_heads,
             dropout=dropout,
-            attention_dropout=config.number("attention_probs_dropout_prob", default=0.0, kind=float),
+            attention_dropout=config.rate("attention_probs_dropout_prob", default=0.0),
             activation=config.activation("hidden_act", default="gelu"),
             normalize_first=True,
-            layer_norm_epsilon=config.number("layer_norm_eps", default=1e-12, kind=float),
+            layer_norm_epsilon=config.positive("layer_norm_eps", default=1e-12),
             kernel_initializer=initializer,
             attention_options={"use_bias": config.flag("qkv_bias", default=True), "use_output_bias": True},
             dtype=dtype,
