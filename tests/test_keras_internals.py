@@ -115,6 +115,34 @@ def test_functional_model():
     assert keras_internals.functional_model(dense) is None
 
 
+@still("initializes the variables of a StatelessScope when all of them are there")
+def test_variables_initialized_at_end():
+    made = []
+
+    def dense(units, initializer="ones"):
+        made.append(layers.Dense(units, kernel_initializer=initializer))
+        made[-1].build((None, 3))
+
+    def full(shape, dtype=None):
+        raise MemoryError("no memory")
+
+    with keras_internals.variables_initialized_at_end():
+        dense(2)
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(made[0].kernel), np.ones((3, 2)))
+    with pytest.raises(KeyError, match="body"), keras_internals.variables_initialized_at_end():
+        dense(10**9)  # 12 GB that are never asked for
+        raise KeyError("body")
+    with pytest.raises(MemoryError, match="no memory"), keras_internals.variables_initialized_at_end():
+        dense(2)
+        dense(2, full)
+    with keras.StatelessScope():  # Keras' own scopes work as before
+        dense(5)
+        with keras_internals.variables_initialized_at_end():
+            dense(7)
+    assert [layer.kernel.shape for layer in made[-2:]] == [(3, 5), (3, 7)]
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(made[-1].kernel), np.ones((3, 7)))
+
+
 ELEMENTWISE = "abs absolute cos elu exp floor gelu leaky_relu log negative relu relu6 rsqrt selu sigmoid sign silu sin"
 ELEMENTWISE = [getattr(ops, name) for name in f"{ELEMENTWISE} softplus softsign sqrt square stop_gradient tanh".split()]
 PAIRS = [ops.add, ops.divide, ops.maximum, ops.minimum, ops.multiply, ops.power, ops.subtract, ops.true_divide]

@@ -121,6 +121,8 @@ GOOD = '{"text": "a", "label": "x"}\n'
     ("name", "content", "message"),
     [
         ("f.jsonl", GOOD + "{'text'}\n", r"well-formed. Received: .*f.jsonl', line 2: Expecting property name"),
+        ("f.jsonl", GOOD + "[" * 100_000 + "\n", r"f.jsonl', line 2: values nested more than 100 levels deep"),
+        ("f.jsonl", GOOD + "[" * 500 + "]" * 500 + "\n", r"f.jsonl', line 2: values nested more than 100 levels deep"),
         ("f.jsonl", GOOD + "[1]\n", r"line 2: \[1\] is not a JSON object"),
         ("f.jsonl", GOOD + '{"label": "x"}\n', r"`text_column` .* one of \['label'\]. .*='text' for .*, line 2"),
         ("f.csv", "text,star\na,x\n", r"`label_column` .* one of \['text', 'star'\]. Received: label_column='label'"),

@@ -309,6 +309,8 @@ BAD = [
     ({"inputs": [[3.0, 4.0]]}, "`token_ids` must be integers, or texts with a `tokenizer`. Received: dtype float64"),
     ({"inputs": ["adc"]}, r"`tokenizer` must be given for texts. Received: tokenizer=None, token_ids=\['adc'\]"),
     ({"inputs": {"others": [[3]]}}, r"`inputs` must have \['token_ids'\]. Received: \['others'\]"),
+    ({"start_token": V}, rf"`start_token` must be an id in \[0, {V}\). Received: start_token={V}"),
+    ({"start_token": "a"}, "`start_token` must be integers. Received: start_token='a'"),
     ({"target": "ids"}, r"`target` must be one of the inputs \['token_ids'\]. Received: target='ids'"),
 ]
 
@@ -318,6 +320,13 @@ def test_what_cannot_be_generated_is_refused(lm, changed, message):
     arguments = {**FAST, "inputs": PROMPTS, **changed}
     with pytest.raises(ValueError, match=message):
         generate(lm, arguments.pop("inputs"), arguments.pop("strategy", None), **arguments)
+
+
+def test_what_is_no_tokenizer_is_refused_with_ids_too(lm):
+    with pytest.raises(TypeError, match="`tokenizer` must have the method `tokenize`. Received: tokenizer=5"):
+        generate(lm, PROMPTS, **FAST, tokenizer=5)
+    with pytest.raises(TypeError, match="`source_tokenizer` must be a function of texts. Received: source_tokenizer=5"):
+        generate(lm, PROMPTS, **FAST, source_tokenizer=5)
 
 
 BAD_SOURCES = [

@@ -167,7 +167,8 @@ def test_a_definition_of_another_kind(made):
     [
         ("[]", r"must hold a JSON object in tokenizer_config.json. Received: list in .*tokenizer_config.json"),
         ("{", r"must hold JSON in tokenizer_config.json. Received: .*tokenizer_config.json: "),
-        ("[" * 100_000, r"must hold JSON in tokenizer_config.json. Received: .*tokenizer_config.json: "),
+        ("[" * 100_000, r"tokenizer_config.json. Received: .*: values nested more than 100 levels deep"),
+        ('{"a": ' + "[" * 500 + "]" * 500 + "}", r"tokenizer_config.json. Received: .*: values nested more than 100"),
         ({"auto_map": {"AutoTokenizer": ["a.py", None]}}, "must not need code of its own. Received: auto_map={'Auto"),
         ({"split_special_tokens": 1}, r"one of \(True, False\). Received: split_special_tokens=1 in"),
         ({"separate_vocabs": True}, "must not ask for separate_vocabs. Received: separate_vocabs=True in"),
