@@ -5,27 +5,18 @@ name in that folder, flushed to the disk, and renamed when it is complete, under
 https://www.tensorflow.org/tfx/serving/serving_config
 """
 
-import errno
-import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-fcntl: Any
-try:
-    import fcntl
-except ModuleNotFoundError:  # Windows
-    fcntl = None
+from keras_tx import disk
 
 PREFIX = "incomplete-"
 UNFINISHED = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")  # the names that `tempfile.mkdtemp` gives
 MARKER = ".keras_tx_export"  # in a folder that an export writes; it has the folder's name
 LARGEST = 2**63 - 1  # the largest version that a server accepts
-NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # a file system without locks, such as some NFS
 
 
 def next_version(base: Path) -> int:
@@ -58,7 +49,7 @@ def write_version(base: Path, write: Callable[[Path], None]) -> Path:
     """
     try:
         base.mkdir(parents=True, exist_ok=True)
-        with _locked(base):
+        with disk.locked(base):
             _remove_stale(base)
             folder, lock = _new_folder(base)
     except OSError as error:
@@ -66,24 +57,24 @@ def write_version(base: Path, write: Callable[[Path], None]) -> Path:
     try:
         write(folder)
         folder.chmod(0o755)  # mkdtemp gives access to the owner only, and a server is often another user
-        _flush(folder)
-        with _locked(base):
+        disk.flush_all(folder)
+        with disk.locked(base):
             version = _rename(folder, base)
         (version / MARKER).unlink(missing_ok=True)  # after the renaming, so that every folder with another name has it
-        _sync(base)
+        disk.flush(base)
         return version
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     finally:
-        _unlock(lock)
+        disk.unlock(lock)
 
 
 def _new_folder(base: Path) -> tuple[Path, int | None]:
     """A new folder with its marker, and the lock on it."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
     try:
-        lock = _lock(folder, wait=False)
+        lock = disk.lock(folder, wait=False)
         (folder / MARKER).write_text(folder.name, encoding="utf-8")
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
@@ -108,13 +99,13 @@ def _remove_stale(base: Path) -> None:
         if not UNFINISHED.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
             continue
         try:
-            lock = _lock(folder, wait=False)
+            lock = disk.lock(folder, wait=False)
         except (FileNotFoundError, PermissionError):  # its export has just failed, or belongs to another user
             continue
         if lock is not None:
             if _is_of_an_export(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-            _unlock(lock)
+            disk.unlock(lock)
 
 
 def _is_of_an_export(folder: Path) -> bool:
@@ -125,50 +116,3 @@ def _is_of_an_export(folder: Path) -> bool:
         return names in ([], [MARKER]) or marker.read_text(encoding="utf-8") == folder.name
     except (OSError, UnicodeDecodeError):
         return False
-
-
-@contextmanager
-def _locked(base: Path) -> Iterator[None]:
-    lock = _lock(base, wait=True)
-    try:
-        yield
-    finally:
-        _unlock(lock)
-
-
-def _lock(folder: Path, wait: bool) -> int | None:
-    """Locks the folder itself, without a lock file. None if another process holds the lock or there are no locks."""
-    if fcntl is None:
-        return None
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        return descriptor
-    except OSError as error:
-        os.close(descriptor)
-        if isinstance(error, BlockingIOError) or error.errno in NO_LOCKS:
-            return None
-        raise
-
-
-def _unlock(lock: int | None) -> None:
-    if lock is not None:
-        os.close(lock)
-
-
-def _flush(folder: Path) -> None:
-    """Flushes all files, so that a version that a server has seen survives a loss of power."""
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            _sync(Path(parent, name))
-        _sync(Path(parent))
-
-
-def _sync(path: Path) -> None:
-    if fcntl is None:
-        return  # Windows flushes only what is opened for writing
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from keras_tx import disk
 from keras_tx.serving import export, versions
 from keras_tx.serving.versions import MARKER, next_version, write_version
 
@@ -29,7 +30,13 @@ def files(folder):
 
 def process(code, *arguments):
     """Runs code that has `write_version`, in a process without Keras or TensorFlow."""
-    head = f"import runpy, sys; from pathlib import Path; vars().update(runpy.run_path({versions.__file__!r}))\n"
+    head = f"""
+import runpy, sys, types
+from pathlib import Path
+sys.modules["keras_tx"] = types.ModuleType("keras_tx")  # whose own file would import Keras
+sys.modules["keras_tx"].__path__ = [{str(Path(disk.__file__).parent)!r}]
+vars().update(runpy.run_path({versions.__file__!r}))
+"""
     command = [sys.executable, "-c", head + code, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -194,7 +201,7 @@ def test_all_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
         happened.append("renamed")
         return rename(folder, version)
 
-    monkeypatch.setattr(versions.os, "fsync", synced)
+    monkeypatch.setattr(disk.os, "fsync", synced)
     monkeypatch.setattr(Path, "rename", renamed)
     write_version(tmp_path, write)
     before = happened[: happened.index("renamed")]
@@ -209,7 +216,7 @@ def test_without_locks_versions_are_written_and_nothing_is_removed(tmp_path, mon
 
     (tmp_path / "incomplete-of-another").mkdir()
     fcntl = None if missing == "module" else SimpleNamespace(flock=no_locks, LOCK_EX=2, LOCK_NB=4)
-    monkeypatch.setattr(versions, "fcntl", fcntl)
+    monkeypatch.setattr(disk, "fcntl", fcntl)
     assert [write_version(tmp_path, write).name for _ in range(2)] == ["1", "2"]
     assert {path.name for path in tmp_path.iterdir()} == {"1", "2", "incomplete-of-another"}
 
@@ -218,7 +225,7 @@ def test_another_failure_of_a_lock_names_the_folder(tmp_path, monkeypatch):
     def broken(descriptor, operation):
         raise OSError(errno.EIO, "broken")
 
-    monkeypatch.setattr(versions, "fcntl", SimpleNamespace(flock=broken, LOCK_EX=2, LOCK_NB=4))
+    monkeypatch.setattr(disk, "fcntl", SimpleNamespace(flock=broken, LOCK_EX=2, LOCK_NB=4))
     with pytest.raises(OSError, match="`path` must be a folder that can be written. Received: path=.*broken"):
         write_version(tmp_path, write)
 
@@ -287,14 +294,14 @@ def test_there_is_no_version_above_the_largest(tmp_path):
 
 def test_what_another_user_is_writing_is_left_alone(tmp_path, monkeypatch):
     (tmp_path / "incomplete-of-another").mkdir()
-    lock = versions._lock
+    lock = disk.lock
 
-    def not_allowed(folder, wait):
+    def not_allowed(folder, *, wait):
         if folder.name.startswith("incomplete-of"):
             raise PermissionError(13, "Permission denied")
-        return lock(folder, wait)
+        return lock(folder, wait=wait)
 
-    monkeypatch.setattr(versions, "_lock", not_allowed)
+    monkeypatch.setattr(disk, "lock", not_allowed)
     assert write_version(tmp_path, lambda folder: None).name == "1"
     assert (tmp_path / "incomplete-of-another").is_dir()
 
