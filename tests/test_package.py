@@ -21,7 +21,7 @@ ORDER = [
     ["types", "version"],
     ["optional"],
     ["keras_internals"],
-    ["checks", "functional_graph"],
+    ["checks", "functional_graph", "locks"],
     ["text"],
     ["data"],
     ["layers"],
