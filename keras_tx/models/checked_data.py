@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_tx.layers.ids import check_integers, check_no_texts, check_range, values_of
+from keras_tx.models.base import BaseModel
 from keras_tx.optional import Lazy
 from keras_tx.training import PaddedCrossentropy
 
@@ -136,7 +137,7 @@ class CheckedBatches(keras.utils.PyDataset):
         self.dataset.on_epoch_end()
 
 
-class CheckedModel(keras.Model):
+class CheckedModel(BaseModel):
     """A functional model whose `fit`, `evaluate`, `predict` and `..._on_batch` check ids and labels.
 
     They raise a ValueError that names the argument, the range and the value, on every backend and device, for arrays,
