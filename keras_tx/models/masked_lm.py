@@ -12,9 +12,9 @@ from keras_tx.layers import Encoder, TokenEmbedding, activations
 from keras_tx.layers.projection import Projection
 from keras_tx.layers.residual import make_norm
 from keras_tx.models.chunked import VocabularyModel
-from keras_tx.models.language_model import language_embedding
+from keras_tx.models.language_model import LogitBias, language_embedding
 from keras_tx.models.token_model import options
-from keras_tx.types import DType, Shape, Tensor
+from keras_tx.types import DType, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -93,7 +93,7 @@ class MaskedLM(VocabularyModel):
         hidden = head_norm(head_dense(encoder(embedding(*inputs))))
         super().__init__(inputs=inputs, outputs=head_bias(embedding(hidden, reverse=True)), **kwargs)
 
-        self._logits_from(hidden, lambda: (embedding.tokens.embeddings, head_bias.bias))
+        self._logits_from(hidden, lambda: (embedding.table(), head_bias.bias))
 
         # Config
         self.vocabulary_size = embedding.vocabulary_size
@@ -116,18 +116,3 @@ class MaskedLM(VocabularyModel):
         """
         embedded = self.embedding(*self._listed(inputs), training=False)
         return self.encoder(embedded, return_attention_scores=True, training=False)[1]
-
-
-@keras.saving.register_keras_serializable(package="keras_tx")
-class LogitBias(keras.layers.Layer):
-    """Adds a learned vector (V,) to logits (..., V)."""
-
-    def build(self, inputs_shape: Shape) -> None:
-        self.supports_masking = True
-        self.bias = self.add_weight(shape=(inputs_shape[-1],), initializer="zeros", name="bias")
-
-    def call(self, inputs: Tensor) -> Tensor:
-        return inputs + self.bias
-
-    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
-        return inputs_shape
