@@ -181,7 +181,9 @@ class TokenEmbedding(Composite):
 
     def _table_initializer(self) -> Any:
         initializer = clone_initializer(self.embeddings_initializer)
-        return ZeroRow(initializer, self.padding_id) if self.zero_padding else initializer
+        if not self.zero_padding or self.padding_id is None:
+            return initializer
+        return ZeroRow(initializer, self.padding_id)
 
     @property
     def _width(self) -> int:

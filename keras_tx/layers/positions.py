@@ -40,8 +40,8 @@ def sinusoids(
         frequencies: ceil(D / 2) numbers, the angles between neighbouring positions, in place of `max_wavelength`.
     """
     pairs = np.arange((hidden_dim + 1) // 2)
-    if frequencies is None:
-        frequencies = np.float64(max_wavelength) ** (-2 * pairs / hidden_dim)  # rounded to float32 once, at the end
+    if frequencies is None:  # rounded to float32 once, at the end
+        frequencies = (np.float64(max_wavelength) ** (-2 * pairs / hidden_dim)).tolist()
     elif len(frequencies) != len(pairs):
         raise ValueError(
             "`frequencies` must have one number for each sine, half the last axis of the inputs, rounded up. Received: "
