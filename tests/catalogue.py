@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import keras
 import numpy as np
 
 from keras_tx import layers
@@ -183,6 +184,32 @@ ROWS = [
         {"num_layers": 2, "intermediate_dim": 17, "num_heads": 3, "skip_padding": True},
         scores=True,
     ),
+    Row(
+        layers.Decoder,
+        {
+            "num_layers": 2,
+            "intermediate_dim": 17,
+            "num_heads": 3,
+            "normalize_first": True,
+            "normalization": keras.layers.LayerNormalization(epsilon=0.5, center=False),
+            "bias_initializer": "ones",
+        },
+        scores=True,
+    ),
+    Row(
+        layers.TokenEmbedding,
+        {
+            "vocabulary_size": 23,
+            "hidden_dim": 10,
+            "zero_padding": True,
+            "normalization": keras.layers.RMSNormalization,
+            "dropout": 0.5,
+            "dropout_before_norm": True,
+        },
+        _ids,
+    ),
+    Row(layers.SinusoidalPositionalEncoding, {"frequencies": [1.0, 0.5, 0.25, 0.1, 0.01, -0.3]}),
+    Row(layers.AlibiBias, {"num_heads": 3, "alibi_bias_max": 5}, _query, per_example=False),
 ]
 
 

@@ -222,4 +222,5 @@ def _tied_logits(operation: Any, args: Any, kwargs: Any) -> Tensor | None:
     table = ops.cast(operation.tokens.embeddings, operation.compute_dtype)  # (V, D)
     rows = ops.reshape(ops.cast(args[0], table.dtype), (-1, table.shape[1]))
     logits = tf.transpose(tf.matmul(table, rows, transpose_b=True))
-    return ops.reshape(logits, (-1, ops.shape(args[0])[1], table.shape[0]))
+    logits = ops.reshape(logits, (-1, ops.shape(args[0])[1], table.shape[0]))
+    return operation.without_padding(logits, axis=-1)

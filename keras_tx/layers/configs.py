@@ -61,3 +61,8 @@ def serialized(value: Any) -> Any:
     """`value` (a layer, or anything else in a config) as Keras serializes it, the same before and after `build`."""
     config = keras.saving.serialize_keras_object(value)
     return {key: part for key, part in config.items() if key != "build_config"} if isinstance(config, dict) else config
+
+
+def set_untracked(layer: Any, name: str, value: Any) -> None:
+    """Sets an attribute that is no sublayer although it may be a layer, such as one that others are copied from."""
+    object.__setattr__(layer, name, value)

@@ -30,7 +30,7 @@ class DecoderLayer(TransformerLayer):
             `key_dim`.
         cross_attention: whether the layer attends to a memory, the output of an encoder.
         dropout, attention_dropout, activation_dropout, activation, gated, use_bias, normalize_first, normalization,
-            layer_norm_epsilon, kernel_initializer, normalize_inputs: as for `EncoderLayer`.
+            layer_norm_epsilon, kernel_initializer, bias_initializer, normalize_inputs: as for `EncoderLayer`.
         attention_options: dict of further arguments of `MultiHeadAttention`, for self-attention and cross-attention.
             `rotary` and `sliding_window` are used by self-attention only.
 
@@ -86,9 +86,10 @@ class DecoderLayer(TransformerLayer):
         gated: bool = False,
         use_bias: bool = True,
         normalize_first: bool = False,
-        normalization: str = "layer_norm",
+        normalization: Any = "layer_norm",
         layer_norm_epsilon: float = 1e-5,
         kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
         attention_options: dict[str, Any] | None = None,
         normalize_inputs: bool = True,
         **kwargs: Any,
@@ -106,6 +107,7 @@ class DecoderLayer(TransformerLayer):
             normalization=normalization,
             layer_norm_epsilon=layer_norm_epsilon,
             kernel_initializer=kernel_initializer,
+            bias_initializer=bias_initializer,
             attention_options=attention_options,
             normalize_inputs=normalize_inputs,
             **kwargs,
@@ -223,7 +225,7 @@ class Decoder(TransformerStack):
             `key_dim`.
         cross_attention: whether the layers attend to a memory, the output of an encoder.
         dropout, attention_dropout, activation_dropout, activation, gated, use_bias, normalize_first, normalization,
-            layer_norm_epsilon, kernel_initializer: as for `EncoderLayer`, the same for all layers.
+            layer_norm_epsilon, kernel_initializer, bias_initializer: as for `EncoderLayer`, the same for all layers.
         attention_options: as for `DecoderLayer`: one dict for all layers, or a list with one dict for each layer.
         normalize_inputs: as for `EncoderLayer`; it applies to the first layer only.
         position_bias: as for `Encoder`: None, "alibi", "relative" or a layer, for self-attention.
@@ -285,9 +287,10 @@ class Decoder(TransformerStack):
         gated: bool = False,
         use_bias: bool = True,
         normalize_first: bool = False,
-        normalization: str = "layer_norm",
+        normalization: Any = "layer_norm",
         layer_norm_epsilon: float = 1e-5,
         kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
         attention_options: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
         normalize_inputs: bool = True,
         position_bias: Any = None,
@@ -308,6 +311,7 @@ class Decoder(TransformerStack):
             normalization=normalization,
             layer_norm_epsilon=layer_norm_epsilon,
             kernel_initializer=kernel_initializer,
+            bias_initializer=bias_initializer,
             attention_options=attention_options,
             normalize_inputs=normalize_inputs,
             position_bias=position_bias,

@@ -13,13 +13,13 @@ import keras
 from keras import initializers, ops
 
 from keras_tx import checks
-from keras_tx.layers.configs import Composite, serialized
+from keras_tx.layers.configs import Composite, serialized, set_untracked
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.ids import check_ids, check_integers, from_floats, keep_outside, look_up
-from keras_tx.layers.initializers import clone_initializer
+from keras_tx.layers.initializers import ZeroRow, clone_initializer
 from keras_tx.layers.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 from keras_tx.layers.projection import Projection, TiedEmbedding
-from keras_tx.layers.residual import NORMALIZATIONS, make_norm
+from keras_tx.layers.residual import EPSILON, check_normalization, make_norm, serialize_normalization
 from keras_tx.layers.shapes import check_shape
 from keras_tx.types import Shape, Tensor
 
@@ -38,6 +38,8 @@ class TokenEmbedding(Composite):
         vocabulary_size: V; ids are in [0, V).
         hidden_dim: D, the size of the output vectors.
         padding_id: the id of padding tokens, from which the mask is made; None for no mask.
+        zero_padding: whether the token embedding of `padding_id` is zero and is never trained, as with `padding_idx` in
+            PyTorch. With `reverse`, the logit of `padding_id` is then 0. Positions and segments are added to the zeros.
         embedding_dim: E, the size of the embeddings and of the norm, if it differs from D; a dense projection to D then
             follows the dropout. None: D, without a projection.
         scale: whether the token embeddings are multiplied by sqrt(E), as in Vaswani et al. 2017.
@@ -45,9 +47,12 @@ class TokenEmbedding(Composite):
             such as `SinusoidalPositionalEncoding(layout="concatenated")`.
         max_length: the number of learned positions.
         num_segments: the number of segments (token types), each with a learned embedding; 0 for none.
-        normalization: the norm of the sum: None, "layer_norm", "layer_norm_no_bias" or "rms_norm".
-        layer_norm_epsilon: a small number that the norm adds to the variance.
-        dropout: rate in [0, 1) of dropout after the norm.
+        normalization: the norm of the sum: None, or as for `EncoderLayer`: a name such as "layer_norm", a layer, or a
+            callable that makes a layer.
+        layer_norm_epsilon: a small number that the norm adds to the variance. It cannot be given if `normalization` is
+            a layer.
+        dropout: rate in [0, 1) of dropout on the sum, after the norm.
+        dropout_before_norm: whether dropout comes before the norm instead. True needs a `normalization`.
         embeddings_initializer: initializer of the token, position and segment embeddings.
         mask_zero: the argument of `keras.layers.Embedding`: whether 0 is padding. True needs the `padding_id` 0; False
             means `padding_id=None`, unless that is another id than 0. None: as `padding_id` says. The attribute is
@@ -90,14 +95,16 @@ class TokenEmbedding(Composite):
         hidden_dim: int,
         *,
         padding_id: int | None = 0,
+        zero_padding: bool = False,
         embedding_dim: int | None = None,
         scale: bool = False,
         position_encoding: Any = None,
         max_length: int | None = None,
         num_segments: int = 0,
-        normalization: str | None = None,
-        layer_norm_epsilon: float = 1e-5,
+        normalization: Any = None,
+        layer_norm_epsilon: float = EPSILON,
         dropout: float = 0.0,
+        dropout_before_norm: bool = False,
         embeddings_initializer: Any = "uniform",
         mask_zero: bool | None = None,
         **kwargs: Any,
@@ -108,14 +115,25 @@ class TokenEmbedding(Composite):
         self.hidden_dim: int = checks.positive_int("hidden_dim", hidden_dim)
         self.padding_id = _padding_id(padding_id, self.vocabulary_size, mask_zero)
         self.mask_zero: bool = self.padding_id == 0
+        self.zero_padding: bool = checks.one_of("zero_padding", zero_padding, (True, False))
+        if self.zero_padding and self.padding_id is None:
+            raise ValueError(
+                f"`zero_padding=True` needs a `padding_id`. Received: zero_padding={zero_padding}, padding_id=None"
+            )
         self.embedding_dim: int | None = checks.positive_int("embedding_dim", embedding_dim, none=True)
         self.scale = scale
         self.position_encoding = position_encoding
         self.max_length = checks.positive_int("max_length", max_length, none=True)
         self.num_segments = 0 if num_segments == 0 else checks.positive_int("num_segments", num_segments)
-        self.normalization = checks.one_of("normalization", normalization, (None, *NORMALIZATIONS))
         self.layer_norm_epsilon = checks.positive_float("layer_norm_epsilon", layer_norm_epsilon)
+        set_untracked(self, "normalization", check_normalization(normalization, self.layer_norm_epsilon, none=True))
         self.dropout = checks.rate("dropout", dropout)
+        self.dropout_before_norm: bool = checks.one_of("dropout_before_norm", dropout_before_norm, (True, False))
+        if self.dropout_before_norm and self.normalization is None:
+            raise ValueError(
+                "`dropout_before_norm=True` needs a `normalization`. Received: "
+                f"dropout_before_norm={dropout_before_norm}, normalization=None"
+            )
         self.embeddings_initializer = initializers.get(embeddings_initializer)
         if max_length is not None and position_encoding != "learned":
             raise ValueError(
@@ -148,7 +166,7 @@ class TokenEmbedding(Composite):
         self.tokens = TiedEmbedding(
             self.vocabulary_size,
             self._width,
-            embeddings_initializer=clone_initializer(self.embeddings_initializer),
+            embeddings_initializer=self._table_initializer(),
             dtype=self.dtype_policy,
             name="tokens",
         )
@@ -162,13 +180,19 @@ class TokenEmbedding(Composite):
                 initializer=clone_initializer(self.embeddings_initializer),
                 name="segments",
             )
-        if self.normalization:
+        if self.normalization is not None:
             self.norm = make_norm(self.normalization, self.layer_norm_epsilon, dtype=self.dtype_policy, name="norm")
             self.norm.build(shape)
         self._dropout_layer = Dropout(self.dropout, dtype=self.dtype_policy)
         if self.embedding_dim is not None:
             self.projection = Projection(self.hidden_dim, dtype=self.dtype_policy, name="projection")
             self.projection.build(shape)
+
+    def _table_initializer(self) -> Any:
+        initializer = clone_initializer(self.embeddings_initializer)
+        if not self.zero_padding or self.padding_id is None:
+            return initializer
+        return ZeroRow(initializer, self.padding_id)
 
     @property
     def _width(self) -> int:
@@ -190,10 +214,12 @@ class TokenEmbedding(Composite):
     ) -> Tensor:
         if reverse:
             self._check_width(inputs)
-            return self.tokens(inputs, reverse=True)
+            return self.without_padding(self.tokens(inputs, reverse=True), axis=-1)
         self._check_call(inputs, segment_ids, mask, positions)
         ids = check_ids("inputs", inputs, self.vocabulary_size)
         outputs = self.tokens(keep_outside(ids, self.vocabulary_size))  # (B, T, E)
+        if self.zero_padding:
+            outputs = ops.where(ops.expand_dims(ops.equal(ids, self.padding_id), -1), 0, outputs)
         if self.scale:
             outputs = outputs * ops.cast(math.sqrt(self._width), outputs.dtype)
         if self.positions is not None:
@@ -201,10 +227,28 @@ class TokenEmbedding(Composite):
         if self.num_segments:
             segment_ids = ops.zeros((1, 1), "int32") if segment_ids is None else segment_ids
             outputs = outputs + look_up("segment_ids", self.segments, segment_ids, dtype=outputs.dtype)
-        if self.normalization:
+        if self.dropout_before_norm:
+            outputs = self._dropout_layer(outputs, training=training)
+        if self.normalization is not None:
             outputs = self.norm(outputs)
-        outputs = self._dropout_layer(outputs, training=training)
+        if not self.dropout_before_norm:
+            outputs = self._dropout_layer(outputs, training=training)
         return outputs if self.embedding_dim is None else self.projection(outputs)
+
+    def table(self) -> Tensor:
+        """The token embeddings (V, E), of which `reverse` gives the products."""
+        table = self.tokens.embeddings
+        return self.without_padding(ops.convert_to_tensor(table), axis=0) if self.zero_padding else table
+
+    def without_padding(self, values: Tensor, axis: int) -> Tensor:
+        """`values`, whose `axis` is the vocabulary, with zeros for `padding_id` if `zero_padding` is True.
+
+        No gradient flows through the zeros.
+        """
+        if not self.zero_padding:
+            return values
+        is_padding = ops.equal(ops.arange(self.vocabulary_size, dtype="int32"), self.padding_id)
+        return ops.where(is_padding if axis == -1 else ops.expand_dims(is_padding, -1), 0, values)
 
     def _check_width(self, inputs: Tensor) -> None:
         if inputs.shape[-1] != self._width:
@@ -250,14 +294,16 @@ class TokenEmbedding(Composite):
             "vocabulary_size": self.vocabulary_size,
             "hidden_dim": self.hidden_dim,
             "padding_id": self.padding_id,
+            "zero_padding": self.zero_padding,
             "embedding_dim": self.embedding_dim,
             "scale": self.scale,
             "position_encoding": position_encoding,
             "max_length": self.max_length,
             "num_segments": self.num_segments,
-            "normalization": self.normalization,
+            "normalization": serialize_normalization(self.normalization),
             "layer_norm_epsilon": self.layer_norm_epsilon,
             "dropout": self.dropout,
+            "dropout_before_norm": self.dropout_before_norm,
             "embeddings_initializer": initializers.serialize(self.embeddings_initializer),
             "mask_zero": self.mask_zero,
         }

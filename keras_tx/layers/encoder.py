@@ -34,9 +34,13 @@ class EncoderLayer(TransformerLayer):
         use_bias: whether the dense projections have biases.
         normalize_first: whether the norms come before attention and feed-forward (pre-norm), or after the residual sums
             (post-norm, as in the paper).
-        normalization: "layer_norm", "layer_norm_no_bias" (with a scale only) or "rms_norm".
-        layer_norm_epsilon: a small number that the norms add to the variance (RMS norms: to the mean square).
+        normalization: "layer_norm", "layer_norm_no_bias" (with a scale only), "rms_norm", a layer of your own, or a
+            callable that makes one, such as its class. Each norm is a new layer with the config of the given one, its
+            own weights and the dtype policy of this layer.
+        layer_norm_epsilon: a small number that the norms add to the variance (RMS norms: to the mean square). It cannot
+            be given if `normalization` is a layer.
         kernel_initializer: initializer of the kernels of all dense projections.
+        bias_initializer: initializer of the biases of all dense projections.
         attention_options: dict of further arguments of `MultiHeadAttention`: `key_dim`, `num_key_value_heads`,
             `sliding_window`, `rotary`, `qk_norm`, `scale`, `hard_attention`, ...
         normalize_inputs: with `normalize_first`, whether there is a norm before attention. False is for inputs that are
@@ -60,7 +64,8 @@ class EncoderLayer(TransformerLayer):
         float32.
 
     Raises:
-        ValueError: for a size, rate or name that is not valid.
+        ValueError: for a size, rate or name that is not valid; for a layer as `normalization` that has weights already
+            or cannot be made again from its config.
 
     Reference:
         Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.1 (post-norm); Xiong et al. 2020,
@@ -81,6 +86,13 @@ class EncoderLayer(TransformerLayer):
         >>> outputs, scores = layer(x, return_attention_scores=True)
         >>> tuple(scores.shape)
         (2, 4, 5, 5)
+
+        With a norm of another kind, each with weights of its own:
+
+        >>> layer = keras_tx.layers.EncoderLayer(32, 4, normalization=keras.layers.UnitNormalization())
+        >>> y = keras.ops.convert_to_numpy(layer(x))
+        >>> np.allclose((y**2).sum(-1), 1, atol=1e-5)
+        True
     """
 
     def build(self, inputs_shape: Shape) -> None:
@@ -146,7 +158,7 @@ class Encoder(TransformerStack):
         num_heads: N, the number of attention heads. D must be divisible by it, unless `attention_options` have a
             `key_dim`.
         dropout, attention_dropout, activation_dropout, activation, gated, use_bias, normalize_first, normalization,
-            layer_norm_epsilon, kernel_initializer: as for `EncoderLayer`, the same for all layers.
+            layer_norm_epsilon, kernel_initializer, bias_initializer: as for `EncoderLayer`, the same for all layers.
         attention_options: as for `EncoderLayer`: one dict for all layers, or a list with one dict for each layer.
         normalize_inputs: as for `EncoderLayer`; it applies to the first layer only.
         position_bias: a bias on the attention logits that depends on the distance between two tokens, shared by all
@@ -214,9 +226,10 @@ class Encoder(TransformerStack):
         gated: bool = False,
         use_bias: bool = True,
         normalize_first: bool = False,
-        normalization: str = "layer_norm",
+        normalization: Any = "layer_norm",
         layer_norm_epsilon: float = 1e-5,
         kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
         attention_options: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
         normalize_inputs: bool = True,
         position_bias: Any = None,
@@ -238,6 +251,7 @@ class Encoder(TransformerStack):
             normalization=normalization,
             layer_norm_epsilon=layer_norm_epsilon,
             kernel_initializer=kernel_initializer,
+            bias_initializer=bias_initializer,
             attention_options=attention_options,
             normalize_inputs=normalize_inputs,
             position_bias=position_bias,

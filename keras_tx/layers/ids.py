@@ -106,14 +106,17 @@ def look_up(name: str, table: Tensor, ids: Tensor, dtype: DType, offset: int = 0
     return ops.cast(ops.take(table, rows, axis=0), dtype)
 
 
-def check_positions(positions: Tensor, inputs: Tensor) -> Tensor:
-    """Returns `positions` as a tensor; raises unless they are integers (B, T) or (T,) for `inputs` (B, T, D)."""
+def check_positions(positions: Tensor, inputs: Tensor, num_axes: int = 1) -> Tensor:
+    """Returns `positions` as a tensor; raises unless they are integers (..., T) or (T,) for `inputs` (..., T, D).
+
+    `num_axes`: the number of axes of `inputs` after T.
+    """
     positions = ops.convert_to_tensor(positions)
-    expected = tuple(inputs.shape[:2])
+    expected = tuple(inputs.shape[: len(inputs.shape) - num_axes])
     pairs = zip(reversed(tuple(positions.shape)), reversed(expected), strict=False)
-    if len(positions.shape) not in (1, 2) or any(None not in (a, b) and a not in (1, b) for a, b in pairs):
+    if len(positions.shape) not in (1, len(expected)) or any(None not in (a, b) and a not in (1, b) for a, b in pairs):
         raise ValueError(
-            f"`positions` must have the shape {expected} or {expected[1:]}. Received: positions.shape="
+            f"`positions` must have the shape {expected} or {expected[-1:]}. Received: positions.shape="
             f"{tuple(positions.shape)}"
         )
     check_integers("positions", positions)

@@ -45,7 +45,9 @@ class MaskedLayer(Composite):
         return outputs
 
     def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor | None:
-        return mask if mask is None or mask.shape[1] == inputs.shape[1] else None  # else it is for the slots of a cache
+        return (
+            mask if mask is None or mask.shape[-1] == inputs.shape[-2] else None
+        )  # else it is for the slots of a cache
 
 
 def _fill_mask(arguments: dict[str, Any], name: str, tensor: Tensor) -> None:
@@ -56,7 +58,7 @@ def _fill_mask(arguments: dict[str, Any], name: str, tensor: Tensor) -> None:
     if isinstance(mask, (list, tuple)):
         mask = ops.convert_to_tensor(mask)
     if mask is not None:
-        check_shape(name, mask, tensor.shape[:2], exact=True)
+        check_shape(name, mask, tensor.shape[:-1], exact=True)
         arguments[name] = mask
 
 

@@ -52,8 +52,8 @@ def sees_any_key(mask: Tensor) -> Tensor:
 
 
 def count_positions(mask: Tensor) -> Tensor:
-    """(B, T), True at real tokens -> (B, T) int32, the number of real tokens before each token."""
-    return ops.maximum(ops.cumsum(ops.cast(mask, "int32"), axis=1) - 1, 0)
+    """(..., T), True at real tokens -> (..., T) int32, the number of real tokens before each token."""
+    return ops.maximum(ops.cumsum(ops.cast(mask, "int32"), axis=-1) - 1, 0)
 
 
 @dataclass(frozen=True)

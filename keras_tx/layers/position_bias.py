@@ -67,6 +67,7 @@ class AlibiBias(PositionBias):
     Args:
         num_heads: N, the number of attention heads. The slopes are 2^(-8/N), 2^(-16/N), ... if N is a power of two,
             otherwise those of the paper's code.
+        alibi_bias_max: the number in place of that 8: the smallest slope is 2^(-alibi_bias_max).
 
     Call arguments:
         query: (B, T, D), of which only the length T matters.
@@ -89,9 +90,16 @@ class AlibiBias(PositionBias):
          [-1.  -0.5 -0. ]]
     """
 
+    def __init__(self, num_heads: int, *, alibi_bias_max: float = 8, **kwargs: Any) -> None:
+        super().__init__(num_heads, **kwargs)
+        self.alibi_bias_max = checks.positive_float("alibi_bias_max", alibi_bias_max)
+
     def bias(self, relative: Tensor) -> Tensor:
-        slopes = ops.convert_to_tensor(-slopes_of(self.num_heads), dtype="float32")
+        slopes = ops.convert_to_tensor(-slopes_of(self.num_heads, self.alibi_bias_max), dtype="float32")
         return slopes[:, None, None] * ops.cast(ops.abs(relative), "float32")
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "alibi_bias_max": self.alibi_bias_max}
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -188,11 +196,11 @@ class RelativePositionBias(PositionBias):
         }
 
 
-def slopes_of(num_heads: int) -> Any:
+def slopes_of(num_heads: int, bias_max: float = 8) -> Any:
     """ALiBi's slopes (N,), float64: those of the power of two below N, then every second one of the next power."""
     below = 2 ** (num_heads.bit_length() - 1)
-    first = 2.0 ** (-8 / below * np.arange(1, below + 1))
-    between = 2.0 ** (-4 / below * np.arange(1, 2 * (num_heads - below), 2))
+    first = 2.0 ** (-bias_max / below * np.arange(1, below + 1))
+    between = 2.0 ** (-bias_max / (2 * below) * np.arange(1, 2 * (num_heads - below), 2))
     return np.concatenate([first, between])
 
 

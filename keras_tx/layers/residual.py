@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from keras_tx.layers.configs import serialized
 from keras_tx.types import Tensor
 
 NORMALIZATIONS = {
@@ -17,6 +18,7 @@ NORMALIZATIONS = {
     "layer_norm_no_bias": functools.partial(keras.layers.LayerNormalization, center=False),
     "rms_norm": keras.layers.RMSNormalization,
 }
+EPSILON = 1e-5  # the default of `layer_norm_epsilon`
 
 
 def residual(
@@ -47,8 +49,67 @@ def residual(
     return (outputs if normalize_first else norm(outputs)), *further
 
 
-def make_norm(normalization: str, epsilon: float, **kwargs: Any) -> Any:
-    """A norm layer over the last axis: one of `NORMALIZATIONS`. Its statistics are float32 under any policy."""
-    layer = NORMALIZATIONS[normalization](epsilon=epsilon, **kwargs)
+def check_normalization(normalization: Any, epsilon: float, *, none: bool = False) -> Any:
+    """Returns what `make_norm` takes: a name, a layer without weights, or None if `none` is True.
+
+    Args:
+        normalization: a name, a layer, a callable that makes a layer, or the config of a layer.
+        epsilon: the epsilon of norms that are given by name.
+        none: whether None, for no norm, is allowed.
+    """
+    names = [None, *NORMALIZATIONS] if none else [*NORMALIZATIONS]
+    if isinstance(normalization, dict):
+        given = keras.saving.deserialize_keras_object(normalization)
+    elif callable(normalization) and not isinstance(normalization, keras.layers.Layer):
+        given = normalization()
+    else:
+        given = normalization
+    if not isinstance(given, keras.layers.Layer):
+        if given is normalization and given in names:
+            return given
+        made = "" if given is normalization else f", which makes {given!r}"
+        raise ValueError(
+            f"The argument `normalization` must be one of {names}, a layer, or a callable that makes a layer. "
+            f"Received: normalization={normalization!r}{made}"
+        )
+    if given.weights:
+        raise ValueError(
+            "A layer given as `normalization` must not be built: each place gets a new layer with the same config. "
+            f"Received: normalization={given.name} with {len(given.weights)} weights"
+        )
+    if epsilon != EPSILON:
+        raise ValueError(
+            "`layer_norm_epsilon` must be left out if `normalization` is a layer, which has its own epsilon. Received: "
+            f"layer_norm_epsilon={epsilon}, normalization={given.name}"
+        )
+    try:
+        return _copy(given)
+    except (TypeError, NotImplementedError) as error:
+        raise ValueError(
+            "A layer given as `normalization` must have a config that `from_config` makes the layer from, with `name` "
+            "and `dtype`: usually its constructor passes `**kwargs` to that of `keras.layers.Layer`. Received: "
+            f"normalization={given.name} of type {type(given).__name__}, {error}"
+        ) from error
+
+
+def serialize_normalization(normalization: Any) -> Any:
+    """`normalization`, as `check_normalization` returned it, for a config."""
+    return serialized(normalization) if isinstance(normalization, keras.layers.Layer) else normalization
+
+
+def make_norm(normalization: Any, epsilon: float, *, dtype: Any = None, name: str | None = None) -> Any:
+    """A norm layer over the last axis: one of `NORMALIZATIONS`, or a copy of a layer, without its weights.
+
+    The statistics of `NORMALIZATIONS` are float32 under any policy.
+    """
+    if isinstance(normalization, keras.layers.Layer):
+        policy = keras.dtype_policies.serialize(keras.dtype_policies.get(dtype))
+        layer = _copy(normalization, name=name, dtype=policy)
+    else:
+        layer = NORMALIZATIONS[normalization](epsilon=epsilon, dtype=dtype, name=name)
     layer.supports_masking = True  # Keras' RMSNormalization does not set it, and warns
     return layer
+
+
+def _copy(layer: Any, **changes: Any) -> Any:
+    return type(layer).from_config({**layer.get_config(), **changes})

@@ -146,7 +146,7 @@ class RotaryEmbedding(StrictLayer):
             length = ops.shape(inputs)[1]
             positions = ops.arange(length, dtype="float32")
         else:
-            positions = ids.check_positions(positions, inputs)
+            positions = ids.check_positions(positions, inputs, num_axes=2)
             length = ops.max(positions, initial=0) + 1 if self._is_dynamic else None
         radians = self._frequencies
         if self._is_dynamic:
@@ -159,7 +159,7 @@ class RotaryEmbedding(StrictLayer):
 
     def compute_output_spec(self, inputs: Any, positions: Any = None) -> Any:
         if positions is not None:
-            ids.check_positions(positions, inputs)
+            ids.check_positions(positions, inputs, num_axes=2)
         return keras.KerasTensor(inputs.shape, dtype=inputs.dtype)
 
     def compute_output_shape(self, inputs_shape: Shape) -> Shape:

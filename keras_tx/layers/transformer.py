@@ -12,13 +12,13 @@ from keras import initializers, ops
 from keras_tx import checks
 from keras_tx.layers import activations
 from keras_tx.layers.attention.layer import MultiHeadAttention
-from keras_tx.layers.configs import serialized
+from keras_tx.layers.configs import serialized, set_untracked
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.feed_forward import FeedForward
 from keras_tx.layers.masked_layer import MaskedLayer
 from keras_tx.layers.position_bias import AlibiBias, RelativePositionBias
 from keras_tx.layers.remat import rematerialized
-from keras_tx.layers.residual import NORMALIZATIONS, make_norm, residual
+from keras_tx.layers.residual import EPSILON, check_normalization, make_norm, residual, serialize_normalization
 from keras_tx.types import Shape, Tensor
 
 POSITION_BIASES = (None, "alibi", "relative")
@@ -40,9 +40,10 @@ class TransformerLayer(MaskedLayer):
         gated: bool = False,
         use_bias: bool = True,
         normalize_first: bool = False,
-        normalization: str = "layer_norm",
-        layer_norm_epsilon: float = 1e-5,
+        normalization: Any = "layer_norm",
+        layer_norm_epsilon: float = EPSILON,
         kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
         attention_options: dict[str, Any] | None = None,
         normalize_inputs: bool = True,
         **kwargs: Any,
@@ -64,9 +65,10 @@ class TransformerLayer(MaskedLayer):
         self.gated = gated
         self.use_bias = use_bias
         self.normalize_first = normalize_first
-        self.normalization = checks.one_of("normalization", normalization, NORMALIZATIONS)
         self.layer_norm_epsilon = checks.positive_float("layer_norm_epsilon", layer_norm_epsilon)
+        set_untracked(self, "normalization", check_normalization(normalization, self.layer_norm_epsilon))
         self.kernel_initializer = initializers.get(kernel_initializer)
+        self.bias_initializer = initializers.get(bias_initializer)
         self.attention_options = checks.options_of(
             "attention_options", attention_options, MultiHeadAttention, given=_OF_THE_LAYER
         )
@@ -103,6 +105,7 @@ class TransformerLayer(MaskedLayer):
             "dropout": self.attention_dropout,
             "use_bias": self.use_bias,
             "kernel_initializer": self.kernel_initializer,
+            "bias_initializer": self.bias_initializer,
             **{option: value for option, value in self.attention_options.items() if option not in left_out},
         }
         layer = MultiHeadAttention(self.num_heads, **options, dtype=self.dtype_policy, name=name)
@@ -117,6 +120,7 @@ class TransformerLayer(MaskedLayer):
             dropout=self.activation_dropout,
             use_bias=self.use_bias,
             kernel_initializer=self.kernel_initializer,
+            bias_initializer=self.bias_initializer,
             dtype=self.dtype_policy,
             name="feed_forward",
         )
@@ -176,9 +180,10 @@ class TransformerStack(MaskedLayer):
         gated: bool = False,
         use_bias: bool = True,
         normalize_first: bool = False,
-        normalization: str = "layer_norm",
-        layer_norm_epsilon: float = 1e-5,
+        normalization: Any = "layer_norm",
+        layer_norm_epsilon: float = EPSILON,
         kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
         attention_options: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
         normalize_inputs: bool = True,
         position_bias: Any = None,
@@ -188,6 +193,7 @@ class TransformerStack(MaskedLayer):
     ) -> None:
         super().__init__(**kwargs)
         self.num_layers = checks.positive_int("num_layers", num_layers)
+        normalization = check_normalization(normalization, layer_norm_epsilon)
         self._has_options_by_layer = isinstance(attention_options, (list, tuple))
         options_by_layer: Any = attention_options if self._has_options_by_layer else [attention_options] * num_layers
         if len(options_by_layer) != num_layers:
@@ -209,6 +215,7 @@ class TransformerStack(MaskedLayer):
                 normalization=normalization,
                 layer_norm_epsilon=layer_norm_epsilon,
                 kernel_initializer=kernel_initializer,
+                bias_initializer=bias_initializer,
                 attention_options=options,
                 normalize_inputs=normalize_inputs or index > 0,
                 dtype=self.dtype_policy,
@@ -222,9 +229,9 @@ class TransformerStack(MaskedLayer):
         self.dropout, self.attention_dropout = first.dropout, first.attention_dropout
         self.activation_dropout, self.activation = first.activation_dropout, first.activation
         self.gated, self.use_bias = first.gated, first.use_bias
-        self.normalize_first, self.normalization = first.normalize_first, first.normalization
-        self.layer_norm_epsilon = first.layer_norm_epsilon
-        self.kernel_initializer = first.kernel_initializer
+        self.normalize_first, self.layer_norm_epsilon = first.normalize_first, first.layer_norm_epsilon
+        set_untracked(self, "normalization", first.normalization)
+        self.kernel_initializer, self.bias_initializer = first.kernel_initializer, first.bias_initializer
         self.normalize_inputs = first.normalize_inputs
         self.final_norm: Any = None
         if normalize_first:
@@ -305,8 +312,9 @@ def _shared_config(layer: TransformerLayer | TransformerStack) -> dict[str, Any]
         "gated": layer.gated,
         "use_bias": layer.use_bias,
         "normalize_first": layer.normalize_first,
-        "normalization": layer.normalization,
+        "normalization": serialize_normalization(layer.normalization),
         "layer_norm_epsilon": layer.layer_norm_epsilon,
         "kernel_initializer": initializers.serialize(layer.kernel_initializer),
+        "bias_initializer": initializers.serialize(layer.bias_initializer),
         "normalize_inputs": layer.normalize_inputs,
     }

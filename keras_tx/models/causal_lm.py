@@ -11,7 +11,7 @@ from keras_tx import checks
 from keras_tx.layers import Decoder, TokenEmbedding
 from keras_tx.locks import lock_of
 from keras_tx.models.base import clonable
-from keras_tx.models.language_model import LanguageModel, language_embedding, logits_of, make_head, table_of
+from keras_tx.models.language_model import Head, LanguageModel, language_embedding
 from keras_tx.models.token_model import options
 from keras_tx.types import DType, Tensor
 
@@ -34,6 +34,7 @@ class CausalLM(LanguageModel):
         dropout: rate in [0, 1) of dropout after the embedding and in the decoder.
         tie_embeddings: whether the token embeddings are also the kernel of the output layer. False: the output layer
             has its own kernel.
+        use_output_bias: whether the output layer has a bias, one number for each token of the vocabulary.
         packed: whether a row may contain several documents.
         embedding_options: dict of further arguments of `TokenEmbedding`: `position_encoding` (by default "sinusoidal";
             set it to None if `decoder_options` have rotary attention or a `position_bias`), `max_length`, `padding_id`,
@@ -70,6 +71,7 @@ class CausalLM(LanguageModel):
         intermediate_dim: int | None = None,
         dropout: float = 0.1,
         tie_embeddings: bool = True,
+        use_output_bias: bool = False,
         packed: bool = False,
         embedding_options: dict[str, Any] | None = None,
         decoder_options: dict[str, Any] | None = None,
@@ -80,6 +82,7 @@ class CausalLM(LanguageModel):
         hidden_dim = checks.positive_int("hidden_dim", hidden_dim)
         intermediate_dim = 4 * hidden_dim if intermediate_dim is None else intermediate_dim
         dropout = checks.rate("dropout", dropout)
+        use_output_bias = checks.one_of("use_output_bias", use_output_bias, (True, False))
         embedding_options = language_embedding(embedding_options, hidden_dim, dropout)
         decoder_options = options(
             "decoder_options", decoder_options, Decoder, dropout=dropout, normalize_first=True, activation="gelu"
@@ -88,7 +91,7 @@ class CausalLM(LanguageModel):
         # Layers
         embedding = TokenEmbedding(vocabulary_size, hidden_dim, **embedding_options, dtype=dtype, name="embedding")
         decoder = Decoder(num_layers, intermediate_dim, num_heads, **decoder_options, dtype=dtype, name="decoder")
-        head = make_head(embedding.vocabulary_size, tie_embeddings, dtype)
+        head = Head(embedding, tie_embeddings, use_output_bias, dtype)
 
         # Functional model
         token_ids = keras.Input((None,), dtype="int32", name="token_ids")
@@ -100,7 +103,7 @@ class CausalLM(LanguageModel):
             of_embedding = {"positions": positions} if embedding.positions is not None else {}
             of_decoder = {"positions": positions, "document_ids": document_ids}
         hidden = decoder(embedding(token_ids, **of_embedding), **of_decoder)
-        super().__init__(inputs=inputs, outputs=logits_of(hidden, embedding, head), **kwargs)
+        super().__init__(inputs=inputs, outputs=head(hidden), **kwargs)
 
         self._logits_from(hidden)
 
@@ -112,10 +115,12 @@ class CausalLM(LanguageModel):
         self.intermediate_dim = decoder.intermediate_dim
         self.dropout = dropout
         self.tie_embeddings = tie_embeddings
+        self.use_output_bias = use_output_bias
         self.packed = packed
         self.embedding_options = embedding_options
         self.decoder_options = decoder_options
-        self.embedding, self.decoder, self.head = embedding, decoder, head
+        self.embedding, self.decoder = embedding, decoder
+        self.head, self.head_bias, self._head = head.dense, head.bias, head
         self.id_inputs = {"token_ids": embedding}
         self.configured = {"embedding_options": embedding, "decoder_options": decoder}
 
@@ -125,12 +130,9 @@ class CausalLM(LanguageModel):
         with lock_of(self):
             if "_unpacked" not in vars(self):
                 token_ids = keras.Input((None,), dtype="int32", name="token_ids")
-                logits = logits_of(self.decoder(self.embedding(token_ids)), self.embedding, self.head)
+                logits = self._head(self.decoder(self.embedding(token_ids)))
                 object.__setattr__(self, "_unpacked", keras.Model(token_ids, logits))  # not tracked by Keras
         return self._unpacked
-
-    def _table(self) -> tuple[Tensor, Tensor | None]:
-        return table_of(self.embedding, self.head)
 
     def attention_scores(self, inputs: Any) -> Tensor:
         """Returns the attention scores of all layers at inference, (B, L, N, T, T) in float32.

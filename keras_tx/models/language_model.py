@@ -8,9 +8,10 @@ import keras
 from keras_tx import generation
 from keras_tx.layers import TokenEmbedding
 from keras_tx.layers.projection import Projection
+from keras_tx.models.base import HasLayers
 from keras_tx.models.chunked import VocabularyModel
 from keras_tx.models.token_model import options
-from keras_tx.types import DType, Tensor
+from keras_tx.types import DType, Shape, Tensor
 
 
 def language_embedding(embedding_options: Any, hidden_dim: int, dropout: float) -> dict[str, Any]:
@@ -26,25 +27,64 @@ def language_embedding(embedding_options: Any, hidden_dim: int, dropout: float) 
     )
 
 
-def make_head(vocabulary_size: int, tie_embeddings: bool, dtype: DType) -> Projection | None:
-    """The output layer for the logits; None if the token embeddings are its kernel."""
-    if tie_embeddings:
-        return None
-    return Projection(vocabulary_size, use_bias=False, dtype=dtype, name="head")
+class Head(HasLayers):
+    """The output layer: hidden states (B, T, D) -> logits (B, T, V).
+
+    Args:
+        embedding: the embedding of the tokens that are predicted.
+        tie_embeddings: whether its token embeddings are the kernel.
+        use_output_bias: whether a bias (V,) is added to the logits.
+        dtype: dtype policy.
+
+    Attributes:
+        dense: the layer with a kernel of its own, and with the bias; None if the embeddings are tied.
+        bias: the layer that adds the bias to tied logits, or None.
+    """
+
+    def __init__(self, embedding: TokenEmbedding, tie_embeddings: bool, use_output_bias: bool, dtype: DType) -> None:
+        self.embedding = embedding
+        self.dense: Projection | None = None
+        self.bias: LogitBias | None = None
+        if not tie_embeddings:
+            self.dense = Projection(embedding.vocabulary_size, use_bias=use_output_bias, dtype=dtype, name="head")
+        elif use_output_bias:
+            self.bias = LogitBias(dtype=dtype, name="head_bias")
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        if self.dense is not None:
+            return self.dense(hidden)
+        logits = self.embedding(hidden, reverse=True)
+        return logits if self.bias is None else self.bias(logits)
+
+    def table(self) -> tuple[Tensor, Tensor | None]:
+        """The output kernel (V, D), and the bias (V,) or None."""
+        if self.dense is not None:
+            return keras.ops.transpose(self.dense.kernel), self.dense.bias
+        return self.embedding.table(), None if self.bias is None else self.bias.bias
 
 
-def table_of(embedding: TokenEmbedding, head: Projection | None) -> tuple[Tensor, None]:
-    """The output kernel (V, D) and None, because there is no bias."""
-    return (embedding.tokens.embeddings if head is None else keras.ops.transpose(head.kernel)), None
+@keras.saving.register_keras_serializable(package="keras_tx")
+class LogitBias(keras.layers.Layer):
+    """Adds a learned vector (V,) to logits (..., V)."""
 
+    def build(self, inputs_shape: Shape) -> None:
+        self.supports_masking = True
+        self.bias = self.add_weight(shape=(inputs_shape[-1],), initializer="zeros", name="bias")
 
-def logits_of(hidden: Tensor, embedding: TokenEmbedding, head: Projection | None) -> Tensor:
-    """Hidden states (B, T, D) -> logits (B, T, V)."""
-    return embedding(hidden, reverse=True) if head is None else head(hidden)
+    def call(self, inputs: Tensor) -> Tensor:
+        return inputs + self.bias
+
+    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
+        return inputs_shape
 
 
 class LanguageModel(VocabularyModel):
-    """A model whose outputs are the logits of the next token."""
+    """A model whose outputs are the logits of the next token; a subclass sets `_head`, its `Head`."""
+
+    _head: Head
+
+    def _table(self) -> tuple[Tensor, Tensor | None]:
+        return self._head.table()
 
     def _generation_model(self) -> Any:
         """The functional model that `generate` runs step by step."""

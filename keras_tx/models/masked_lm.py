@@ -13,9 +13,9 @@ from keras_tx.layers.projection import Projection
 from keras_tx.layers.residual import make_norm
 from keras_tx.models.base import clonable
 from keras_tx.models.chunked import VocabularyModel
-from keras_tx.models.language_model import language_embedding
+from keras_tx.models.language_model import LogitBias, language_embedding
 from keras_tx.models.token_model import options
-from keras_tx.types import DType, Shape, Tensor
+from keras_tx.types import DType, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -112,7 +112,7 @@ class MaskedLM(VocabularyModel):
         self.configured = {"embedding_options": embedding, "encoder_options": encoder}
 
     def _table(self) -> tuple[Tensor, Tensor | None]:
-        return self.embedding.tokens.embeddings, self.get_layer("head_bias").bias
+        return self.embedding.table(), self.get_layer("head_bias").bias
 
     def attention_scores(self, inputs: Any) -> Tensor:
         """Returns the attention scores of all layers at inference, (B, L, N, T, T) in float32.
@@ -121,18 +121,3 @@ class MaskedLM(VocabularyModel):
         """
         embedded = self.embedding(*self._listed(inputs), training=False)
         return self.encoder(embedded, return_attention_scores=True, training=False)[1]
-
-
-@keras.saving.register_keras_serializable(package="keras_tx")
-class LogitBias(keras.layers.Layer):
-    """Adds a learned vector (V,) to logits (..., V)."""
-
-    def build(self, inputs_shape: Shape) -> None:
-        self.supports_masking = True
-        self.bias = self.add_weight(shape=(inputs_shape[-1],), initializer="zeros", name="bias")
-
-    def call(self, inputs: Tensor) -> Tensor:
-        return inputs + self.bias
-
-    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
-        return inputs_shape

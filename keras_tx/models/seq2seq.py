@@ -10,7 +10,7 @@ import keras
 from keras_tx import checks
 from keras_tx.layers import Decoder, Encoder, TokenEmbedding
 from keras_tx.models.base import clonable
-from keras_tx.models.language_model import LanguageModel, language_embedding, logits_of, make_head, table_of
+from keras_tx.models.language_model import Head, LanguageModel, language_embedding
 from keras_tx.models.token_model import options
 from keras_tx.types import DType, Tensor
 
@@ -35,6 +35,7 @@ class Seq2Seq(LanguageModel):
         dropout: rate in [0, 1) of dropout after the embeddings, in the encoder and in the decoder.
         tie_embeddings: whether the token embeddings of the target are also the kernel of the output layer. False: the
             output layer has its own kernel.
+        use_output_bias: whether the output layer has a bias, one number for each token of the target's vocabulary.
         embedding_options: dict of further arguments of both `TokenEmbedding`s: `position_encoding` (by default
             "sinusoidal"), `scale` (by default True), `max_length`, `padding_id`, `normalization`, ...
         encoder_options: dict of further arguments of `Encoder`: `normalize_first`, `activation`, `attention_options`,
@@ -72,6 +73,7 @@ class Seq2Seq(LanguageModel):
         intermediate_dim: int | None = None,
         dropout: float = 0.1,
         tie_embeddings: bool = True,
+        use_output_bias: bool = False,
         embedding_options: dict[str, Any] | None = None,
         encoder_options: dict[str, Any] | None = None,
         decoder_options: dict[str, Any] | None = None,
@@ -86,6 +88,7 @@ class Seq2Seq(LanguageModel):
         hidden_dim = checks.positive_int("hidden_dim", hidden_dim)
         intermediate_dim = 4 * hidden_dim if intermediate_dim is None else intermediate_dim
         dropout = checks.rate("dropout", dropout)
+        use_output_bias = checks.one_of("use_output_bias", use_output_bias, (True, False))
         embedding_options = language_embedding(embedding_options, hidden_dim, dropout)
         encoder_options = options("encoder_options", encoder_options, Encoder, dropout=dropout)
         decoder_options = options("decoder_options", decoder_options, Decoder, dropout=dropout)
@@ -109,15 +112,14 @@ class Seq2Seq(LanguageModel):
         decoder = Decoder(
             num_decoder_layers, *sizes, cross_attention=True, **decoder_options, dtype=dtype, name="decoder"
         )
-        head = make_head(target_embedding.vocabulary_size, tie_embeddings, dtype)
+        head = Head(target_embedding, tie_embeddings, use_output_bias, dtype)
 
         # Functional model
         source_ids = keras.Input((None,), dtype="int32", name="source_ids")
         target_ids = keras.Input((None,), dtype="int32", name="target_ids")
         memory = encoder(embedding(source_ids))
         hidden = decoder(target_embedding(target_ids), memory)
-        outputs = logits_of(hidden, target_embedding, head)
-        super().__init__(inputs=[source_ids, target_ids], outputs=outputs, **kwargs)
+        super().__init__(inputs=[source_ids, target_ids], outputs=head(hidden), **kwargs)
 
         self._logits_from(hidden)
 
@@ -131,20 +133,19 @@ class Seq2Seq(LanguageModel):
         self.intermediate_dim = encoder.intermediate_dim
         self.dropout = dropout
         self.tie_embeddings = tie_embeddings
+        self.use_output_bias = use_output_bias
         self.embedding_options = embedding_options
         self.encoder_options = encoder_options
         self.decoder_options = decoder_options
         self.embedding, self.target_embedding = embedding, target_embedding
-        self.encoder, self.decoder, self.head = encoder, decoder, head
+        self.encoder, self.decoder = encoder, decoder
+        self.head, self.head_bias = head.dense, head.bias
         self.id_inputs = {"source_ids": embedding, "target_ids": target_embedding}
         self.configured = {
             "embedding_options": embedding,
             "encoder_options": encoder,
             "decoder_options": decoder,
         }
-
-    def _table(self) -> tuple[Tensor, Tensor | None]:
-        return table_of(self.target_embedding, self.head)
 
     def attention_scores(self, inputs: Any) -> dict[str, Tensor]:
         """Returns the attention scores of all layers at inference, in float32; `inputs` as for the model.

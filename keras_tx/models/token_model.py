@@ -17,7 +17,17 @@ from keras_tx.models.base import Twins, with_twins
 from keras_tx.models.checked_data import CheckedModel
 from keras_tx.types import Tensor
 
-_LAYERS = ("embedding", "target_embedding", "encoder", "decoder", "head", "id_inputs", "configured")
+_LAYERS = (
+    "embedding",
+    "target_embedding",
+    "encoder",
+    "decoder",
+    "head",
+    "head_bias",
+    "_head",
+    "id_inputs",
+    "configured",
+)
 _GIVEN_BY_THE_MODEL = {
     TokenEmbedding: ("vocabulary_size", "hidden_dim"),
     Encoder: ("num_layers", "intermediate_dim", "num_heads"),

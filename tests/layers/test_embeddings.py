@@ -85,6 +85,70 @@ def test_dropout_drops_in_training_only():
     assert 0.2 < (dropped == 0).mean() < 0.8
 
 
+def test_dropout_comes_before_the_norm_if_asked():
+    # RMS norm keeps zeros, and makes the root mean square of what dropout left 1.
+    options = {"normalization": "rms_norm", "dropout": 0.5}
+    for before in (False, True):
+        layer = TokenEmbedding(V, D, **options, dropout_before_norm=before, embeddings_initializer="normal")
+        dropped = to_numpy(layer(np.arange(1, V)[None], training=True))
+        squares = (dropped**2).mean(-1)
+        assert 0.2 < (dropped == 0).mean() < 0.8
+        assert (np.abs(squares - 1) < 0.02).mean() > 0.9 if before else np.abs(squares - 1).max() > 0.2
+        again = TokenEmbedding.from_config(layer.get_config())
+        assert again.dropout_before_norm is before
+        assert_close(again(IDS).shape, layer(IDS).shape)
+
+
+def zero_padded(padding_id=9, **options):
+    return embedding(padding_id=padding_id, zero_padding=True, **options)
+
+
+def test_the_padding_row_is_zero_and_its_logit_too():
+    table = to_numpy(TokenEmbedding(V, D, zero_padding=True, padding_id=9)(np.arange(V)[None]))[0]
+    assert not table[9].any() and table[np.arange(V) != 9].any(-1).all()
+    built = TokenEmbedding(V, D, zero_padding=True, padding_id=9)
+    built.build((None, None))
+    assert not to_numpy(built.tokens.embeddings)[9].any()  # and in files, so that others read zeros
+    layer = zero_padded(position_encoding="learned", max_length=7)  # `randomize` also changed the padding row
+    plain = embedding(padding_id=9, position_encoding="learned", max_length=7)
+    plain.set_weights(layer.get_weights())
+    table = to_numpy(plain.tokens.embeddings).copy()
+    table[9] = 0
+    plain.tokens.embeddings.assign(table)
+    x = normal(2, 5, D)
+    assert_close(layer(IDS), plain(IDS), atol=0)
+    assert_close(layer(x, reverse=True), plain(x, reverse=True), atol=0)
+    assert not to_numpy(layer(x, reverse=True))[..., 9].any()
+    assert TokenEmbedding.from_config(layer.get_config()).zero_padding
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_padding_row_is_not_trained_also_if_it_is_tied(optimizer):
+    for zero_padding in (True, False):
+        keras.utils.set_random_seed(1)
+        layer = TokenEmbedding(V, D, zero_padding=zero_padding)
+        ids = keras.Input((None,), dtype="int32")
+        model = keras.Model(ids, layer(layer(ids) + 1.0, reverse=True))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss, run_eagerly=keras.backend.backend() == "tensorflow")
+        before = to_numpy(layer.tokens.embeddings).copy()
+        model.train_on_batch(IDS, IDS)
+        changed = np.abs(to_numpy(layer.tokens.embeddings) - before).max(-1) > 0
+        assert changed[1:].all() and changed[0] == (not zero_padding)
+
+
+@pytest.mark.tensorflow
+def test_a_zero_padding_row_has_no_gradient_even_from_nan():
+    import tensorflow as tf
+
+    layer = TokenEmbedding(V, D, zero_padding=True)
+    layer(IDS)
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(layer(IDS) * np.where(IDS == 0, np.nan, 1.0)[..., None])
+    gradient = tf.convert_to_tensor(tape.gradient(total, layer.tokens.embeddings.value))
+    assert not to_numpy(gradient)[0].any() and np.isfinite(to_numpy(gradient)).all()
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
 def test_every_integer_dtype_reads_the_same_rows(dtype):
     layer = embedding(position_encoding="sinusoidal")
@@ -248,6 +312,14 @@ def test_a_graph_refuses_ids_outside_the_table(wrong):
         ({"num_segments": -1}, "`num_segments` must be a positive integer. Received: num_segments=-1"),
         ({"normalization": "batch"}, "`normalization` must be one of .*Received: normalization='batch'"),
         ({"layer_norm_epsilon": 0}, "`layer_norm_epsilon` must be a positive finite .*layer_norm_epsilon=0"),
+        (
+            {"zero_padding": True, "padding_id": None},
+            "`zero_padding=True` needs a `padding_id`. Received: zero_padding=True, padding_id=None",
+        ),
+        (
+            {"dropout_before_norm": True},
+            "`dropout_before_norm=True` needs a `normalization`. Received: dropout_before_norm=True, normalization=N",
+        ),
         ({"dropout": -0.1}, r"`dropout` must be a number in \[0, 1\). Received: dropout=-0.1"),
     ],
 )

@@ -49,6 +49,19 @@ def test_slopes_and_biases_are_those_of_bloom_and_mpt(num_heads):
             assert_close(whole[0, :, i, : i + 1], expected, rtol=2e-6)
 
 
+@pytest.mark.parametrize("num_heads", [1, 3, 8, 12])
+@pytest.mark.parametrize("bias_max", [4, 8, 11.5])
+def test_the_largest_exponent_of_slopes_is_that_of_mpt(num_heads, bias_max):
+    pytest.importorskip("transformers")
+    from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+
+    layer = AlibiBias(num_heads, alibi_bias_max=bias_max)
+    mpt = build_mpt_alibi_tensor(num_heads, 7, alibi_bias_max=bias_max).numpy()
+    last = to_numpy(layer(normal(2, 7, 4)))[0, :, -1]
+    assert_close(last, mpt[:, 0], rtol=3e-6)
+    assert AlibiBias.from_config(layer.get_config()).alibi_bias_max == bias_max
+
+
 def test_alibi_is_minus_the_distance_to_both_sides_times_the_slope():
     bias = to_numpy(AlibiBias(6)(normal(2, 5, 4), normal(2, 7, 3)))
     assert bias.shape == (1, 6, 5, 7)
@@ -203,6 +216,7 @@ def test_symbolic_lengths(kind):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: AlibiBias(3, alibi_bias_max=0), "`alibi_bias_max` must be .* Received: alibi_bias_max=0"),
         (lambda: AlibiBias(0), "`num_heads` must be a positive integer. Received: num_heads=0"),
         (lambda: RelativePositionBias(2.5), "`num_heads` must be a positive integer. Received: num_heads=2.5"),
         (lambda: RelativePositionBias(2, num_buckets=0), "`num_buckets` must be a positive integer. .*num_buckets=0"),

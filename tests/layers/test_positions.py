@@ -1,5 +1,7 @@
 """Positional encodings against the paper's formula in float64."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -67,6 +69,65 @@ def test_learned_positions_are_rows_of_the_table():
     assert_close(layer(x[:, :0]), x[:, :0])
 
 
+FREQUENCIES = [1.0, 0.3, 0.02, -0.7]
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "concatenated"])
+@pytest.mark.parametrize("width", [7, 8])
+def test_frequencies_may_be_given(layout, width):
+    layer = SinusoidalPositionalEncoding(frequencies=np.array(FREQUENCIES), layout=layout)
+    angles = np.arange(5)[:, None] * np.array(FREQUENCIES)
+    if layout == "interleaved":
+        expected = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(5, 8)[:, :width]
+    else:
+        expected = np.concatenate([np.sin(angles), np.cos(angles)[:, : width // 2]], axis=-1)
+    x = normal(2, 5, width)
+    assert_close(layer(x), x + expected, atol=3e-6)
+    again = SinusoidalPositionalEncoding.from_config(json.loads(json.dumps(layer.get_config())))
+    assert again.frequencies == tuple(FREQUENCIES)
+    assert_close(again(x), layer(x), atol=0)
+
+
+def test_the_frequencies_of_the_paper_give_its_encoding():
+    frequencies = [10000 ** (-2 * pair / 8) for pair in range(4)]
+    x = normal(2, 5, 8)
+    assert_close(SinusoidalPositionalEncoding(frequencies=frequencies)(x), SinusoidalPositionalEncoding()(x), atol=1e-6)
+
+
+def test_frequencies_that_are_too_few_for_the_inputs_are_refused():
+    layer = SinusoidalPositionalEncoding(frequencies=FREQUENCIES)
+    with pytest.raises(ValueError, match="`frequencies` must .*Received: 4 frequencies, last axis of size 9"):
+        layer(normal(2, 5, 9))
+
+
+LAYERS = {"sinusoidal": SinusoidalPositionalEncoding, "learned": lambda: LearnedPositionalEncoding(7)}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("leading", [(), (2,), (2, 3), (2, 1, 3)])
+def test_any_leading_axes_are_as_many_rows(name, leading):
+    layer, x = LAYERS[name](), normal(*leading, 5, 8)
+    rows = x.reshape(-1, 5, 8)
+    expected = to_numpy(layer(rows)).reshape(x.shape)
+    assert_close(layer(x), expected, atol=0)
+    rng = np.random.default_rng(3)
+    positions = rng.integers(0, 7, (*leading, 5)).astype("int32")
+    assert_close(
+        layer(x, positions=positions), to_numpy(layer(rows, positions=positions.reshape(-1, 5))).reshape(x.shape)
+    )
+    mask = rng.random((*leading, 5)) < 0.7
+    assert_close(layer(x, mask=mask), to_numpy(layer(rows, mask=mask.reshape(-1, 5))).reshape(x.shape))
+    assert layer(keras.Input(batch_shape=x.shape)).shape == x.shape
+
+
+def test_a_mask_or_positions_that_do_not_fit_leading_axes_are_refused():
+    x = normal(2, 3, 5, 8)
+    with pytest.raises(ValueError, match=r"`mask` must have the shape \(2, 3, 5\). Received: mask.shape=\(2, 5\)"):
+        SinusoidalPositionalEncoding()(x, mask=np.ones((2, 5), "bool"))
+    with pytest.raises(ValueError, match=r"must have the shape \(2, 3, 5\) or \(5,\). Received: .*shape=\(2, 5\)"):
+        SinusoidalPositionalEncoding()(x, positions=np.zeros((2, 5), "int32"))
+
+
 @pytest.mark.parametrize("layer", [SinusoidalPositionalEncoding(), LearnedPositionalEncoding(7)])
 def test_positions_of_a_wrong_shape_or_dtype_are_refused(layer):
     x = normal(2, 5, 8)
@@ -103,6 +164,13 @@ def test_a_graph_refuses_positions_outside_a_learned_table():
     [
         (lambda: SinusoidalPositionalEncoding(max_wavelength=0), "`max_wavelength` must be .* max_wavelength=0"),
         (lambda: SinusoidalPositionalEncoding(layout="x"), "`layout` must be one of .*Received: layout='x'"),
+        (lambda: SinusoidalPositionalEncoding(frequencies=[]), r"list of finite numbers. Received: frequencies=\[\]"),
+        (lambda: SinusoidalPositionalEncoding(frequencies=[1, float("nan")]), r"Received: frequencies=\[1, nan\]"),
+        (lambda: SinusoidalPositionalEncoding(frequencies="half"), "Received: frequencies='half'"),
+        (
+            lambda: SinusoidalPositionalEncoding(frequencies=[1.0], max_wavelength=50),
+            r"`max_wavelength` must be left out .* Received: max_wavelength=50, frequencies=\[1.0\]",
+        ),
         (lambda: LearnedPositionalEncoding(0), "`max_length` must be a positive integer. Received: max_length=0"),
     ],
 )

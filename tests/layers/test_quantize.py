@@ -21,6 +21,7 @@ MODELS = {
     "causal_lm": (lambda: models.CausalLM(41, **SIZES), IDS),
     "untied": (lambda: models.CausalLM(41, **SIZES, tie_embeddings=False, dtype="mixed_bfloat16"), IDS),
     "gated": (lambda: models.CausalLM(41, **SIZES, decoder_options={"gated": True, "normalize_first": True}), IDS),
+    "biased": (lambda: models.CausalLM(41, **SIZES, use_output_bias=True), IDS),
     "masked_lm": (lambda: models.MaskedLM(41, **SIZES), IDS),
     "classifier": (lambda: models.TextClassifier(41, 3, **SIZES), IDS),
     "seq2seq": (lambda: models.Seq2Seq(41, **SIZES), [IDS, IDS[:, 2:]]),

@@ -106,3 +106,24 @@ def test_a_packed_model_generates_what_a_plain_one_does():
     packed, plain = pair()
     options = {"max_new_tokens": 3, "jit_compile": False}
     assert packed.generate([FIRST], **options) == plain.generate([FIRST], **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"packed": True}, {"tie_embeddings": False}])
+def test_a_bias_of_logits_and_a_zero_padding_row_count_in_generation_too(options):
+    model = made(use_output_bias=True, embedding_options={"zero_padding": True}, **options)
+    bias = model.head_bias.bias if model.head is None else model.head.bias
+    assert bias.shape == (V,) and made(**options).head_bias is None
+    ids, documents = np.array([SECOND], "int32"), np.ones((1, 4), "int32")
+    inputs = {"token_ids": ids, "document_ids": documents, "positions": np.arange(4, dtype="int32")[None]}
+    inputs = inputs if model.packed else ids
+    before = to_numpy(model(inputs))
+    assert model.tie_embeddings is False or np.abs(before[..., 0] - to_numpy(bias)[0]).max() < 1e-6
+    generated = model.generate(ids, max_new_tokens=1, jit_compile=False)
+    assert generated[0, 4] == before[0, -1].argmax()
+    wanted = np.zeros(V, "float32")
+    wanted[17] = 100
+    bias.assign(bias + wanted)
+    assert_close(model(inputs), before + wanted, atol=2e-5)
+    assert model.generate(ids, max_new_tokens=2, jit_compile=False)[0, 4:].tolist() == [17, 17]
+    with pytest.raises(ValueError, match=r"`use_output_bias` must be one of .* Received: use_output_bias='yes'"):
+        made(use_output_bias="yes", **options)

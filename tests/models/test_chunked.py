@@ -13,6 +13,8 @@ MODELS = {
     "causal": lambda: CausalLM(31, **SIZES),
     "untied": lambda: CausalLM(31, **SIZES, tie_embeddings=False),
     "packed": lambda: CausalLM(31, **SIZES, packed=True),
+    "bias": lambda: CausalLM(31, **SIZES, use_output_bias=True, embedding_options={"zero_padding": True}),
+    "untied bias": lambda: Seq2Seq(31, **SIZES, tie_embeddings=False, use_output_bias=True),
     "seq2seq": lambda: Seq2Seq(31, **SIZES),
     "two vocabularies": lambda: Seq2Seq(29, 31, **SIZES),
     "masked": lambda: MaskedLM(31, **SIZES),

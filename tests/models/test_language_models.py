@@ -44,6 +44,10 @@ KINDS = {
         decoder_options={"normalize_first": True, "position_bias": "alibi"},
         **options,
     ),
+    "biased": lambda **options: CausalLM(
+        V, **SIZES, use_output_bias=True, embedding_options={"zero_padding": True}, **options
+    ),
+    "untied bias": lambda **options: Seq2Seq(V, **SIZES, tie_embeddings=False, use_output_bias=True, **options),
     "masked": lambda **options: MaskedLM(V, **SIZES, **options),
     "segments": lambda **options: MaskedLM(
         V,
@@ -88,7 +92,7 @@ def plain(config):
 ROWS = [3, 5, 7, 0, 0], [9, 1, 22, 2, 9]
 
 
-@pytest.mark.parametrize("kind", ["rotary", "packed", "separate", "segments"])
+@pytest.mark.parametrize("kind", ["rotary", "biased", "packed", "separate", "segments"])
 def test_a_trained_model_is_saved_and_loaded_and_trains_on(kind, tmp_path):
     model = made(kind)
     eagerly = keras.backend.backend() == "tensorflow" and kind != "packed"
