@@ -139,7 +139,7 @@ class Seq2Seq(LanguageModel):
         self.decoder_options = decoder_options
         self.embedding, self.target_embedding = embedding, target_embedding
         self.encoder, self.decoder = encoder, decoder
-        self.head, self.head_bias = head.dense, head.bias
+        self.head, self.head_bias, self._head = head.dense, head.bias, head
         self.id_inputs = {"source_ids": embedding, "target_ids": target_embedding}
         self.configured = {
             "embedding_options": embedding,
