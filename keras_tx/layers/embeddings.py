@@ -15,7 +15,7 @@ from keras import initializers, ops
 from keras_tx import checks
 from keras_tx.layers.configs import Composite, serialized
 from keras_tx.layers.dropout import Dropout
-from keras_tx.layers.ids import check_ids, check_integers, keep_outside, look_up
+from keras_tx.layers.ids import check_ids, check_integers, from_floats, keep_outside, look_up
 from keras_tx.layers.initializers import clone_initializer
 from keras_tx.layers.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 from keras_tx.layers.projection import Projection, TiedEmbedding
@@ -31,7 +31,8 @@ class TokenEmbedding(Composite):
     """Embeds token ids for an encoder or decoder, with positions, segments, norm, dropout and padding mask.
 
     One layer does all of it, so that the padding mask cannot get lost on the way. The output is the sum of the token,
-    position and segment embeddings, then the norm and dropout.
+    position and segment embeddings, then the norm and dropout. `TokenEmbedding(V, D, mask_zero=True)` computes what
+    `keras.layers.Embedding(V, D, mask_zero=True)` computes, from the same weights.
 
     Args:
         vocabulary_size: V; ids are in [0, V).
@@ -48,9 +49,13 @@ class TokenEmbedding(Composite):
         layer_norm_epsilon: a small number that the norm adds to the variance.
         dropout: rate in [0, 1) of dropout after the norm.
         embeddings_initializer: initializer of the token, position and segment embeddings.
+        mask_zero: the argument of `keras.layers.Embedding`: whether 0 is padding. True needs the `padding_id` 0; False
+            means `padding_id=None`, unless that is another id than 0. None: as `padding_id` says. The attribute is
+            whether `padding_id` is 0.
 
     Call arguments:
-        inputs: (B, T) integer ids; with `reverse`, vectors (B, T, E).
+        inputs: (B, T) ids: integers, or whole numbers of a float dtype, the default of `keras.Input`; with `reverse`,
+            vectors (B, T, E).
         segment_ids: (B, T) integers in [0, num_segments); zeros if None.
         mask: (B, T), True at real tokens, in place of the mask computed from `padding_id`.
         positions: (B, T) or (T,) integers. By default the number of real tokens before each token.
@@ -63,8 +68,10 @@ class TokenEmbedding(Composite):
 
     Raises:
         ValueError: for sizes that are not positive, ids that are not integers, vectors whose last axis is not E and, in
-            eager calls, ids outside [0, V). In a TensorFlow graph such ids raise `InvalidArgumentError`; XLA and JAX
-            cannot raise errors and use the first or last row of the table.
+            eager calls, ids outside [0, V) and floats that are not whole (graphs round them towards 0). In a TensorFlow
+            graph ids outside [0, V) raise `InvalidArgumentError` on a CPU and give zeros on a GPU; XLA and JAX cannot
+            raise errors and use the first or last row of the table. `fit`, `evaluate` and `predict` of the models in
+            `keras_tx.models` and `keras_tx.pretrained` check ids before that.
 
     Examples:
         >>> layer = keras_tx.layers.TokenEmbedding(100, 16, position_encoding="learned", max_length=32)
@@ -92,13 +99,15 @@ class TokenEmbedding(Composite):
         layer_norm_epsilon: float = 1e-5,
         dropout: float = 0.0,
         embeddings_initializer: Any = "uniform",
+        mask_zero: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
         self.vocabulary_size: int = checks.positive_int("vocabulary_size", vocabulary_size)
         self.hidden_dim: int = checks.positive_int("hidden_dim", hidden_dim)
-        self.padding_id = _padding_id(padding_id, self.vocabulary_size)
+        self.padding_id = _padding_id(padding_id, self.vocabulary_size, mask_zero)
+        self.mask_zero: bool = self.padding_id == 0
         self.embedding_dim: int | None = checks.positive_int("embedding_dim", embedding_dim, none=True)
         self.scale = scale
         self.position_encoding = position_encoding
@@ -164,6 +173,11 @@ class TokenEmbedding(Composite):
     @property
     def _width(self) -> int:
         return self.hidden_dim if self.embedding_dim is None else self.embedding_dim
+
+    def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not (kwargs.get("reverse") or any(args[3:4])):  # `inputs` are ids; Keras would round floats
+            inputs = from_floats("inputs", inputs, self.vocabulary_size)
+        return super().__call__(inputs, *args, **kwargs)
 
     def call(
         self,
@@ -245,14 +259,19 @@ class TokenEmbedding(Composite):
             "layer_norm_epsilon": self.layer_norm_epsilon,
             "dropout": self.dropout,
             "embeddings_initializer": initializers.serialize(self.embeddings_initializer),
+            "mask_zero": self.mask_zero,
         }
 
 
-def _padding_id(value: Any, vocabulary_size: int) -> int | None:
+def _padding_id(value: Any, vocabulary_size: int, mask_zero: Any) -> int | None:
     is_id = isinstance(value, Integral) and not isinstance(value, bool)
     if value is not None and not (is_id and 0 <= value < vocabulary_size):
         raise ValueError(
             "`padding_id` must be None or in [0, vocabulary_size). Received: "
             f"padding_id={value!r}, vocabulary_size={vocabulary_size}"
         )
-    return None if value is None else int(value)
+    if mask_zero and value != 0:
+        raise ValueError(
+            f"`mask_zero=True` needs the `padding_id` 0. Received: padding_id={value!r}, mask_zero={mask_zero!r}"
+        )
+    return None if value is None or (mask_zero is not None and not mask_zero and value == 0) else int(value)

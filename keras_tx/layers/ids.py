@@ -1,7 +1,8 @@
 """Integer ids and the tables they index: (B, T), (V, D) -> (B, T, D), with checks of dtype, shape and range.
 
-Values can be checked only in eager calls. In a TensorFlow graph the look-up itself raises an error for an id outside
-the table. XLA and JAX cannot raise errors: there such an id reads the first or the last row.
+Values can be checked only in eager calls. In a TensorFlow graph on a CPU the look-up itself raises an error for an id
+outside the table. Elsewhere no error can be raised: on a GPU TensorFlow reads zeros for such an id; XLA and JAX read
+the first or the last row. The `fit`, `evaluate` and `predict` of the models of this package therefore check ids before.
 """
 
 from typing import Any
@@ -15,17 +16,69 @@ from keras_tx.types import DType, Tensor
 
 def check_ids(name: str, ids: Tensor, size: int) -> Tensor:
     """Returns `ids` as a tensor; raises unless they are integers in [0, size), as far as their values are known."""
+    check_no_texts(name, ids)
     ids = ops.convert_to_tensor(ids)
     check_integers(name, ids)
-    values = values_of(ids)
-    if values is not None and values.size and not 0 <= values.min() <= values.max() < size:
-        wrong = values[(values < 0) | (values >= size)].ravel()[0]
-        raise ValueError(f"`{name}` must be in [0, {size}). Received: {wrong} in {name} of shape {values.shape}")
+    check_range(name, values_of(ids), size)
     return ids
+
+
+def check_range(name: str, values: Any, size: int) -> None:
+    """Raises unless all `values`, a NumPy array or None, are in [0, size)."""
+    if values is not None and values.size and not 0 <= values.min() <= values.max() < size:
+        wrong = values[~((values >= 0) & (values < size))].ravel()[0]
+        raise ValueError(f"`{name}` must be in [0, {size}). Received: {wrong} in {name} of shape {values.shape}")
+
+
+def check_no_texts(name: str, ids: Any) -> None:
+    """Raises for a string and for an array or tensor of strings."""
+    dtype = getattr(ids, "dtype", None)
+    kind = dtype.kind if isinstance(dtype, np.dtype) else None
+    if kind in ("U", "S", "T") or (kind == "O" and any(isinstance(one, (str, bytes)) for one in ids.flat)):
+        received = f"{name} of dtype {dtype}"
+    elif isinstance(ids, (str, bytes)):
+        received = f"{name}={ids!r}"
+    elif getattr(dtype, "name", dtype) == "string":
+        received = f"{name} of dtype string"
+    else:
+        return
+    raise ValueError(
+        f"`{name}` must be integers; a tokenizer of `keras_tx.text` makes them of texts. Received: {received}"
+    )
+
+
+def from_floats(name: str, ids: Tensor, size: int) -> Tensor:
+    """`ids` in [0, size) as int32 if they are whole numbers of a float dtype, else unchanged.
+
+    Keras makes such ids: the default dtype of `keras.Input` is float32. Values are checked in eager calls only.
+    """
+    check_no_texts(name, ids)
+    dtype = keras.backend.standardize_dtype(getattr(ids, "dtype", "int32"))
+    if "float" not in dtype:
+        return ids
+    most = _WHOLE.get(dtype, 2)
+    if size > most:
+        raise ValueError(
+            f"`{name}` in [0, {size}) must be integers, because {dtype} holds whole numbers to {most} only; begin the "
+            f"model with a keras.Input of dtype='int32'. Received: {name} of dtype {dtype}"
+        )
+    values = values_of(ids)
+    if values is not None:
+        wrong = values[values != np.trunc(values)]  # NaN is not equal to itself
+        if wrong.size:
+            raise ValueError(
+                f"`{name}` must be integers or whole numbers. Received: {wrong[0]} in {name} of shape {values.shape}"
+            )
+        check_range(name, values, size)  # casts of large numbers are undefined
+    return ops.cast(ids, "int32")
+
+
+_WHOLE = {"bfloat16": 2**8, "float16": 2**11, "float32": 2**24, "float64": 2**53}  # {dtype: it holds [0, n] exactly}
 
 
 def check_integers(name: str, ids: Tensor) -> None:
     """Raises unless the dtype of `ids` is an integer one."""
+    check_no_texts(name, ids)
     dtype = keras.backend.standardize_dtype(ids.dtype)
     if "int" not in dtype:
         raise ValueError(

@@ -94,9 +94,14 @@ def test_every_integer_dtype_reads_the_same_rows(dtype):
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (IDS.astype("float32"), "`inputs` must be integers; .*dtype='int32'. Received: inputs of dtype float32"),
+        (IDS + 0.5, r"`inputs` must be integers or whole numbers. Received: 3.5 in inputs of shape \(2, 5\)"),
+        (IDS * np.nan, r"`inputs` must be integers or whole numbers. Received: nan in inputs of shape"),
+        (IDS * 1e20, r"`inputs` must be in \[0, 23\). Received: 3e\+20 in inputs of shape \(2, 5\)"),
+        (IDS - 1.0, r"`inputs` must be in \[0, 23\). Received: -1.0 in inputs of shape \(2, 5\)"),
+        (np.array([["dog"]]), "`inputs` must be integers; a tokenizer .* Received: inputs of dtype <U3"),
+        (np.array([["dog"]], object), "`inputs` must be integers; a tokenizer .* Received: inputs of dtype object"),
+        (keras.Input((None,), dtype="string"), "`inputs` must be integers; a tokenizer .* inputs of dtype string"),
         (IDS > 3, "`inputs` must be integers; .* Received: inputs of dtype bool"),
-        (keras.Input((None,)), "`inputs` must be integers; .* Received: inputs of dtype float32"),
         (IDS + 4, r"`inputs` must be in \[0, 23\). Received: 26 in inputs of shape \(2, 5\)"),
         (IDS - 1, r"`inputs` must be in \[0, 23\). Received: -1 in inputs of shape \(2, 5\)"),
     ],
@@ -104,6 +109,83 @@ def test_every_integer_dtype_reads_the_same_rows(dtype):
 def test_ids_that_are_no_rows_of_the_table_are_refused(ids, message):
     with pytest.raises(ValueError, match=message):
         TokenEmbedding(V, D)(ids)
+
+
+def test_floats_that_cannot_hold_every_id_are_refused():
+    message = "in .0, 257. must be integers, because bfloat16 holds whole numbers to 256 only; .* of dtype bfloat16"
+    TokenEmbedding(256, D)(keras.Input((None,), dtype="bfloat16"))
+    with pytest.raises(ValueError, match=message):
+        TokenEmbedding(257, D)(keras.Input((None,), dtype="bfloat16"))
+    # Keras' own Embedding reads the row 1000 for the id 999 here.
+    with pytest.raises(ValueError, match=message):
+        keras.Sequential([TokenEmbedding(257, D, dtype="mixed_bfloat16")]).build((None, 5))
+
+
+SCRIPTS = {  # as they are written with keras.layers.Embedding
+    "sequential": lambda layer: keras.Sequential([layer, keras.layers.GlobalAveragePooling1D()]),
+    "sequential with an input": lambda layer: keras.Sequential(
+        [keras.Input((5,)), layer, keras.layers.GlobalAveragePooling1D()]
+    ),
+    "functional": lambda layer: keras.Model(x := keras.Input((5,)), keras.layers.GlobalAveragePooling1D()(layer(x))),
+}
+
+
+@pytest.mark.parametrize(
+    ("script", "dtype", "mask_zero"),
+    [
+        ("sequential", "float32", True),
+        ("sequential", "float32", False),
+        ("sequential with an input", "mixed_bfloat16", True),
+        ("functional", "mixed_bfloat16", True),
+    ],
+)
+def test_it_stands_where_the_embedding_of_keras_stands(script, dtype, mask_zero):
+    ids = np.array([[300, 257, 5, 0, 0], [7, 1, 999, 2, 9]])
+    theirs, ours = (
+        SCRIPTS[script](layer(1000, D, mask_zero=mask_zero, dtype=dtype))
+        for layer in (keras.layers.Embedding, TokenEmbedding)
+    )
+    for model in (theirs, ours):
+        model.build((None, 5))
+        model.compile("sgd", "mse", run_eagerly=True)
+    randomize(theirs)
+    ours.set_weights(theirs.get_weights())
+    for given in (ids, ids.astype("float32")):
+        assert_close(ours(given), theirs(given), atol=0)
+    assert_close(ours.predict(ids, verbose=0), theirs.predict(ids, verbose=0), atol=0)
+
+
+def test_a_model_with_float_ids_is_saved_and_compiled(tmp_path):
+    model = SCRIPTS["functional"](TokenEmbedding(V, D, mask_zero=True))
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert_close(again.predict(IDS, verbose=0), model(IDS))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "padding_id", "mask_zero"),
+    [
+        ({}, 0, True),
+        ({"mask_zero": True}, 0, True),
+        ({"mask_zero": False}, None, False),
+        ({"padding_id": None}, None, False),
+        ({"padding_id": None, "mask_zero": False}, None, False),
+        ({"padding_id": 5}, 5, False),
+        ({"padding_id": 5, "mask_zero": False}, 5, False),
+    ],
+)
+def test_mask_zero_says_whether_padding_is_0(arguments, padding_id, mask_zero):
+    layer = TokenEmbedding(V, D, **arguments)
+    for one in (layer, TokenEmbedding.from_config(layer.get_config())):
+        assert (one.padding_id, one.mask_zero) == (padding_id, mask_zero)
+
+
+@pytest.mark.parametrize("padding_id", [None, 5])
+def test_mask_zero_with_another_padding_id_is_refused(padding_id):
+    with pytest.raises(
+        ValueError, match=f"needs the `padding_id` 0. Received: padding_id={padding_id}, mask_zero=True"
+    ):
+        TokenEmbedding(V, D, padding_id=padding_id, mask_zero=True)
 
 
 def test_segments_outside_their_table_are_refused():
