@@ -10,9 +10,10 @@ from typing import Any
 import keras
 
 from keras_tx import checks
-from keras_tx.layers import Decoder, Encoder, TokenEmbedding
+from keras_tx.layers import Decoder, Encoder, LearnedPositionalEncoding, TokenEmbedding
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids
+from keras_tx.models.checked_data import CheckedModel
 from keras_tx.types import Tensor
 
 _GIVEN_BY_THE_MODEL = {
@@ -27,8 +28,10 @@ def options(name: str, value: Any, layer: type, **defaults: Any) -> dict[str, An
     return {**defaults, **checks.options_of(name, value, layer, given=_GIVEN_BY_THE_MODEL[layer])}
 
 
-class TokenModel(keras.Model):
+class TokenModel(CheckedModel):
     """A functional model over ids. It raises errors for ids outside the vocabulary, which Keras would cast or clip.
+
+    In compiled graphs ids have no values: there the errors are those of `CheckedModel`.
 
     A subclass sets these attributes in its constructor:
 
@@ -59,6 +62,13 @@ class TokenModel(keras.Model):
         for name, embedding in self.id_inputs.items():
             ids = inputs[name] if isinstance(inputs, dict) else inputs[[one.name for one in self.inputs].index(name)]
             check_ids(name, ids, embedding.vocabulary_size)  # Keras would cast floats and large integers
+
+    def _id_sizes(self) -> dict[str, int]:
+        sizes = {name: embedding.vocabulary_size for name, embedding in self.id_inputs.items()}
+        sizes["segment_ids"] = self.embedding.num_segments
+        if isinstance(self.embedding.positions, LearnedPositionalEncoding):
+            sizes["positions"] = self.embedding.positions.max_length
+        return {name: size for name, size in sizes.items() if name in self._input_names()}
 
     def _listed(self, inputs: Any) -> list[Tensor]:
         """`inputs` in the order of `self.inputs`."""

@@ -11,6 +11,7 @@ from keras_tx.generation.strategy import Strategy
 from keras_tx.layers import Encoder
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids, check_integers
+from keras_tx.models.checked_data import CheckedModel
 from keras_tx.pretrained import array_prompts, generation_config
 from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.registry import read_family
@@ -25,7 +26,7 @@ _MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class PretrainedModel(keras.Model):
+class PretrainedModel(CheckedModel):
     """A Hugging Face model as a functional `keras.Model`, with inputs and outputs by Hugging Face's names.
 
     `from_pretrained` returns one with the weights of a checkpoint; the constructor initializes the weights randomly.
@@ -141,6 +142,13 @@ class PretrainedModel(keras.Model):
     def _ids(self) -> dict[str, int]:
         """{name of an input of token ids: size of its vocabulary}."""
         return {name: getattr(self.family, _IDS[name]).vocabulary_size for name in self.family.inputs if name in _IDS}
+
+    def _id_sizes(self) -> dict[str, int]:
+        segments = "token_type_ids" in self.family.inputs
+        return {**self._ids, **({"token_type_ids": self.family.embedding.num_segments} if segments else {})}
+
+    def _input_names(self) -> list[str]:
+        return list(self.family.inputs)
 
     def _named(self, inputs: Any, named: dict[str, Any] | None = None) -> dict[str, Any]:
         """Returns a dict of all inputs from what the caller passed, with None for those that were left out."""

@@ -1,0 +1,253 @@
+"""Checks of the data for `fit`, `evaluate` and `predict`: ids and labels outside their ranges, strings, floats.
+
+A compiled graph cannot say what is wrong with ids, or cannot raise errors at all: on a GPU TensorFlow reads zeros for
+an id outside the table, and XLA and JAX read the first or last row. So arrays are checked before the graph runs, and
+the batches of a `tf.data.Dataset`, generator or `PyDataset` on the way to it.
+"""
+
+import functools
+import inspect
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_tx.layers.ids import check_integers, check_no_texts, check_range, values_of
+from keras_tx.optional import Lazy
+from keras_tx.training import PaddedCrossentropy
+
+tf = Lazy("tensorflow")
+
+_OF_KERAS = ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
+# What the assertions of this file, its Python errors, a look-up and Keras' loss write into TensorFlow's long errors.
+_OUTSIDE = re.compile(r"((?:The labels|`\w+`) must be in \[0, \d+\)[^[\]]*Received: (?:label )?)\] \[(-?\d+)\]")
+_IN_PYTHON = re.compile(r"ValueError: ((?:The labels|`\w+`) must be [^\n]*Received: [^\n]*)")
+_LOOK_UP = re.compile(r"indices\[[\d,]+\] = (-?\d+) is not in \[0, (\d+)\)")
+_LABEL = re.compile(r"Received a label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
+
+
+class Labels(NamedTuple):
+    """The labels of one output: they are in [0, size), or `ignored`, which the loss has as the argument `name`."""
+
+    size: int
+    ignored: int | None
+    name: str
+
+    @property
+    def rule(self) -> str:
+        also = "" if self.ignored is None else f" or the `{self.name}` {self.ignored}"
+        return f"The labels must be in [0, {self.size}){also}. Received: label "
+
+
+class DataCheck:
+    """Checks batches, or whole arrays, of inputs and labels.
+
+    Args:
+        sizes: {name of an input of ids: the size of its table}.
+        names: the names of all inputs, in the order in which a list of arrays gives them.
+        labels: how the labels are to be, in the structure of the compiled loss: one, a list or a dict; None is
+            unchecked.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], names: list[str], labels: Any):
+        self.sizes, self.names, self.labels = dict(sizes), names, labels
+
+    def arrays(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
+        """Raises a ValueError for the first wrong value of arrays."""
+        for name, ids in self._ids(x):
+            check_no_texts(name, ids)
+            if hasattr(ids, "shape"):
+                check_integers(name, ids)
+                check_range(name, values_of(ids), self.sizes[name])
+        for given, labels in self._labels(y, sample_weight):
+            check_no_texts("y", given)
+            values = values_of(given) if hasattr(given, "shape") else None
+            if values is not None and values.size and not 0 <= values.min() <= values.max() < labels.size:
+                wrong = values[~((values >= 0) & (values < labels.size)) & (values != labels.ignored)]
+                if wrong.size:
+                    raise ValueError(f"{labels.rule}{wrong[0]}")
+
+    def batch(self, batch: Any) -> Any:
+        """Returns a batch of a generator or `PyDataset`, (x, y, sample_weight) or a part of it, after the check."""
+        self.arrays(*keras.utils.unpack_x_y_sample_weight(batch))
+        return batch
+
+    def dataset(self, batches: Any) -> Any:
+        """A `tf.data.Dataset` with the batches of another; an iterator of it raises for a wrong value."""
+        is_tuple = isinstance(batches.element_spec, tuple)  # then `map` passes its elements one by one
+
+        def checked(*batch: Any) -> Any:
+            self._assert(batch if is_tuple else batch[0])
+            return batch if is_tuple else batch[0]
+
+        return batches.map(tf.autograph.experimental.do_not_convert(checked))
+
+    def _assert(self, batch: Any) -> None:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        for name, ids in self._ids(x):
+            if isinstance(ids, tf.Tensor):
+                check_integers(name, ids)
+                _assert_range(ids, self.sizes[name], None, f"`{name}` must be in [0, {self.sizes[name]}). Received: ")
+        for given, labels in self._labels(y, sample_weight):
+            if isinstance(given, tf.Tensor):
+                check_no_texts("y", given)
+                _assert_range(given, labels.size, labels.ignored, labels.rule)
+
+    def _ids(self, x: Any) -> list[tuple[str, Any]]:
+        if not isinstance(x, Mapping):
+            x = dict(zip(self.names, x if isinstance(x, (list, tuple)) else [x], strict=False))
+        return [(name, x[name]) for name in self.sizes if x.get(name) is not None]
+
+    def _labels(self, y: Any, sample_weight: Any) -> list[tuple[Any, Labels]]:
+        if y is None or self.labels is None:
+            return []
+        if isinstance(self.labels, Labels):
+            given = keras.tree.flatten(y) if isinstance(y, (list, tuple, dict)) else [y]
+            pairs = [(given[0], self.labels)] if len(given) == 1 else []
+        elif isinstance(self.labels, dict):
+            pairs = [(y[name], one) for name, one in self.labels.items() if name in y] if isinstance(y, dict) else []
+        else:
+            pairs = list(zip(y, self.labels, strict=False)) if isinstance(y, (list, tuple)) else []
+        is_weighted = sample_weight is not None  # with Keras' loss, a label of weight 0 may be any number
+        return [(y, one) for y, one in pairs if one and not (is_weighted and one.name == "ignore_class")]
+
+
+class CheckedBatches(keras.utils.PyDataset):
+    """A `PyDataset` with the batches of another, checked."""
+
+    def __init__(self, dataset: Any, check: DataCheck):
+        options = ("workers", "use_multiprocessing", "max_queue_size")
+        super().__init__(**{name: getattr(dataset, name) for name in options})
+        self.dataset, self.check = dataset, check
+
+    def __getitem__(self, index: int) -> Any:
+        return self.check.batch(self.dataset[index])
+
+    @property
+    def num_batches(self) -> Any:
+        return self.dataset.num_batches
+
+    def on_epoch_begin(self) -> None:
+        self.dataset.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self.dataset.on_epoch_end()
+
+
+class CheckedModel(keras.Model):
+    """A functional model whose `fit`, `evaluate`, `predict` and `..._on_batch` check ids and labels.
+
+    They raise a ValueError that names the argument, the range and the value, on every backend and device, for arrays,
+    `tf.data.Dataset`s, generators and `PyDataset`s. Labels are checked if the loss is `PaddedCrossentropy` or Keras'
+    `SparseCategoricalCrossentropy`; for the latter only without sample weights, with which a label of weight 0 may be
+    any number.
+    """
+
+    def _id_sizes(self) -> Mapping[str, int]:
+        """{name of an input of ids: size of the table that it indexes}; by default empty."""
+        return {}
+
+    def _input_names(self) -> list[str]:
+        """The names of the inputs, in the order in which a list gives them."""
+        return [tensor.name for tensor in self.inputs]
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        several = inputs.values() if isinstance(inputs, dict) else inputs
+        for one in several if isinstance(inputs, (dict, list, tuple)) else [inputs]:
+            check_no_texts("inputs", one)
+        return super().__call__(inputs, *args, **kwargs)
+
+    @functools.wraps(keras.Model.fit)
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        return self._with_checks(super().fit, args, kwargs)
+
+    @functools.wraps(keras.Model.evaluate)
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        return self._with_checks(super().evaluate, args, kwargs)
+
+    @functools.wraps(keras.Model.predict)
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        return self._with_checks(super().predict, args, kwargs)
+
+    @functools.wraps(keras.Model.train_on_batch)
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        return self._with_checks(super().train_on_batch, args, kwargs)
+
+    @functools.wraps(keras.Model.test_on_batch)
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        return self._with_checks(super().test_on_batch, args, kwargs)
+
+    @functools.wraps(keras.Model.predict_on_batch)
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        return self._with_checks(super().predict_on_batch, args, kwargs)
+
+    def _with_checks(self, method: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        bound = inspect.signature(method).bind(*args, **kwargs)
+        given = bound.arguments
+        if not given.get("kwargs", {}).get("_use_cached_eval_dataset"):  # `fit` has checked its `validation_data`
+            has_labels = not method.__name__.startswith("predict")
+            check = DataCheck(self._id_sizes(), self._input_names(), self._labels() if has_labels else None)
+            given["x"] = _checked(check, given.get("x"), given.get("y"), given.get("sample_weight"))
+            if given.get("validation_data") is not None:
+                data = given["validation_data"]
+                is_arrays = isinstance(data, (list, tuple))
+                given["validation_data"] = (_checked(check, *data), *data[1:]) if is_arrays else _checked(check, data)
+        try:
+            return method(*bound.args, **bound.kwargs)
+        except Exception as error:
+            text = str(error) if type(error).__name__ == "InvalidArgumentError" else ""
+            if found := _OUTSIDE.search(text) or _IN_PYTHON.search(text):
+                raise ValueError("".join(found.groups())) from None
+            if found := _LABEL.search(text):
+                raise ValueError(f"The labels must be in [0, {found[2]}). Received: label {found[1]}") from error
+            if found := _LOOK_UP.search(text):
+                raise ValueError(f"The ids must be in [0, {found[2]}). Received: {found[1]}") from error
+            raise
+
+    def _labels(self) -> Any:
+        loss = getattr(self, "loss", None)  # None before `compile`
+        outputs = keras.tree.flatten(self.output)
+        if isinstance(loss, dict):
+            named = self.output if isinstance(self.output, dict) else dict(zip(self.output_names, outputs, strict=True))
+            return {name: _labels_for(one, named.get(name)) for name, one in loss.items()}
+        if isinstance(loss, (list, tuple)):
+            return [_labels_for(one, output) for one, output in zip(loss, outputs, strict=False)]
+        return _labels_for(loss, outputs[0]) if len(outputs) == 1 else None
+
+
+def _labels_for(loss: Any, output: Any) -> Labels | None:
+    if output is None or output.shape[-1] is None:
+        return None
+    if isinstance(loss, PaddedCrossentropy):
+        return Labels(output.shape[-1], loss.padding_id, "padding_id")
+    is_named = isinstance(loss, str) and loss in _OF_KERAS
+    is_sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) and loss.get_config().get("axis", -1) == -1
+    if is_named or is_sparse or loss is keras.losses.sparse_categorical_crossentropy:
+        return Labels(output.shape[-1], getattr(loss, "ignore_class", None), "ignore_class")
+    return None
+
+
+def _checked(check: DataCheck, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+    """`x` after the check, or in a form that checks each batch."""
+    if isinstance(x, types.GeneratorType):
+        return _checked_generator(check, x)
+    if isinstance(x, keras.utils.PyDataset):
+        return CheckedBatches(x, check)
+    if any(one.__module__.startswith("tensorflow.") and one.__name__ == "DatasetV2" for one in type(x).__mro__):
+        return check.dataset(x)
+    check.arrays(x, y, sample_weight)
+    return x
+
+
+def _checked_generator(check: DataCheck, batches: Iterator[Any]) -> Iterator[Any]:
+    yield from map(check.batch, batches)
+
+
+def _assert_range(values: Any, size: int, ignored: int | None, text: str) -> None:
+    values = tf.cast(values, "int64")
+    if ignored is not None:
+        values = tf.where(values == ignored, tf.zeros_like(values), values)
+    least, most = tf.reduce_min(values), tf.reduce_max(values)
+    tf.debugging.Assert((least >= 0) & (most < size), [text, tf.where(least < 0, least, most)])
