@@ -52,8 +52,9 @@ class PaddedCrossentropy(keras.losses.Loss):
         A float32 scalar, or (B, T) without reduction.
 
     Raises:
-        ValueError: for labels that are not integers or not in [0, V), and for shapes that do not match. In a compiled
-            graph TensorFlow raises its own error for such labels; where no error can be raised (XLA, JAX, a GPU), the
+        ValueError: for labels that are not integers or not in [0, V), and for shapes that do not match. `fit` and
+            `evaluate` of the models of this package check labels before the graph runs. In a compiled graph of other
+            models TensorFlow raises its own error for such labels; where no error can be raised (XLA, JAX, a GPU), the
             loss is NaN.
 
     Examples:

@@ -120,18 +120,18 @@ def test_labels_are_checked(case, method, step):
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
-@pytest.mark.parametrize("form", FORMS[1:])
+@pytest.mark.parametrize("form", ["generator", "PyDataset", pytest.param("tf.data", marks=pytest.mark.tensorflow)])
 def test_every_form_of_data_is_checked(case, method, form):
     model, name, labels = case
     with pytest.raises(ValueError, match=rf"^`{name}` must be in \[0, 23\). Received: 23"):
         run(model, method, *in_form(form, (inputs(model, name, IDS + 1), labels)))
-    if method != "predict":
+    if method == "evaluate":
         wrong = keras.tree.map_structure(lambda y: y + 30, labels)
         with pytest.raises(ValueError, match=r"^The labels must be in \[0, .* Received: label \d+$"):
             run(model, method, *in_form(form, (inputs(model, name, IDS), wrong)))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["arrays", *(pytest.param(one, marks=pytest.mark.tensorflow) for one in FORMS[1:])])
 def test_validation_data_is_checked(form):
     model = TextClassifier(V, C, **SIZES)
     model.compile("sgd", OF_TEXTS, run_eagerly=True)
@@ -172,7 +172,7 @@ def test_right_data_passes_unchanged(form):
 def test_a_sequence_of_batches_is_told_of_epochs_as_by_keras():
     told = []
     model = TextClassifier(V, C, **SIZES)
-    for one in (model, keras.Model(model.inputs, model.outputs)):
+    for one in (model, keras.Model(model.inputs[0], model.outputs)):
         one.compile("sgd", OF_TEXTS, run_eagerly=True)
         batches = Batches((IDS, IDS[:, 0] % C))
         one.evaluate(batches, verbose=0)
@@ -198,6 +198,7 @@ def test_a_later_batch_is_checked(form):
         model.predict(data, steps=5, verbose=0)
 
 
+@pytest.mark.tensorflow
 def test_labels_that_the_loss_ignores_pass():
     model = TextClassifier(V, C, **SIZES)
     labels = np.array([C, 1])
@@ -224,10 +225,9 @@ def test_a_call_with_texts_is_refused(texts):
         TextClassifier(V, C, **SIZES)(texts)
 
 
-@pytest.mark.tensorflow
 def test_datasets_are_checked_before_a_graph_that_xla_compiles():
     model = TextClassifier(V, C, **SIZES)
-    model.compile("sgd", OF_TEXTS, jit_compile=True)
+    model.compile("sgd", OF_TEXTS, jit_compile="auto" if keras.backend.backend() == "torch" else True)
     with pytest.raises(ValueError, match=r"^`token_ids` must be in \[0, 23\). Received: -1$"):
         model.predict(*in_form("tf.data", (IDS - 1,)), verbose=0)
 
