@@ -8,6 +8,7 @@ the batches of a `tf.data.Dataset`, generator or `PyDataset` on the way to it.
 import functools
 import inspect
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -170,7 +171,7 @@ class CheckedModel(BaseModel):
 
     @functools.wraps(keras.Model.predict)
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_checks(super().predict, args, kwargs)
+        return self._with_checks(super().predict, args, kwargs, has_labels=False)
 
     @functools.wraps(keras.Model.train_on_batch)
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
@@ -182,23 +183,25 @@ class CheckedModel(BaseModel):
 
     @functools.wraps(keras.Model.predict_on_batch)
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_checks(super().predict_on_batch, args, kwargs)
+        return self._with_checks(super().predict_on_batch, args, kwargs, has_labels=False)
 
-    def _with_checks(self, method: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    def _with_checks(
+        self, method: Callable[..., Any], args: Any, kwargs: dict[str, Any], has_labels: bool = True
+    ) -> Any:
         bound = inspect.signature(method).bind(*args, **kwargs)
         given = bound.arguments
-        if not given.get("kwargs", {}).get("_use_cached_eval_dataset"):  # `fit` has checked its `validation_data`
-            has_labels = not method.__name__.startswith("predict")
-            check = DataCheck(self._id_sizes(), self._input_names(), self._labels() if has_labels else None)
-            given["x"] = _checked(check, given.get("x"), given.get("y"), given.get("sample_weight"))
-            if given.get("validation_data") is not None:
-                data = given["validation_data"]
-                is_arrays = isinstance(data, (list, tuple))
-                given["validation_data"] = (_checked(check, *data), *data[1:]) if is_arrays else _checked(check, data)
+        labels = self._labels() if has_labels else None
+        check = DataCheck(self._id_sizes(), self._input_names(), labels)
+        given["x"] = _checked(check, given.get("x"), given.get("y"), given.get("sample_weight"))
+        if given.get("validation_data") is not None:
+            data = given["validation_data"]
+            is_arrays = isinstance(data, (list, tuple))
+            given["validation_data"] = (_checked(check, *data), *data[1:]) if is_arrays else _checked(check, data)
         try:
             return method(*bound.args, **bound.kwargs)
         except Exception as error:
-            text = str(error) if type(error).__name__ == "InvalidArgumentError" else ""
+            is_of_graph = _is_tensorflow_imported() and isinstance(error, tf.errors.InvalidArgumentError)
+            text = str(error) if is_of_graph else ""
             if found := _OUTSIDE.search(text) or _IN_PYTHON.search(text):
                 raise ValueError("".join(found.groups())) from None
             if found := _LABEL.search(text):
@@ -236,7 +239,7 @@ def _checked(check: DataCheck, x: Any, y: Any = None, sample_weight: Any = None)
         return _checked_generator(check, x)
     if isinstance(x, keras.utils.PyDataset):
         return CheckedBatches(x, check)
-    if any(one.__module__.startswith("tensorflow.") and one.__name__ == "DatasetV2" for one in type(x).__mro__):
+    if _is_tensorflow_imported() and isinstance(x, tf.data.Dataset):
         return check.dataset(x)
     check.arrays(x, y, sample_weight)
     return x
@@ -252,3 +255,7 @@ def _assert_range(values: Any, size: int, ignored: int | None, text: str) -> Non
         values = tf.where(values == ignored, tf.zeros_like(values), values)
     least, most = tf.reduce_min(values), tf.reduce_max(values)
     tf.debugging.Assert((least >= 0) & (most < size), [text, tf.where(least < 0, least, most)])
+
+
+def _is_tensorflow_imported() -> bool:
+    return "tensorflow" in sys.modules  # if not, nothing is of its classes, and to import it would take seconds
