@@ -18,12 +18,6 @@ from keras_tx.types import DType, Tensor
 
 _sentencepiece_ops = Lazy("tensorflow_text.python.ops.sentencepiece_tokenizer", extra="text")
 
-_ELEMENTWISE = (
-    "Abs Absolute Add Cast Clip Cos Divide Elu Exp Floor Gelu LeakyRelu Log Maximum Minimum Multiply Negative Power "
-    "Relu Relu6 Rsqrt Selu Sigmoid Sign Silu Sin Softplus Softsign Sqrt Square StopGradient Subtract Tanh TrueDivide "
-    "Where"
-).split()
-
 try:
     from keras.src import backend as _backend
     from keras.src import ops as _operations
@@ -33,7 +27,6 @@ try:
 
     # The classes of operations, because `keras.ops` exports only the functions. To call these and look at the type of
     # the operation would use up the names ("add", "softmax") that Keras gives to the operations of a user's model.
-    ELEMENTWISE: frozenset[type] = frozenset(getattr(_operations, name) for name in _ELEMENTWISE)
     NOT_EQUAL: type = _operations.NotEqual
     SIGMOID: type = _operations.Sigmoid
     SOFTMAX: type = _operations.Softmax

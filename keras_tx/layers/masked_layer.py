@@ -9,10 +9,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tx.functional_graph import source_of
-from keras_tx.keras_internals import ELEMENTWISE, get_keras_mask, keep_call_arguments, set_keras_mask
-from keras_tx.layers import masks
+from keras_tx.keras_internals import get_keras_mask, keep_call_arguments, set_keras_mask
 from keras_tx.layers.configs import Composite
+from keras_tx.layers.mask_search import find_mask
 from keras_tx.layers.shapes import check_shape
 from keras_tx.types import Tensor
 
@@ -35,9 +34,9 @@ class MaskedLayer(Composite):
         names = list(inspect.signature(self.call).parameters)[1 : 1 + len(args)] if args else []
         arguments = {"inputs": inputs, **dict(zip(names, args, strict=True)), **kwargs}
         if arguments.get("cache") is None:  # with a cache, `mask` is for all slots, not for the inputs
-            _fill_mask(arguments, "mask", inputs)
+            _fill_mask(self, arguments, "mask", inputs)
         if arguments.get("memory") is not None:
-            _fill_mask(arguments, "memory_mask", arguments["memory"])
+            _fill_mask(self, arguments, "memory_mask", arguments["memory"])
         arguments = convert_inputs(self, {name: value for name, value in arguments.items() if value is not None})
         outputs = super().__call__(arguments.pop("inputs"), **arguments)
         if arguments.get("cache") is not None:
@@ -50,11 +49,11 @@ class MaskedLayer(Composite):
         )  # else it is for the slots of a cache
 
 
-def _fill_mask(arguments: dict[str, Any], name: str, tensor: Tensor) -> None:
+def _fill_mask(layer: Any, arguments: dict[str, Any], name: str, tensor: Tensor) -> None:
     """Sets the argument `name` to the mask of `tensor`, unless the caller passed one, and checks its shape."""
     mask = arguments.get(name)
     if mask is None:
-        mask = mask_of(tensor) if isinstance(tensor, keras.KerasTensor) else get_keras_mask(tensor)
+        mask = find_mask(tensor, layer, name) if isinstance(tensor, keras.KerasTensor) else get_keras_mask(tensor)
     if isinstance(mask, (list, tuple)):
         mask = ops.convert_to_tensor(mask)
     if mask is not None:
@@ -85,46 +84,3 @@ def convert_inputs(layer: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _to_tensor(x: Any) -> Any:
     return x if x is None or isinstance(x, keras.KerasTensor) else ops.convert_to_tensor(x)
-
-
-def mask_of(x: Any) -> Any:
-    """The mask (B, T) of a symbolic `x` or, if an operator lost it, of the tensors from which `x` was computed.
-
-    The search goes back through element-wise operators and through layers that pass on the mask of their input. Returns
-    None if it finds no mask.
-    """
-    return _mask_of(x, {}) if isinstance(x, keras.KerasTensor) else None
-
-
-def _mask_of(x: Any, seen: dict[int, Any]) -> Any:
-    if id(x) not in seen:
-        seen[id(x)] = get_keras_mask(x)
-        if seen[id(x)] is None:
-            found = [_mask_of(source, seen) for source in _aligned_sources(x)]
-            aligned = {id(mask): mask for mask in found if mask is not None and mask.shape[1] == x.shape[1]}
-            seen[id(x)] = masks.join(*aligned.values())
-    return seen[id(x)]
-
-
-def _aligned_sources(x: Any) -> list[Any]:
-    """The tensors from which `x` was computed token by token."""
-    call = source_of(x)
-    if call is None or len(x.shape) < 2:
-        return []
-    operation, sources = call.operation, call.inputs
-    if isinstance(operation, keras.layers.Layer):
-        if isinstance(operation, _MERGES):
-            return sources
-        passes_on = operation.supports_masking and type(operation).compute_mask is keras.layers.Layer.compute_mask
-        return sources[:1] if passes_on or isinstance(operation, keras.layers.RMSNormalization) else []
-    return [source for source in sources if len(source.shape) == len(x.shape)] if type(operation) in ELEMENTWISE else []
-
-
-_MERGES = (
-    keras.layers.Add,
-    keras.layers.Subtract,
-    keras.layers.Multiply,
-    keras.layers.Average,
-    keras.layers.Maximum,
-    keras.layers.Minimum,
-)

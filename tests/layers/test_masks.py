@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from keras_tx import layers
 from keras_tx.keras_internals import get_keras_mask
 from keras_tx.layers import masks
-from keras_tx.layers.masked_layer import mask_of
+from keras_tx.layers.mask_search import mask_of
 from keras_tx.models.pooling import TokenPooling
 from tests.tools import assert_close, randomize, to_numpy
 
@@ -128,19 +128,6 @@ def test_masks_found_behind_operators_are_saved_with_the_model(way, tmp_path):
     ids = np.array([[3, 4, 5, 0, 0], [7, 8, 9, 1, 2]])
     assert_close(again(ids), model(way)(ids), atol=0)
     assert_close(again(ids)[0, :3], again(ids[:1, :3])[0], atol=3e-6)
-
-
-def test_no_mask_is_found_where_tokens_moved():
-    ids = keras.Input((5,), dtype="int32")
-    x = embedding()(ids)
-    moves = [keras.ops.flip(x, axis=1), keras.ops.roll(x, 1, axis=1), keras.ops.transpose(x, (0, 2, 1)), x[:, 1:]]
-    moves += [layer(x * 2.0) for layer in (keras.layers.Permute((2, 1)), keras.layers.Conv1D(D, 2, strides=2))]
-    moves.append(keras.layers.Lambda(lambda t: keras.ops.flip(t, axis=1))(x * 2.0))  # of the same shape
-    for moved in moves:
-        assert mask_of(moved) is None
-    assert mask_of(x) is get_keras_mask(x)  # its own
-    assert mask_of(x * 2.0) is not None
-    assert mask_of(keras.Input((5, D)) * 2.0) is None
 
 
 def test_a_mask_may_be_a_list():

@@ -21,7 +21,8 @@ from keras_tx.layers.attention.dispatch import dispatch_attention
 from keras_tx.layers.attention.projections import make_projection
 from keras_tx.layers.configs import Composite, serialized
 from keras_tx.layers.dropout import Dropout
-from keras_tx.layers.masked_layer import convert_inputs, mask_of
+from keras_tx.layers.mask_search import find_mask
+from keras_tx.layers.masked_layer import convert_inputs
 from keras_tx.layers.masks import LARGEST_WINDOW, count_positions
 from keras_tx.layers.residual import make_norm
 from keras_tx.types import Shape, Tensor
@@ -224,9 +225,10 @@ class MultiHeadAttention(Composite):
             )
         kwargs.update(zip(_POSITIONAL, args, strict=False))
         for name, tensor in (("query_mask", query), ("value_mask", value), ("key_mask", key)):
-            mask = mask_of(tensor) if kwargs.get(name) is None else None
-            if mask is not None:
-                kwargs[name] = mask
+            if isinstance(tensor, keras.KerasTensor) and kwargs.get(name) is None:
+                mask = find_mask(tensor, self, name)
+                if mask is not None:
+                    kwargs[name] = mask
         kwargs = convert_inputs(self, {"query": query, "value": value, "key": key, **kwargs})
         if kwargs.get("cache") is not None and kwargs.get("value_mask") is None:
             # All slots count as real; without a mask Keras would fill in that of the queries.

@@ -1,0 +1,286 @@
+"""Finds the padding mask of a symbolic tensor behind operations that lose it: (B, T, ...) -> (B, T).
+
+B batch, T tokens. Keras attaches masks to the outputs of layers. Operators (`x * 8`, `x + y`, `x[:, 1:]`), functions of
+`keras.ops` and layers without support for masks lose them. The search goes back to the tensors that still have masks,
+and tries out what each operation on the way does (`mask_trial`), once for each call of an operation.
+"""
+
+import warnings
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from keras_tx.functional_graph import source_of
+from keras_tx.keras_internals import Call, call_that_made, functional_model, get_keras_mask, is_of_keras, layers_within
+from keras_tx.layers import masks
+from keras_tx.layers.mask_trial import Finding, Sizes, Source, examine, sizes_in_trials
+
+_MIXES = "mixes padding into other tokens"
+_COUNTS = "counts padding tokens, so that its outputs depend on where they stand and how many they are"
+_INSIDE = "makes a mask that cannot be read from outside"
+_KNOWN = (keras.layers.Dense, keras.layers.Dropout, keras.layers.Embedding)  # to pass masks on, and frequent
+_PASSED_ON = keras.layers.Layer.compute_mask
+
+_warned: Any = weakref.WeakSet()  # operations
+
+
+class Loss(NamedTuple):
+    """An operation behind which padding changes real tokens.
+
+    Attributes:
+        operation: the layer or the operation of `keras.ops`.
+        reason: what it does, as a part of a sentence.
+    """
+
+    operation: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What is known about the mask of a symbolic tensor.
+
+    Attributes:
+        tag: the mask that Keras has attached to the tensor.
+        mask: symbolic, over the leading axes of the tensor, usually (B, T); None if there is none or it is lost.
+        sizes: the sizes of the tensor in trials.
+        losses: operations before the tensor that let padding change real tokens.
+    """
+
+    tag: Any
+    mask: Any
+    sizes: Sizes
+    losses: tuple[Loss, ...] = ()
+
+
+def mask_of(x: Any) -> Any:
+    """The mask (B, T) of a symbolic `x`, or over all its axes but the last; None if there is none.
+
+    If Keras has lost the mask, it is made from those of the tensors from which `x` was computed.
+    """
+    return _usable(x, _trace(x)) if isinstance(x, keras.KerasTensor) else None
+
+
+def find_mask(x: Any, layer: Any, argument: str) -> Any:
+    """`mask_of(x)`, with a warning if padding can change real tokens of `x`.
+
+    Args:
+        x: a symbolic tensor that is given to `layer`.
+        layer: the layer that needs the mask.
+        argument: the name of the call argument of `layer` that takes this mask.
+    """
+    trace = _trace(x)
+    mask, losses = _usable(x, trace), trace.losses
+    if mask is None and trace.mask is not None:
+        losses = (*losses, Loss(_operation_of(x), _MIXES))
+    for loss in losses:
+        is_seen_later = loss.reason == _INSIDE and loss.operation is _operation_of(x)  # when the model is called
+        if is_seen_later or loss.operation in _warned:
+            continue
+        _warned.add(loss.operation)
+        warnings.warn(
+            f"Padding may change the outputs of '{layer.name}' ({type(layer).__name__}) at real tokens, because "
+            f"'{loss.operation.name}' ({type(loss.operation).__name__}) before it {loss.reason}. Pass `{argument}=`, "
+            f"True at real tokens, to '{layer.name}'.",
+            stacklevel=4,
+        )
+    return mask
+
+
+def _usable(x: Any, trace: Trace) -> Any:
+    """The mask of a trace as layers take it: (B, T), or over all axes of `x` but the last."""
+    mask = trace.mask
+    if mask is None or len(mask.shape) == 2:
+        return mask
+    if len(mask.shape) < 2 <= len(x.shape):
+        like = x[(slice(None), slice(None), *[0] * (len(x.shape) - 2))]
+        return ops.logical_and(ops.expand_dims(mask, 1), ops.ones_like(like, dtype="bool"))
+    return mask if len(mask.shape) == len(x.shape) - 1 else None
+
+
+def _operation_of(x: Any) -> Any:
+    call = source_of(x)
+    return None if call is None else call.operation
+
+
+# The search, from a tensor back to those that it was computed from
+
+
+def _trace(x: Any) -> Trace:
+    """The trace of a tensor. It is kept with the tensor, so that each call of an operation is tried out once."""
+    waiting, begun = [x], set()
+    while waiting:
+        tensor = waiting[-1]
+        if _known(tensor) is None:
+            begun.add(id(tensor))
+            made = call_that_made(tensor)
+            needed = [] if made is None else _inputs_to_search(made[0], tensor)
+            # A layer that returns its input is, for Keras, computed from itself.
+            unknown = [one for one in needed if _known(one) is None and id(one) not in begun]
+            if unknown:
+                waiting += unknown
+                continue
+            tensor.keras_tx_trace = _without_source(tensor) if made is None else _from_call(tensor, *made)
+        waiting.pop()
+    return x.keras_tx_trace
+
+
+def _known(x: Any) -> Trace | None:
+    trace = getattr(x, "keras_tx_trace", None)
+    return trace if trace is not None and trace.tag is get_keras_mask(x) else None
+
+
+def _without_source(x: Any, losses: Sequence[Loss] = ()) -> Trace:
+    """The trace of a tensor whose mask, if it has one, is right."""
+    tag = get_keras_mask(x)
+    return Trace(tag, tag, sizes_in_trials(x), tuple(losses))
+
+
+def _inputs_to_search(call: Call, output: Any) -> list[Any]:
+    """The inputs of a call whose traces determine that of its output."""
+    if _is_ours(call.operation):
+        is_passed_on = get_keras_mask(output) is None and _passes_on(call.operation)
+        return call.inputs[:1] if is_passed_on else []
+    is_known = get_keras_mask(output) is not None and type(call.operation) in _KNOWN
+    return [] if is_known else call.inputs
+
+
+def _from_call(x: Any, call: Call, place: int) -> Trace:
+    """The trace of output `place` of a call, from the traces of its inputs."""
+    inputs = _inputs_to_search(call, x)
+    if not inputs:
+        return _without_source(x)
+    traces = [_known(one) or _without_source(one) for one in inputs]
+    losses = tuple(dict.fromkeys(loss for trace in traces for loss in trace.losses))
+    if _is_ours(call.operation):
+        return Trace(None, traces[0].mask, sizes_in_trials(x), losses)
+    nested = functional_model(call.operation)
+    inner = None if nested is None else _mask_inside(nested, call, place)
+    if nested is not None:
+        losses += _trace(nested.outputs[place]).losses
+    if all(trace.mask is None for trace in traces):
+        tag = get_keras_mask(x)
+        if tag is None and nested is None and _makes_masks(call.operation):
+            losses += (Loss(call.operation, _INSIDE),)
+        return Trace(tag, inner if tag is None else tag, sizes_in_trials(x), losses)
+    return _tried(x, call, place, traces, losses, inner)
+
+
+def _tried(x: Any, call: Call, place: int, traces: list[Any], losses: tuple[Loss, ...], inner: Any) -> Trace:
+    """The trace of an output that was computed from tensors with masks."""
+    tag = get_keras_mask(x)
+    sources = [Source(trace.sizes, None if trace.mask is None else len(trace.mask.shape)) for trace in traces]
+
+    def with_loss(reason: str) -> tuple[Loss, ...]:
+        return losses or (Loss(call.operation, reason),)  # the first operation is the cause
+
+    try:
+        finding = examine(call, place, sources, tag is not None)
+    except Exception as error:  # whatever the operation raises
+        is_promised = tag is not None and not is_of_keras(type(call.operation))
+        reason = f"cannot be tried out ({type(error).__name__})"
+        return Trace(tag, tag, sizes_in_trials(x), losses if is_promised else with_loss(reason))
+    if finding.counts_padding:
+        losses = with_loss(_COUNTS)
+    if finding.own:
+        return Trace(tag, tag if inner is None else _join([tag, inner]), finding.sizes, losses)
+    mask = _mask_by(finding, call, place, traces)
+    if mask is None and not finding.clean:
+        return Trace(tag, tag, finding.sizes, with_loss(_MIXES))
+    found = [one for one in (mask, tag if _makes_own_mask(call.operation) else None, inner) if one is not None]
+    return Trace(tag, _join(found) if found else None, finding.sizes, losses)
+
+
+# Masks for the outputs of calls
+
+
+def _mask_by(finding: Finding, call: Call, place: int, traces: list[Any]) -> Any:
+    if finding.kept is not None:
+        return _join([traces[index].mask for index in finding.kept])
+    if finding.moved is not None:
+        return _moved_mask(call, place, traces, finding.moved)
+    return None
+
+
+def _join(found: list[Any]) -> Any:
+    """The conjunction of masks over leading axes; those with fewer axes hold for all elements of the other axes."""
+    found = list({id(mask): mask for mask in found}.values())
+    rank = max(len(mask.shape) for mask in found)
+    if len(found) == 1:
+        return found[0]
+    return masks.join(*[ops.expand_dims(mask, list(range(len(mask.shape), rank))) for mask in found])
+
+
+def _moved_mask(call: Call, place: int, traces: list[Any], rank: int) -> Any:
+    """The mask of a tensor whose elements were moved: what the operation makes of masks in place of its inputs."""
+    by_tensor = {id(x): trace.mask for x, trace in zip(call.inputs, traces, strict=True)}
+
+    def mask_for(x: Any) -> Any:
+        mask = by_tensor.get(id(x)) if isinstance(x, keras.KerasTensor) else None
+        if mask is None:
+            return x
+        mask = ops.cast(mask, x.dtype)
+        return ops.ones_like(x) * ops.expand_dims(mask, list(range(len(mask.shape), len(x.shape))))
+
+    operation = call.operation
+    if _can_be_copied(operation):  # a second call of a layer would make its `output` ambiguous
+        config = {key: value for key, value in operation.get_config().items() if key != "name"}
+        operation = type(operation).from_config(config)
+    args, kwargs = keras.tree.map_structure(mask_for, (call.args, call.kwargs))
+    moved = keras.tree.flatten(operation(*args, **kwargs))[place]
+    return ops.not_equal(moved[(*[slice(None)] * rank, *[0] * (len(moved.shape) - rank))], 0)
+
+
+def _mask_inside(nested: Any, call: Call, place: int) -> Any:
+    """The mask that a nested functional model makes for its output, as a function of its inputs here; or None."""
+    mask = _trace(nested.outputs[place]).mask
+    if mask is None:
+        return None
+    given = keras.tree.flatten(call.args[0])
+    if len(given) != len(nested.inputs):
+        return None
+    for inner, outer in zip(nested.inputs, given, strict=True):
+        if inner is mask:
+            return outer
+    return keras.Model(nested.inputs, mask)(given)
+
+
+# Kinds of operations
+
+
+def _is_ours(operation: Any) -> bool:
+    """Whether this is a layer of keras_tx, which finds masks by itself."""
+    return type(operation).__module__.startswith("keras_tx.") and functional_model(operation) is None
+
+
+def _passes_on(operation: Any) -> bool:
+    """Whether a layer of keras_tx treats each token separately or, as attention, needs no mask to hide padding from."""
+    return bool(operation.supports_masking) and not _makes_own_mask(operation)
+
+
+def _makes_own_mask(operation: Any) -> bool:
+    """Whether the mask of an output is not just that of the first input."""
+    return isinstance(operation, keras.layers.Layer) and type(operation).compute_mask is not _PASSED_ON
+
+
+def _can_be_copied(operation: Any) -> bool:
+    is_plain = isinstance(operation, keras.layers.Layer) and not isinstance(
+        operation, keras.layers.Lambda | keras.Model
+    )
+    return is_plain and is_of_keras(type(operation))
+
+
+def _makes_masks(operation: Any) -> bool:
+    """Whether a layer contains a layer that makes a mask from ids or from values."""
+    if not isinstance(operation, keras.layers.Layer) or is_of_keras(type(operation)):
+        return False
+    return any(
+        getattr(layer, "mask_zero", False)
+        or getattr(layer, "padding_id", None) is not None
+        or isinstance(layer, keras.layers.Masking)
+        for layer in layers_within(operation, include_self=False)
+    )
