@@ -5,6 +5,7 @@ Checks of numbers return plain Python numbers, also for NumPy's types, because c
 
 import difflib
 import inspect
+import math
 from collections.abc import Collection, Mapping
 from numbers import Integral, Real
 from typing import Any
@@ -12,12 +13,14 @@ from typing import Any
 from keras_tx.keras_internals import layers_within
 
 
-def positive_int(name: str, value: Any, none: bool = False) -> Any:
-    """Returns `value` as an int if it is a positive integer; also accepts None if `none` is True."""
+def positive_int(name: str, value: Any, none: bool = False, most: float = math.inf) -> Any:
+    """Returns `value` as an int if it is a positive integer, at most `most`; also accepts None if `none` is True."""
     if none and value is None:
         return value
-    if not isinstance(value, Integral) or isinstance(value, bool) or value <= 0:
+    is_positive = isinstance(value, Integral) and not isinstance(value, bool) and value > 0
+    if not is_positive or value > most:
         rule = "a positive integer or None" if none else "a positive integer"
+        rule += f", at most {most}" if is_positive else ""
         raise ValueError(f"The argument `{name}` must be {rule}. Received: {name}={value!r}")
     return int(value)
 

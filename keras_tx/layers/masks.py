@@ -15,6 +15,7 @@ from keras import ops
 
 from keras_tx.types import Tensor
 
+LARGEST_WINDOW = 2**31 - 1  # positions are int32
 MASKED = -1e30  # replaces masked logits. It is finite, so that a query without keys gives 0 instead of NaN
 
 Range = tuple[Tensor, Tensor]  # the first and the last value of a block

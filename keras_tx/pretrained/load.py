@@ -60,8 +60,10 @@ def from_pretrained(
 
     Raises:
         ValueError: the model type or task is unknown; the config lacks a key or has an unsupported value; a tensor is
-            unknown, missing, or does not have the shape that follows from the config; files are damaged; weights are
-            pickled; `skip_padding` is set for a model without an `Encoder`. The message names the cause.
+            unknown, missing, has NaN or infinite numbers, or does not have the shape that follows from the config;
+            files are damaged, or change while they are read; weights are pickled; `skip_padding` is set for a model
+            without an `Encoder`. The message names the cause.
+        OSError: a file cannot be read, or the directory changes during each of several attempts to open its files.
 
     Examples:
         >>> config = {"model_type": "bert", "vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1}

@@ -209,6 +209,10 @@ def test_initializers_regularizers_and_constraints_reach_every_projection():
         ({"value_dim": True}, "`value_dim` must be a positive integer or None. Received: value_dim=True"),
         ({"dropout": 1.0}, r"`dropout` must be a number in \[0, 1\). Received: dropout=1.0"),
         ({"dropout": float("nan")}, "`dropout` must be a number in .* Received: dropout=nan"),
+        (
+            {"sliding_window": 10**18},
+            "`sliding_window` must be a positive integer or None, at most 2147483647. Rec.*=10{18}",
+        ),
         ({"sliding_window": 0}, "`sliding_window` must be a positive integer or None. Received: sliding_window=0"),
         (
             {"num_key_value_heads": 4},

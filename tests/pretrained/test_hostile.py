@@ -112,11 +112,11 @@ def test_a_size_beyond_the_file_is_refused_before_anything_is_made(name, tmp_pat
     folder, begun = copied(name, tmp_path), time.monotonic()
     config = json.loads((folder / "config.json").read_text())
     monkeypatch.setattr(keras_internals, "_initialize_all_variables", initialize)
-    for key in SIZES[name].split():
-        for value in (10**6, LARGEST + 1) if key != "local_attention" else (10**18,):
-            (folder / "config.json").write_text(json.dumps({**config, key: value}))
-            with pytest.raises(ValueError, match=f"`{key}`.* Received: .*{key}={value}|must have the shape"):
-                pretrained.from_pretrained(folder)
+    for index, key in enumerate(SIZES[name].split()):
+        value = 10**18 if key == "local_attention" else (10**6, LARGEST + 1)[index % 2]
+        (folder / "config.json").write_text(json.dumps({**config, key: value}))
+        with pytest.raises(ValueError, match=f"`{key}`.* Received: .*{key}={value}"):
+            pretrained.from_pretrained(folder)
     # A size that is only another one is found out by the shapes of the tensors.
     key = SIZES[name].split()[0]
     (folder / "config.json").write_text(json.dumps({**config, key: config[key] // 2}))
@@ -125,8 +125,9 @@ def test_a_size_beyond_the_file_is_refused_before_anything_is_made(name, tmp_pat
     ):
         pretrained.from_pretrained(folder)
     assert time.monotonic() - begun < 10
-    monkeypatch.undo()
-    assert_a_good_checkpoint_loads(name)
+    if name == "bert":
+        monkeypatch.undo()
+        assert_a_good_checkpoint_loads()
 
 
 def test_layers_without_tensors_are_refused(tmp_path):

@@ -22,7 +22,7 @@ from keras_tx.layers.attention.projections import make_projection
 from keras_tx.layers.configs import Composite, serialized
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.masked_layer import convert_inputs, mask_of
-from keras_tx.layers.masks import count_positions
+from keras_tx.layers.masks import LARGEST_WINDOW, count_positions
 from keras_tx.layers.residual import make_norm
 from keras_tx.types import Shape, Tensor
 
@@ -156,7 +156,7 @@ class MultiHeadAttention(Composite):
         self.use_bias = use_bias
         self.output_features = arguments.check_output_shape(output_shape)
         self.attention_axes = arguments.check_attention_axes(attention_axes)
-        self.sliding_window = checks.positive_int("sliding_window", sliding_window, none=True)
+        self.sliding_window = checks.positive_int("sliding_window", sliding_window, none=True, most=LARGEST_WINDOW)
         self.flash_attention = flash_attention
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.bias_initializer = initializers.get(bias_initializer)
