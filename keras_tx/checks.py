@@ -17,8 +17,8 @@ def positive_int(name: str, value: Any, none: bool = False, most: float = math.i
     """Returns `value` as an int if it is a positive integer, at most `most`; also accepts None if `none` is True."""
     if none and value is None:
         return value
-    is_positive = isinstance(value, Integral) and not isinstance(value, bool) and value > 0
-    if not is_positive or value > most:
+    is_positive = isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
+    if not is_positive or int(value) > most:
         rule = "a positive integer or None" if none else "a positive integer"
         rule += f", at most {most}" if is_positive else ""
         raise ValueError(f"The argument `{name}` must be {rule}. Received: {name}={value!r}")

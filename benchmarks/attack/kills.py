@@ -19,6 +19,7 @@ import os
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from unittest import mock
@@ -35,7 +36,9 @@ FAILED = 3  # the exit status of a child whose function raised
 
 def forked(function: Write) -> int:
     """Starts a child that calls `function` and ends; returns its process id."""
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python and JAX warn of threads, which the child does not use
+        child = os.fork()
     if child:
         return child
     try:

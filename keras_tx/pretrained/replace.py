@@ -90,7 +90,7 @@ def located(directory: Path) -> Callable[[str], Path]:
 
     That is another path only where there are no symbolic links, during the last moment of saving or after a kill there.
     """
-    overlays = [(work / NEW, _removed(work)) for work in _work_folders(directory) if (work / REMOVED).is_file()]
+    overlays = [(work / NEW, _record(work)[1]) for work in _work_folders(directory) if (work / REMOVED).is_file()]
 
     def path(name: str) -> Path:
         for new, removed in overlays:
@@ -133,13 +133,17 @@ def _replace(
 
 
 def _keep(path: Path, kept: Path) -> None:
-    """Gives the file that `path` leads to a second name, or copies it where there are no hard links."""
+    """Gives the file that `path` leads to a second name. Where that cannot be a hard link, a file in place is copied."""
     kept.parent.mkdir(parents=True, exist_ok=True)
+    file = path.resolve()
     try:
-        os.link(path.resolve(), kept)
+        os.link(file, kept)
     except OSError:
-        shutil.copy2(path, kept)
-        disk.flush(kept)
+        if file.parent != path.parent.resolve():
+            kept.symlink_to(file)
+        else:
+            shutil.copy2(file, kept)
+            disk.flush(kept)
 
 
 def _link(target: str, path: Path, work: Path) -> None:
@@ -188,9 +192,8 @@ def _replace_one_by_one(directory: Path, work: Path, removed: Collection[str], g
 
 def _move(directory: Path, work: Path) -> None:
     """Moves the new files to their names one after the other; what an earlier call has moved is not there any more."""
-    names, record = _files(work / NEW), json.loads((work / REMOVED).read_text(encoding="utf-8"))
-    gate = record["gate"]
-    for name in [*([gate] if gate in names else []), *record["removed"]]:
+    names, (gate, removed) = _files(work / NEW), _record(work)
+    for name in [*([gate] if gate in names else []), *removed]:
         (directory / name).unlink(missing_ok=True)
     for name in sorted(names, key=lambda name: name == gate):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
@@ -199,23 +202,30 @@ def _move(directory: Path, work: Path) -> None:
     (work / REMOVED).unlink()
 
 
-def _removed(work: Path) -> list[str]:
+def _record(work: Path) -> tuple[str | None, list[str]]:
+    """The gate and the removed files of a work folder on a system without symbolic links."""
     try:
-        return list(json.loads((work / REMOVED).read_text(encoding="utf-8"))["removed"])
-    except FileNotFoundError:  # its process has just ended
-        return []
+        record = json.loads((work / REMOVED).read_text(encoding="utf-8"))
+        gate, removed = record["gate"], record["removed"]
+    except (OSError, ValueError, LookupError, TypeError):  # its process has just ended; or another program wrote it
+        return None, []
+    return gate, [name for name in removed if isinstance(name, str) and Path(name).name == name]
 
 
 def _work_folders(directory: Path) -> list[Path]:
-    """The work folders in `directory`: empty ones, and those with the mark."""
-    found = []
-    for work in sorted(directory.glob(".keras_tx-save-*")):
-        with suppress(OSError):
-            if _NAME.fullmatch(work.name) and work.is_dir() and not work.is_symlink():
-                names = os.listdir(work)
-                if not names or (_MARK in names and _TEXT.startswith((work / _MARK).read_bytes())):
-                    found.append(work)
-    return found
+    """The work folders in `directory`: empty ones, and those that have the mark and lead nowhere else."""
+    return [work for work in sorted(directory.glob(".keras_tx-save-*")) if _is_ours(work)]
+
+
+def _is_ours(work: Path) -> bool:
+    with suppress(OSError):
+        if _NAME.fullmatch(work.name) and work.is_dir() and not work.is_symlink():
+            names, now = os.listdir(work), work / NOW
+            if any((work / name).is_symlink() for name in names if name not in (NOW, "link")):
+                return False
+            is_marked = _MARK in names and _TEXT.startswith((work / _MARK).read_bytes())
+            return not names or (is_marked and (not now.is_symlink() or os.readlink(now) in (OLD, NEW)))
+    return False
 
 
 def _remove(directory: Path, work: Path) -> None:

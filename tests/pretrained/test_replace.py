@@ -212,6 +212,29 @@ def test_files_in_folders_below_are_replaced_too(tmp_path, system):
     assert texts == {"a.txt": "2", "in/to/0/b.txt": "2", "in/to/1/b.txt": "2", "in/to/2/b.txt": "3"}
 
 
+@pytest.mark.parametrize("kind", ["now", "old", "removed", "record"])
+def test_a_downloaded_folder_cannot_reach_files_elsewhere(tmp_path, kind):
+    """What looks like the rest of a killed process may have been made to move or delete other files."""
+    folder, private = tmp_path / "ours", tmp_path / "private"
+    work = folder / ".keras_tx-save-0123456789abcdef"
+    (work / "new").mkdir(parents=True)
+    private.mkdir()
+    (private / "config.json").write_text("mine")
+    (work / "about.txt").write_bytes(replace._TEXT)
+    (work / "new" / "config.json").write_text("theirs")
+    if kind in ("now", "old"):
+        (folder / "config.json").symlink_to(f"{work.name}/now/config.json")
+        (work / "now").symlink_to(private if kind == "now" else "old")
+        if kind == "old":
+            (work / "old").symlink_to(private)
+    else:
+        record = {"removed": ["../private/config.json", 3], "gate": "../private"} if kind == "removed" else [1]
+        (work / "removed.json").write_text(json.dumps(record))
+    pretrained.save_pretrained(loaded("bert"), folder)
+    assert (private / "config.json").read_text() == "mine" and os.listdir(private) == ["config.json"]
+    assert pretrained.from_pretrained(folder).task == "masked_lm"
+
+
 # Errors
 
 
