@@ -133,7 +133,7 @@ def _replace(
 
 
 def _keep(path: Path, kept: Path) -> None:
-    """Gives the file that `path` leads to a second name. Where no hard link can be made, a file in place is copied."""
+    """Gives the file that `path` leads to a second name. Where there are no hard links, a file in place is copied."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     file = path.resolve()
     try:
