@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 
 from keras_tx import checks
-from keras_tx.generation.state import State, append_tokens, as_int32, fill, initial_state, is_one_of
+from keras_tx.generation.state import State, append_tokens, as_int32, fill, initial_state, is_one_of, repeat_rows
 from keras_tx.generation.strategy import Strategy
 from keras_tx.types import Tensor
 
@@ -141,7 +141,7 @@ class Beam(Strategy):
         broken = ops.logical_and(running, ops.logical_or(broken, ops.logical_not(has_beam)))
         done = ops.logical_or(at_limit, ops.logical_not(self._can_improve(state, **new)))
 
-        running_rows = ops.repeat(running, width, axis=0)
+        running_rows = repeat_rows(running, width)
         tokens, origin = (ops.reshape(ops.take_along_axis(x, places, axis=1), (-1,)) for x in (tokens, origin))
         tokens = ops.where(running_rows, tokens, state["padding"])
         origin = ops.where(running_rows, origin, ops.arange(ops.shape(running_rows)[0], dtype="int32"))

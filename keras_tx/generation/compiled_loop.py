@@ -7,6 +7,7 @@ import keras
 
 from keras_tx.generation.decode_loop import DecodeLoop
 from keras_tx.layers import xla
+from keras_tx.locks import lock_of
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -16,6 +17,9 @@ torch = Lazy("torch")
 
 class CompiledDecodeLoop:
     """A `DecodeLoop` whose `prefill` and `decode` are compiled once for each set of argument shapes.
+
+    Several threads may call them at once. The first call with a set of shapes then traces and compiles, and those of
+    other threads wait for it.
 
     Args:
         loop: the `DecodeLoop`.
@@ -33,7 +37,13 @@ def _compiled(function: Callable[..., Any], model: keras.Model, jit_compile: boo
     """`function`, compiled; the weights of `model` are arguments of the program, not constants in it."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
-        return _traced_per_shape(tf.function(function, jit_compile=jit_compile, autograph=False), jit_compile)
+        traced = tf.function(function, jit_compile=jit_compile, autograph=False)
+
+        def program(*args: Any) -> Any:  # a single function for all shapes would warn about too many traces
+            with xla.tracing(jit_compile):
+                return traced.get_concrete_function(*args)
+
+        return _once_per_shape(model, program)
     if backend == "torch":
 
         def without_gradients(*args: Any) -> Any:
@@ -48,18 +58,24 @@ def _compiled(function: Callable[..., Any], model: keras.Model, jit_compile: boo
             return function(*args)
 
     jitted = jax.jit(stateless)
-    return lambda *args: jitted([variable.value for variable in variables], *args)
+    return _once_per_shape(model, lambda *_: lambda *args: jitted([variable.value for variable in variables], *args))
 
 
-def _traced_per_shape(function: Any, jit_compile: bool) -> Callable[..., Any]:
-    """A separate `tf.function` for each set of shapes; a single one would warn about too many traces."""
-    traced: dict[Any, Any] = {}
+def _once_per_shape(model: keras.Model, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls `compiled(*args)`, a program, of which there is one for each set of shapes.
+
+    The first call with a set of shapes holds the lock of `model`.
+    """
+    programs: dict[Any, Any] = {}
 
     def call(*args: Any) -> Any:
         shapes = tuple(tuple(x.shape) if hasattr(x, "shape") else x for x in keras.tree.flatten(args))
-        if shapes not in traced:
-            with xla.tracing(jit_compile):
-                traced[shapes] = function.get_concrete_function(*args)
-        return traced[shapes](*args)
+        if shapes in programs:
+            return programs[shapes](*args)
+        with lock_of(model):
+            program = programs.get(shapes) or compiled(*args)
+            results = program(*args)  # which compiles it
+            programs[shapes] = program
+        return results
 
     return call

@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.incremental_model import IncrementalModel
-from keras_tx.generation.state import State
+from keras_tx.generation.state import State, repeat_rows
 from keras_tx.generation.strategy import Strategy
 from keras_tx.layers import cache as caches
 from keras_tx.types import Tensor
@@ -83,8 +83,8 @@ class DecodeLoop:
         context = {"values": values, "cache": cache, "mask": mask, "counts": counts[:, -1][:, None]}
         rows = strategy.rows_per_prompt
         if rows > 1:
-            logits = ops.repeat(logits, rows, axis=0)
-            context = keras.tree.map_structure(lambda x: ops.repeat(x, rows, axis=0), context)
+            logits = repeat_rows(logits, rows)
+            context = keras.tree.map_structure(lambda x: repeat_rows(x, rows), context)
         # The rows of a prompt are still equal, so it does not matter which ones the strategy continues.
         state, tokens, _ = strategy.advance(logits, state, self.constraints, self.stop_tokens)
         return state, tokens, context

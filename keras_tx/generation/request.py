@@ -17,6 +17,7 @@ from keras_tx.generation.decode_loop import Context
 from keras_tx.generation.incremental_model import IncrementalModel
 from keras_tx.generation.prompts import TextPieces, as_rows, as_strings, bucketed, is_text, padded, until_stop
 from keras_tx.generation.state import State
+from keras_tx.locks import lock_of
 from keras_tx.types import Tensor
 
 
@@ -48,8 +49,9 @@ class GenerationRequest:
         self.limit = ops.convert_to_tensor(config.max_new_tokens, "int32")
         num_new = bucketed(config.max_new_tokens)
         key = (config.strategy, config.constraints, config.stop_tokens, config.padding_id, num_new, jit_compile)
-        if key not in loops:
-            loops[key] = CompiledDecodeLoop(config.decode_loop(num_new), model, jit_compile)
+        with lock_of(model):
+            if key not in loops:
+                loops[key] = CompiledDecodeLoop(config.decode_loop(num_new), model, jit_compile)
         # The loop's own strategy is equal to the one given here, which alone has the seed.
         self.loop, self.strategy = loops[key], config.strategy
 
@@ -221,12 +223,13 @@ def _as_lists(rows: Any) -> Any:
 
 def _cached_on_model(model: keras.Model, target: str | None) -> tuple[IncrementalModel, dict[Any, CompiledDecodeLoop]]:
     """The `IncrementalModel` of a model and its compiled loops, cached until the model has other variables."""
-    variables, by_target = vars(model).get("_keras_tx_loops", (None, {}))
-    if variables is None or list(map(id, variables)) != list(map(id, model.variables)):
-        variables, by_target = model.variables, {}
-        # Keras must not track it as a part of the model.
-        object.__setattr__(model, "_keras_tx_loops", (variables, by_target))
-    if target not in by_target:
-        by_target[target] = (IncrementalModel(model, target), {})
-    incremental_model, loops = by_target[target]
-    return incremental_model, loops
+    with lock_of(model):
+        variables, by_target = vars(model).get("_keras_tx_loops", (None, {}))
+        if variables is None or list(map(id, variables)) != list(map(id, model.variables)):
+            variables, by_target = model.variables, {}
+            # Keras must not track it as a part of the model.
+            object.__setattr__(model, "_keras_tx_loops", (variables, by_target))
+        if target not in by_target:
+            by_target[target] = (IncrementalModel(model, target), {})
+        incremental_model, loops = by_target[target]
+        return incremental_model, loops

@@ -9,6 +9,7 @@ import keras
 
 from keras_tx import checks
 from keras_tx.layers import Decoder, TokenEmbedding
+from keras_tx.locks import lock_of
 from keras_tx.models.language_model import LanguageModel, language_embedding, logits_of, make_head, table_of
 from keras_tx.models.token_model import options
 from keras_tx.types import DType, Tensor
@@ -119,10 +120,11 @@ class CausalLM(LanguageModel):
     def _generation_model(self) -> Any:
         if not self.packed:
             return self
-        if "_unpacked" not in vars(self):
-            token_ids = keras.Input((None,), dtype="int32", name="token_ids")
-            logits = logits_of(self.decoder(self.embedding(token_ids)), self.embedding, self.head)
-            object.__setattr__(self, "_unpacked", keras.Model(token_ids, logits))  # not tracked by Keras
+        with lock_of(self):
+            if "_unpacked" not in vars(self):
+                token_ids = keras.Input((None,), dtype="int32", name="token_ids")
+                logits = logits_of(self.decoder(self.embedding(token_ids)), self.embedding, self.head)
+                object.__setattr__(self, "_unpacked", keras.Model(token_ids, logits))  # not tracked by Keras
         return self._unpacked
 
     def attention_scores(self, inputs: Any) -> Tensor:

@@ -11,6 +11,7 @@ from keras_tx.generation.strategy import Strategy
 from keras_tx.layers import Encoder
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids, check_integers
+from keras_tx.locks import lock_of
 from keras_tx.pretrained import array_prompts, generation_config
 from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.registry import read_family
@@ -247,8 +248,9 @@ class PretrainedModel(keras.Model):
 
     def _generation_model(self) -> keras.Model:
         """The functional model from ids to logits that `generate` runs; it shares the layers of this model."""
-        if self._generator is None:
-            object.__setattr__(self, "_generator", self.family.generation_model())
+        with lock_of(self):
+            if self._generator is None:
+                object.__setattr__(self, "_generator", self.family.generation_model())
         if self._generator is None:
             raise ValueError(
                 f"`generate` needs a generative model, of the task {' or '.join(map(repr, GENERATIVE))}. Received: "

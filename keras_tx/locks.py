@@ -1,0 +1,10 @@
+"""A lock for each model: what its threads share is built, traced and compiled by one of them, and not by each."""
+
+import threading
+from typing import Any
+
+
+def lock_of(model: Any) -> Any:
+    """The reentrant lock of a model."""
+    # `setdefault` of a dict is atomic. An attribute that is set directly would be tracked by Keras.
+    return vars(model).setdefault("_keras_tx_lock", threading.RLock())
