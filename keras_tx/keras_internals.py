@@ -6,6 +6,7 @@ changed. The private parts of TensorFlow's C++ library are in `serving/check/ten
 process that uses them must run without Keras and without keras_tx.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -95,6 +96,28 @@ def functional_model(model: Any) -> Any | None:
     return function if isinstance(function, _Functional) else None
 
 
+class Cloned(keras.Model):
+    """A functional model that its class finds when `keras.models.clone_model` makes another model of the class.
+
+    Keras runs the graph of the model with new layers. If the constructor takes `*args` and `**kwargs`, Keras then calls
+    the class with the new inputs, the new outputs and the name.
+    """
+
+    def _run_through_graph(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super()._run_through_graph(*args, **kwargs)
+        for x in keras.tree.flatten(outputs):
+            if isinstance(x, keras.KerasTensor):
+                x._keras_tx_made_by = weakref.ref(self)
+        return outputs
+
+
+def model_that_made(outputs: Any) -> Any | None:
+    """The `Cloned` model whose graph was run to make symbolic `outputs`; None for anything else."""
+    tensors = [x for x in keras.tree.flatten(outputs) if isinstance(x, keras.KerasTensor)]
+    made_by = getattr(tensors[0], "_keras_tx_made_by", None) if tensors else None
+    return made_by and made_by()
+
+
 def is_of_keras(thing: Any) -> bool:
     """Whether a class or function is defined by Keras itself."""
     return (getattr(thing, "__module__", None) or "").startswith("keras.")
@@ -136,6 +159,12 @@ def kernel_of(layer: Any) -> Any:
 def embeddings_of(layer: Any) -> Any:
     """The variable with the table of a `keras.layers.Embedding`. With LoRA, `layer.embeddings` is a sum."""
     return layer._embeddings
+
+
+def delete_variable(layer: Any, name: str) -> None:
+    """Deletes a variable, the attribute `name` of a layer, without the garbage collection that Keras runs each time."""
+    layer._untrack_variable(getattr(layer, name))
+    super(keras.layers.Layer, layer).__delattr__(name)
 
 
 def set_initializer(variable: Any, initializer: Callable[..., Tensor]) -> None:

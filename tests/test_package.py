@@ -21,7 +21,7 @@ ORDER = [
     ["types", "version"],
     ["optional"],
     ["keras_internals"],
-    ["checks", "disk", "functional_graph", "json_text"],
+    ["checks", "disk", "functional_graph", "json_text", "locks"],
     ["text"],
     ["data"],
     ["layers"],

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-from keras import ops
+import numpy as np
+from keras import ops, quantizers
 
+from keras_tx.keras_internals import embeddings_of
 from keras_tx.layers import activations, xla
-from keras_tx.layers.configs import take_own_policy
+from keras_tx.layers.quantization import Quantizable
 from keras_tx.optional import Lazy
 from keras_tx.types import Shape, Tensor
 
@@ -68,40 +70,27 @@ def _dense(layer: Any, inputs: Tensor, num_axes: int = 1) -> Tensor:
     return project(inputs, kernel, num_axes, bias, layer.activation)
 
 
-class _Quantizable(keras.layers.Layer):
-    """Allows `quantize`, which Keras rejects for subclasses of its layers. A quantized layer runs Keras' own `call`."""
-
-    def build(self, input_shape: Shape | None = None) -> None:
-        take_own_policy(self)
-        super().build(input_shape)
-
-    def quantize(self, mode: str | None = None, type_check: bool = True, config: Any = None) -> Any:
-        if mode != "int8":
-            return super().quantize(mode, type_check=type_check, config=config)
-        if config is not None and config.get_config() != type(config)().get_config():
-            raise ValueError(
-                "`config` must be the default: saved models do not store custom quantizers. Received: "
-                f"config={config.get_config()}"
-            )
-        return super().quantize(mode, type_check=False, config=config)
-
-
-class HeadProjection(_Quantizable, keras.layers.EinsumDense):
+class HeadProjection(Quantizable, keras.layers.EinsumDense):
     """`EinsumDense` that contracts the last axes of its input, as the projections of attention do."""
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        summed = set.intersection(*[set(part) for part in self.equation.split("->")[0].split(",")])
-        return _dense(self, inputs, len(summed))
+        return _dense(self, inputs, self._num_summed())
+
+    def _num_summed(self) -> int:
+        return len(set.intersection(*[set(part) for part in self.equation.split("->")[0].split(",")]))
+
+    def _num_inputs(self, shape: Shape) -> int:
+        return math.prod(shape[: self._num_summed()])
 
 
-class Projection(_Quantizable, keras.layers.Dense):
+class Projection(Quantizable, keras.layers.Dense):
     """`Dense` that computes with `project`."""
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         return _dense(self, inputs)
 
 
-class TiedEmbedding(_Quantizable, keras.layers.ReversibleEmbedding):
+class TiedEmbedding(Quantizable, keras.layers.ReversibleEmbedding):
     """`ReversibleEmbedding` that under XLA computes logits without a transposed copy of its table."""
 
     def call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
@@ -112,3 +101,27 @@ class TiedEmbedding(_Quantizable, keras.layers.ReversibleEmbedding):
         rows = ops.reshape(inputs, (1, -1, self.output_dim))
         logits = ops.einsum("XRD,XVD->XRV", rows, ops.cast(self.embeddings, rows.dtype)[None])
         return ops.reshape(logits, (*ops.shape(inputs)[:-1], self.input_dim))
+
+    def quantized_call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
+        if reverse or self.quantization_mode != "int4" or self.lora_enabled:
+            return super().quantized_call(inputs, reverse=reverse)
+        # Keras would unpack the whole table. This unpacks the rows of these ids.
+        ids = ops.reshape(ops.cast(inputs, "int32"), (-1,))
+        rows = quantizers.unpack_int4(ops.take(embeddings_of(self), ids, axis=0), self.output_dim, axis=-1)
+        scale = ops.take(self.embeddings_scale, ids, axis=0)
+        rows = ops.cast(rows, scale.dtype)
+        if len(scale.shape) == 1:
+            rows = rows / scale[:, None]
+        else:
+            blocks = ops.cast(self.g_idx, "int32")
+            zero = ops.cast(ops.take(self.embeddings_zero, ids, axis=0), rows.dtype)
+            rows = (rows - ops.take(zero, blocks, axis=1)) * ops.take(scale, blocks, axis=1)
+        return ops.reshape(ops.cast(rows, self.compute_dtype), (*ops.shape(inputs), self.output_dim))
+
+    def _as_matrix(self) -> np.ndarray:
+        return np.asarray(ops.convert_to_numpy(ops.cast(embeddings_of(self), "float32"))).T
+
+    def _assign(self, kernel: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> None:
+        embeddings_of(self).assign(quantizers.pack_int4(ops.convert_to_tensor(kernel.T), axis=-1)[0])
+        self.embeddings_scale.assign(scale.T)
+        self.embeddings_zero.assign(zero.T)

@@ -10,6 +10,7 @@ import keras
 from keras_tx import checks
 from keras_tx.layers import Decoder, TokenEmbedding
 from keras_tx.locks import lock_of
+from keras_tx.models.base import clonable
 from keras_tx.models.language_model import LanguageModel, language_embedding, logits_of, make_head, table_of
 from keras_tx.models.token_model import options
 from keras_tx.types import DType, Tensor
@@ -58,6 +59,7 @@ class CausalLM(LanguageModel):
         (5, 3)
     """
 
+    @clonable
     def __init__(
         self,
         vocabulary_size: int,
@@ -100,7 +102,7 @@ class CausalLM(LanguageModel):
         hidden = decoder(embedding(token_ids, **of_embedding), **of_decoder)
         super().__init__(inputs=inputs, outputs=logits_of(hidden, embedding, head), **kwargs)
 
-        self._logits_from(hidden, lambda: table_of(embedding, head))
+        self._logits_from(hidden)
 
         # Config
         self.vocabulary_size = embedding.vocabulary_size
@@ -126,6 +128,9 @@ class CausalLM(LanguageModel):
                 logits = logits_of(self.decoder(self.embedding(token_ids)), self.embedding, self.head)
                 object.__setattr__(self, "_unpacked", keras.Model(token_ids, logits))  # not tracked by Keras
         return self._unpacked
+
+    def _table(self) -> tuple[Tensor, Tensor | None]:
+        return table_of(self.embedding, self.head)
 
     def attention_scores(self, inputs: Any) -> Tensor:
         """Returns the attention scores of all layers at inference, (B, L, N, T, T) in float32.

@@ -2,13 +2,14 @@
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 from keras import ops
 
 from keras_tx import keras_internals
+from keras_tx.models.base import Twins, with_twins
 from keras_tx.models.token_model import TokenModel
 from keras_tx.training import PaddedCrossentropy
 from keras_tx.types import Tensor
@@ -23,15 +24,20 @@ class VocabularyModel(TokenModel):
     states before the logits, and the loss computes the logits of one chunk of tokens at a time.
     """
 
-    def _logits_from(self, hidden: Any, table: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        """Sets how logits are computed. Each constructor calls it after the constructor of `keras.Model`.
+    def _logits_from(self, hidden: Any) -> None:
+        """Sets what logits are computed from: symbolic hidden states (B, T, D), computed from `self.inputs`.
 
-        Args:
-            hidden: symbolic hidden states (B, T, D), computed from `self.inputs`.
-            table: a function that returns the output kernel (V, D) and the bias (V,) or None.
+        Each constructor calls it after the constructor of `keras.Model`.
         """
         object.__setattr__(self, "_hidden_model", keras.Model(self.inputs, hidden))  # not tracked: the same layers
-        object.__setattr__(self, "_table", table)
+
+    def _table(self) -> tuple[Tensor, Tensor | None]:
+        """The output kernel (V, D) and the bias (V,) or None."""
+        raise NotImplementedError
+
+    def _take_over(self, source: Any, twins: Twins) -> None:
+        super()._take_over(source, twins)
+        self._logits_from(with_twins(source._hidden_model.outputs[0], twins))
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
         if _TRAINED.get() is not self:

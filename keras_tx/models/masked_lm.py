@@ -11,6 +11,7 @@ from keras_tx import checks
 from keras_tx.layers import Encoder, TokenEmbedding, activations
 from keras_tx.layers.projection import Projection
 from keras_tx.layers.residual import make_norm
+from keras_tx.models.base import clonable
 from keras_tx.models.chunked import VocabularyModel
 from keras_tx.models.language_model import language_embedding
 from keras_tx.models.token_model import options
@@ -54,6 +55,7 @@ class MaskedLM(VocabularyModel):
         >>> model.compile("adam", keras_tx.training.PaddedCrossentropy())
     """
 
+    @clonable
     def __init__(
         self,
         vocabulary_size: int,
@@ -93,7 +95,7 @@ class MaskedLM(VocabularyModel):
         hidden = head_norm(head_dense(encoder(embedding(*inputs))))
         super().__init__(inputs=inputs, outputs=head_bias(embedding(hidden, reverse=True)), **kwargs)
 
-        self._logits_from(hidden, lambda: (embedding.tokens.embeddings, head_bias.bias))
+        self._logits_from(hidden)
 
         # Config
         self.vocabulary_size = embedding.vocabulary_size
@@ -108,6 +110,9 @@ class MaskedLM(VocabularyModel):
         self.embedding, self.encoder = embedding, encoder
         self.id_inputs = {"token_ids": embedding}
         self.configured = {"embedding_options": embedding, "encoder_options": encoder}
+
+    def _table(self) -> tuple[Tensor, Tensor | None]:
+        return self.embedding.tokens.embeddings, self.get_layer("head_bias").bias
 
     def attention_scores(self, inputs: Any) -> Tensor:
         """Returns the attention scores of all layers at inference, (B, L, N, T, T) in float32.

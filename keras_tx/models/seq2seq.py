@@ -9,6 +9,7 @@ import keras
 
 from keras_tx import checks
 from keras_tx.layers import Decoder, Encoder, TokenEmbedding
+from keras_tx.models.base import clonable
 from keras_tx.models.language_model import LanguageModel, language_embedding, logits_of, make_head, table_of
 from keras_tx.models.token_model import options
 from keras_tx.types import DType, Tensor
@@ -58,6 +59,7 @@ class Seq2Seq(LanguageModel):
         (1, 3)
     """
 
+    @clonable
     def __init__(
         self,
         source_vocabulary_size: int,
@@ -117,7 +119,7 @@ class Seq2Seq(LanguageModel):
         outputs = logits_of(hidden, target_embedding, head)
         super().__init__(inputs=[source_ids, target_ids], outputs=outputs, **kwargs)
 
-        self._logits_from(hidden, lambda: table_of(target_embedding, head))
+        self._logits_from(hidden)
 
         # Config
         self.source_vocabulary_size = source_vocabulary_size
@@ -140,6 +142,9 @@ class Seq2Seq(LanguageModel):
             "encoder_options": encoder,
             "decoder_options": decoder,
         }
+
+    def _table(self) -> tuple[Tensor, Tensor | None]:
+        return table_of(self.target_embedding, self.head)
 
     def attention_scores(self, inputs: Any) -> dict[str, Tensor]:
         """Returns the attention scores of all layers at inference, in float32; `inputs` as for the model.

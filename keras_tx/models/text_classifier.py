@@ -12,6 +12,7 @@ from keras_tx.layers import Encoder, TokenEmbedding, activations
 from keras_tx.layers.configs import in_float32
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.projection import Projection
+from keras_tx.models.base import clonable
 from keras_tx.models.pooling import TokenPooling
 from keras_tx.models.token_model import TokenModel, options
 from keras_tx.types import DType, Tensor
@@ -58,6 +59,7 @@ class TextClassifier(TokenModel):
         >>> model.compile("adam", loss, metrics=["accuracy"])
     """
 
+    @clonable
     def __init__(
         self,
         vocabulary_size: int,

@@ -13,8 +13,10 @@ from keras_tx import checks
 from keras_tx.layers import Decoder, Encoder, TokenEmbedding
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids
+from keras_tx.models.base import BaseModel, Twins, with_twins
 from keras_tx.types import Tensor
 
+_LAYERS = ("embedding", "target_embedding", "encoder", "decoder", "head", "id_inputs", "configured")
 _GIVEN_BY_THE_MODEL = {
     TokenEmbedding: ("vocabulary_size", "hidden_dim"),
     Encoder: ("num_layers", "intermediate_dim", "num_heads"),
@@ -27,7 +29,7 @@ def options(name: str, value: Any, layer: type, **defaults: Any) -> dict[str, An
     return {**defaults, **checks.options_of(name, value, layer, given=_GIVEN_BY_THE_MODEL[layer])}
 
 
-class TokenModel(keras.Model):
+class TokenModel(BaseModel):
     """A functional model over ids. It raises errors for ids outside the vocabulary, which Keras would cast or clip.
 
     A subclass sets these attributes in its constructor:
@@ -65,6 +67,17 @@ class TokenModel(keras.Model):
         if isinstance(inputs, dict):
             return [inputs[tensor.name] for tensor in self.inputs]
         return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+
+    def _take_over(self, source: Any, twins: Twins) -> None:
+        for name in _LAYERS:
+            if hasattr(source, name):
+                setattr(self, name, with_twins(getattr(source, name), twins))
+        for name in checks.parameters_of(type(self)):
+            if name in self.configured:
+                layer = self.configured[name]
+                setattr(self, name, {option: getattr(layer, option) for option in getattr(source, name)})
+            elif name != "dtype":
+                setattr(self, name, getattr(source, name))
 
     def get_config(self) -> dict[str, Any]:
         dtype = serialized_policy(self, self.embedding.dtype_policy)

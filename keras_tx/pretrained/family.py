@@ -14,6 +14,7 @@ from keras import ops
 
 from keras_tx import generation
 from keras_tx.generation.strategy import Strategy
+from keras_tx.models.base import HasLayers
 from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.table import Row
 from keras_tx.types import DType, Tensor
@@ -21,7 +22,7 @@ from keras_tx.types import DType, Tensor
 _NOT_SAMPLED = {"typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "num_beams": 1}  # {setting: neutral value}
 
 
-class Family:
+class Family(HasLayers):
     """The base class of all families.
 
     A subclass creates its layers in `__init__`, connects them in `outputs`, and maps each variable to a tensor in
@@ -92,6 +93,9 @@ class Family:
             hidden_states: whether the outputs include `hidden_states`, a tuple of L + 1 tensors.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `outputs`.")
+
+    def limit_positions(self) -> None:
+        """Sets `max_length` of layers whose table has rows that are not used as positions."""
 
     def rows(self) -> Iterable[Row]:
         """The rows of the table, which fill every variable of the model."""

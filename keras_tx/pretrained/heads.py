@@ -11,6 +11,7 @@ import keras
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.projection import Projection
 from keras_tx.layers.residual import make_norm
+from keras_tx.models.base import HasLayers
 from keras_tx.pretrained import table
 from keras_tx.pretrained.table import Row
 from keras_tx.types import DType, Shape, Tensor
@@ -36,7 +37,7 @@ class OutputBias(keras.layers.Layer):
         return inputs_shape
 
 
-class TokenHead:
+class TokenHead(HasLayers):
     """Masked-language head, (B, T, D) -> (B, T, V): dense, activation, norm, products with a token table, bias.
 
     Args:
@@ -88,7 +89,7 @@ class TokenHead:
                 yield table.Row(f"{output}.bias", self.bias.bias)
 
 
-class ClassHead:
+class ClassHead(HasLayers):
     """Classification head, (B, ..., D) -> (B, ..., C): dropout, an optional dense layer, dropout, logits.
 
     Args:

@@ -12,8 +12,10 @@ from keras_tx.layers import Encoder
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids, check_integers
 from keras_tx.locks import lock_of
+from keras_tx.models.base import BaseModel, Twins, clonable, with_twins
 from keras_tx.pretrained import array_prompts, generation_config
 from keras_tx.pretrained.config import Config
+from keras_tx.pretrained.family import Family
 from keras_tx.pretrained.registry import read_family
 from keras_tx.types import DType, Tensor
 
@@ -26,7 +28,7 @@ _MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class PretrainedModel(keras.Model):
+class PretrainedModel(BaseModel):
     """A Hugging Face model as a functional `keras.Model`, with inputs and outputs by Hugging Face's names.
 
     `from_pretrained` returns one with the weights of a checkpoint; the constructor initializes the weights randomly.
@@ -68,6 +70,7 @@ class PretrainedModel(keras.Model):
         (1, 3)
     """
 
+    @clonable
     def __init__(
         self,
         config: dict[str, Any] | Config,
@@ -94,14 +97,25 @@ class PretrainedModel(keras.Model):
             )
         for encoder in encoders:
             encoder.skip_padding = skip_padding
-        # Not tracked: Keras would track the layers of the family a second time.
-        object.__setattr__(self, "family", family)
-        object.__setattr__(self, "generation_config", copy.deepcopy(dict(generation_config or {})))
-        object.__setattr__(self, "stored_dtypes", dict(stored_dtypes or {}))
-        object.__setattr__(self, "_policy", keras.dtype_policies.get(dtype or keras.config.dtype_policy()))
-        object.__setattr__(self, "_generator", None)
-        object.__setattr__(self, "_output_hidden_states", bool(output_hidden_states))
+        self._set(
+            family=family,
+            generation_config=copy.deepcopy(dict(generation_config or {})),
+            stored_dtypes=dict(stored_dtypes or {}),
+            _policy=keras.dtype_policies.get(dtype or keras.config.dtype_policy()),
+            _output_hidden_states=bool(output_hidden_states),
+        )
         self._check_generation_config()
+
+    def _set(self, family: Family, **attributes: Any) -> None:
+        """Sets attributes that Keras does not track; it would track the layers of the family a second time."""
+        family.limit_positions()
+        for name, value in {"family": family, "_generator": None, **attributes}.items():
+            object.__setattr__(self, name, value)
+
+    def _take_over(self, source: Any, twins: Twins) -> None:
+        names = ("generation_config", "stored_dtypes", "_policy", "_output_hidden_states", "source")
+        kept = {name: copy.deepcopy(getattr(source, name)) for name in names if hasattr(source, name)}
+        self._set(with_twins(source.family, twins), **kept)
 
     @property
     def config(self) -> dict[str, Any]:

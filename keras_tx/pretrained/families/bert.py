@@ -147,11 +147,13 @@ class PostNormEncoder(Family):
         positions = self.positions(ids, inputs["position_ids"])
         segments = {"segment_ids": inputs["token_type_ids"]} if "token_type_ids" in inputs else {}
         embedded = self.embedding(ids, mask=mask, positions=positions, **segments)
-        if self.padding_id is not None:  # the first rows of the table are not used as positions
-            self.embedding.positions.max_length = self.num_positions - self.padding_id - 1
         hidden = self.encoder(embedded, mask=mask, return_hidden_states=hidden_states)
         hidden, beside = (hidden[0], {"hidden_states": split(hidden[1])}) if hidden_states else (hidden, {})
         return {**self._task_outputs(hidden), **beside}
+
+    def limit_positions(self) -> None:
+        if self.padding_id is not None:  # positions begin behind it
+            self.embedding.positions.max_length = self.num_positions - self.padding_id - 1
 
     def _task_outputs(self, hidden: Tensor) -> dict[str, Tensor]:
         pooled = None if self.pooler is None else self.pooler(hidden[:, 0])
