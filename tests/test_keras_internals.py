@@ -6,12 +6,14 @@ A test that fails here because Keras has changed says so, with the version and t
 import ast
 import contextlib
 import functools
+import gc
 import importlib.metadata
 import importlib.util
 import inspect
 import re
 import runpy
 import types
+import weakref
 from pathlib import Path
 
 import keras
@@ -235,6 +237,32 @@ def test_variables_under_lora():
         assert any(variable is one for one in layer.weights) and variable.shape == shape
         layer.enable_lora(2)
         assert variable_of(layer) is variable
+
+
+@still("lets go of a variable that is no longer an attribute of its layer")
+def test_delete_variable(monkeypatch):
+    monkeypatch.setattr(gc, "collect", lambda: pytest.fail("the garbage is collected"))
+    layer = layers.Dense(3)
+    layer.build((None, 5))
+    variable = weakref.ref(keras_internals.kernel_of(layer))
+    keras_internals.delete_variable(layer, "_kernel")
+    assert layer.weights == [layer.bias] and not hasattr(layer, "_kernel")
+    assert variable() is None
+
+
+@still("calls the class of a functional model with the new outputs to clone it")
+def test_cloned():
+    class Model(keras_internals.Cloned):
+        def __init__(self, *args, **kwargs):
+            seen.append(keras_internals.model_that_made(args[1]))
+            super().__init__(*args, **kwargs)
+
+    seen, x = [], keras.Input((3,), name="x")
+    model = Model(x, layers.Dense(2)(x))
+    clone = keras.models.clone_model(model)
+    assert type(clone) is Model and clone.name == model.name and seen == [None, model]
+    assert keras_internals.model_that_made(clone.outputs) is model
+    assert keras_internals.model_that_made(x) is None and keras_internals.model_that_made(3) is None
 
 
 @still("asks the initializer of a variable that waits for its value")

@@ -16,7 +16,7 @@ from keras_tx.keras_internals import embeddings_of
 from keras_tx.layers import activations, xla
 from keras_tx.layers.quantization import Quantizable
 from keras_tx.optional import Lazy
-from keras_tx.types import Shape, Tensor
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
@@ -79,7 +79,7 @@ class HeadProjection(Quantizable, keras.layers.EinsumDense):
     def _num_summed(self) -> int:
         return len(set.intersection(*[set(part) for part in self.equation.split("->")[0].split(",")]))
 
-    def _num_inputs(self, shape: Shape) -> int:
+    def _num_inputs(self, shape: tuple[int, ...]) -> int:
         return math.prod(shape[: self._num_summed()])
 
 

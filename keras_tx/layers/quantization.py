@@ -25,6 +25,8 @@ class Quantizable(keras.layers.Layer):
     A subclass also inherits from `keras.layers.Dense`, `EinsumDense` or `ReversibleEmbedding`.
     """
 
+    quantization_config: Any
+
     def build(self, input_shape: Shape | None = None) -> None:
         take_own_policy(self)
         if self.quantization_mode == "int4" and self.quantization_config is None:
@@ -52,20 +54,21 @@ class Quantizable(keras.layers.Layer):
                 "`config` must have the default quantizers: saved models do not store others. Received: "
                 f"config={config.get_config()}"
             )
-        is_grouped = mode == "int4" and block_size not in (None, -1)
-        kernel = self._as_matrix() if is_grouped else None
+        if mode == "int8" or block_size in (None, -1):  # one block
+            super().quantize(mode, type_check=False, config=config)
+            return
+        kernel = self._as_matrix()
         super().quantize(mode, type_check=False, config=config)
-        if kernel is not None:
-            self._assign(*blockwise_int4(kernel, block_size))
+        self._assign(*blockwise_int4(kernel, int(block_size)))
 
     def _as_matrix(self) -> np.ndarray:
         """The kernel in float32 as (D, F)."""
         kernel = np.asarray(ops.convert_to_numpy(ops.cast(kernel_of(self), "float32")))
         return kernel.reshape(self._num_inputs(kernel.shape), -1)
 
-    def _num_inputs(self, shape: Shape) -> int:
+    def _num_inputs(self, shape: tuple[int, ...]) -> int:
         """D of a kernel of this shape."""
-        return int(shape[0])
+        return shape[0]
 
     def _assign(self, kernel: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> None:
         kernel_of(self).assign(quantizers.pack_int4(ops.convert_to_tensor(kernel), axis=-1)[0])

@@ -1,0 +1,44 @@
+"""`keras.models.clone_model` of a loaded checkpoint: the same outputs, methods and files, with variables of its own."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx import pretrained
+from keras_tx.generation import compiled_loop
+from tests.pretrained.tiny import (
+    GENERATIVE,
+    assert_equals_reference,
+    inputs_of,
+    loaded,
+    prompts_of,
+)
+from tests.tools import assert_close
+
+# One of each way to hold layers: heads of tokens and of classes, layers by side, none.
+NAMES = ["bart", "bert", "distilbert_cls", "llama", "modernbert", "roberta", "t5_v11", "vit"]
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX compiles each operation for seconds")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_clone_of_a_checkpoint(name, tmp_path, monkeypatch):
+    model = loaded(name)
+    clone = keras.models.clone_model(model)
+    assert type(clone) is pretrained.PretrainedModel and clone.get_config() == model.get_config()
+    clone.set_weights(model.get_weights())
+    own = {id(v) for v in clone.variables}
+    assert not own & {id(v) for v in model.variables}
+    assert {id(v) for row in clone.family.rows() for v in row.variables} <= own
+    inputs = inputs_of(name, model)
+    assert_equals_reference(clone(inputs), name)
+    needed = {key: inputs[key] for key in model.family.needed}
+    for ours, theirs in zip(*[keras.tree.flatten(one(needed)) for one in (clone, model)], strict=True):
+        assert_close(ours, theirs, atol=0)
+    for one, folder in ((clone, "clone"), (model, "model")):
+        pretrained.save_pretrained(one, tmp_path / folder)
+    files = [{path.name: path.read_bytes() for path in (tmp_path / one).iterdir()} for one in ("clone", "model")]
+    assert files[0] == files[1] and "model.safetensors" in files[0]
+    if name in GENERATIVE:
+        monkeypatch.setattr(compiled_loop, "_compiled", lambda function, model, jit_compile: function)
+        ids = [one.generate(prompts_of(name), max_new_tokens=3) for one in (clone, model)]
+        np.testing.assert_array_equal(*ids)
