@@ -122,12 +122,15 @@ class CausalLM(LanguageModel):
     def _generation_model(self) -> Any:
         if not self.packed:
             return self
-        with lock_of(self):
-            if "_unpacked" not in vars(self):
-                token_ids = keras.Input((None,), dtype="int32", name="token_ids")
-                logits = logits_of(self.decoder(self.embedding(token_ids)), self.embedding, self.head)
-                object.__setattr__(self, "_unpacked", keras.Model(token_ids, logits))  # not tracked by Keras
+        if "_unpacked" not in vars(self):
+            with lock_of(self):
+                if "_unpacked" not in vars(self):
+                    object.__setattr__(self, "_unpacked", self._without_documents())  # not tracked by Keras
         return self._unpacked
+
+    def _without_documents(self) -> keras.Model:
+        token_ids = keras.Input((None,), dtype="int32", name="token_ids")
+        return keras.Model(token_ids, logits_of(self.decoder(self.embedding(token_ids)), self.embedding, self.head))
 
     def _table(self) -> tuple[Tensor, Tensor | None]:
         return table_of(self.embedding, self.head)
