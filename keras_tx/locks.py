@@ -1,4 +1,7 @@
-"""A lock for each model: what its threads share is built, traced and compiled by one of them, and not by each."""
+"""A lock for each model: what its threads share is built, traced and compiled by one of them, and not by each.
+
+Whatever is found built is used without the lock, so that no thread waits for another that compiles something else.
+"""
 
 import threading
 from typing import Any

@@ -4,7 +4,7 @@ B prompts, P tokens of a prompt, S source tokens, n results for each prompt, M n
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -19,6 +19,8 @@ from keras_tx.generation.prompts import TextPieces, as_rows, as_strings, buckete
 from keras_tx.generation.state import State
 from keras_tx.locks import lock_of
 from keras_tx.types import Tensor
+
+Cached: TypeAlias = tuple[IncrementalModel, dict[Any, CompiledDecodeLoop]]
 
 
 class GenerationRequest:
@@ -49,9 +51,10 @@ class GenerationRequest:
         self.limit = ops.convert_to_tensor(config.max_new_tokens, "int32")
         num_new = bucketed(config.max_new_tokens)
         key = (config.strategy, config.constraints, config.stop_tokens, config.padding_id, num_new, jit_compile)
-        with lock_of(model):
-            if key not in loops:
-                loops[key] = CompiledDecodeLoop(config.decode_loop(num_new), model, jit_compile)
+        if key not in loops:
+            with lock_of(model):  # which a thread that compiles holds: the others go on with what is compiled already
+                if key not in loops:
+                    loops[key] = CompiledDecodeLoop(config.decode_loop(num_new), model, jit_compile)
         # The loop's own strategy is equal to the one given here, which alone has the seed.
         self.loop, self.strategy = loops[key], config.strategy
 
@@ -221,15 +224,22 @@ def _as_lists(rows: Any) -> Any:
     return rows.to_list() if hasattr(rows, "to_list") else rows
 
 
-def _cached_on_model(model: keras.Model, target: str | None) -> tuple[IncrementalModel, dict[Any, CompiledDecodeLoop]]:
+def _cached_on_model(model: keras.Model, target: str | None) -> Cached:
     """The `IncrementalModel` of a model and its compiled loops, cached until the model has other variables."""
-    with lock_of(model):
-        variables, by_target = vars(model).get("_keras_tx_loops", (None, {}))
-        if variables is None or list(map(id, variables)) != list(map(id, model.variables)):
-            variables, by_target = model.variables, {}
-            # Keras must not track it as a part of the model.
-            object.__setattr__(model, "_keras_tx_loops", (variables, by_target))
-        if target not in by_target:
-            by_target[target] = (IncrementalModel(model, target), {})
-        incremental_model, loops = by_target[target]
-        return incremental_model, loops
+    cached = _current_cache(model)
+    if target not in cached:
+        with lock_of(model):
+            cached = _current_cache(model)
+            if not cached:
+                # Keras must not track it as a part of the model.
+                object.__setattr__(model, "_keras_tx_loops", (model.variables, cached))
+            if target not in cached:
+                cached[target] = (IncrementalModel(model, target), {})
+    return cached[target]
+
+
+def _current_cache(model: keras.Model) -> dict[str | None, Cached]:
+    """What is cached on a model by targets; nothing if the model has other variables now."""
+    cached: dict[str | None, Cached]
+    variables, cached = vars(model).get("_keras_tx_loops", ((), {}))
+    return cached if list(map(id, variables)) == list(map(id, model.variables)) else {}

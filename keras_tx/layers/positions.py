@@ -204,7 +204,7 @@ class LearnedPositionalEncoding(MaskedLayer):
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            "max_length": self.max_length,
+            "max_length": self.embeddings.shape[0] - self.offset if self.built else self.max_length,  # of the table
             "offset": self.offset,
             "embeddings_initializer": initializers.serialize(self.embeddings_initializer),
         }

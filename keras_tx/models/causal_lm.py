@@ -127,12 +127,15 @@ class CausalLM(LanguageModel):
     def _generation_model(self) -> Any:
         if not self.packed:
             return self
-        with lock_of(self):
-            if "_unpacked" not in vars(self):
-                token_ids = keras.Input((None,), dtype="int32", name="token_ids")
-                logits = self._head(self.decoder(self.embedding(token_ids)))
-                object.__setattr__(self, "_unpacked", keras.Model(token_ids, logits))  # not tracked by Keras
+        if "_unpacked" not in vars(self):
+            with lock_of(self):
+                if "_unpacked" not in vars(self):
+                    object.__setattr__(self, "_unpacked", self._without_documents())  # not tracked by Keras
         return self._unpacked
+
+    def _without_documents(self) -> keras.Model:
+        token_ids = keras.Input((None,), dtype="int32", name="token_ids")
+        return keras.Model(token_ids, self._head(self.decoder(self.embedding(token_ids))))
 
     def attention_scores(self, inputs: Any) -> Tensor:
         """Returns the attention scores of all layers at inference, (B, L, N, T, T) in float32.

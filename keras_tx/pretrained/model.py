@@ -270,9 +270,10 @@ class PretrainedModel(CheckedModel):
 
     def _generation_model(self) -> keras.Model:
         """The functional model from ids to logits that `generate` runs; it shares the layers of this model."""
-        with lock_of(self):
-            if self._generator is None:
-                object.__setattr__(self, "_generator", self.family.generation_model())
+        if self._generator is None:
+            with lock_of(self):
+                if self._generator is None:
+                    object.__setattr__(self, "_generator", self.family.generation_model())
         if self._generator is None:
             raise ValueError(
                 f"`generate` needs a generative model, of the task {' or '.join(map(repr, GENERATIVE))}. Received: "

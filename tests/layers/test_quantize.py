@@ -66,7 +66,7 @@ def eager(monkeypatch):
 
 
 def layers_and_inputs():
-    """{the axes of a kernel that are summed: a built layer, and its inputs}; the last layer is an embedding."""
+    """Each kind of layer, built, and its inputs."""
     pairs = [
         (
             HeadProjection("abcd,cdef->abef", (None, 7, 11), bias_axes="ef", bias_initializer="normal"),
@@ -97,48 +97,48 @@ def test_layers_equal_those_of_keras(name):
             assert_close(ours(vectors, reverse=True), theirs(vectors, reverse=True), atol=0, rtol=0)
 
 
-def dequantized(packed, scale, zero, block, width):
-    """By NumPy, from the bytes that a layer stores: the weights (D, F), and the size of a step (D, F)."""
-    packed = packed.astype("int32") & 255
-    nibbles = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)[:, :width]
-    integers = np.where(nibbles > 7, nibbles - 16, nibbles)
+def unpacked(packed, width):
+    """By NumPy: the integers of 4 bits, two in each byte of the last axis."""
+    nibbles = np.stack([packed & 15, packed >> 4 & 15], axis=-1).reshape(len(packed), -1)[:, :width]
+    return np.where(nibbles > 7, nibbles - 16, nibbles).astype("float64")
+
+
+def dequantized(integers, scale, zero, block):
+    """By NumPy: the weights (D, F), and the size of a step (D, F)."""
     if zero is None:
         return integers / scale, np.broadcast_to(1 / scale, integers.shape)
-    rows = np.arange(len(integers)) // block
-    return (integers - zero[rows].astype("int32")) * scale[rows], scale[rows]
+    blocks = np.arange(len(integers)) // block
+    return (integers - zero[blocks]) * scale[blocks], scale[blocks]
 
 
 @pytest.mark.parametrize(("name", "positive"), [("int4", False), ("int4", True), *[(name, True) for name in INT4[1:]]])
 def test_int4_is_the_product_with_what_numpy_makes_of_the_bytes(name, positive):
-    """A weight is off by at most half a step, and one more if its zero point is rounded the other way."""
-    block = CONFIGS[name][0].block_size
+    """A weight is off by at most a step: half of one by its own rounding, and half by that of the zero point."""
+    config = CONFIGS[name][0]
     for layer, inputs in layers_and_inputs():
-        before = np.abs(layer.get_weights()[0]) + 0.3 if positive else layer.get_weights()[0]
-        layer.set_weights([before, *layer.get_weights()[1:]])
-        layer.quantize(config=CONFIGS[name][0])
+        weights = layer.get_weights()
+        before = np.abs(weights[0]) + 0.3 if positive else weights[0]
+        layer.set_weights([before, *weights[1:]])
+        layer.quantize(config=config)
         assert layer.quantization_mode == "int4"
-        by_name = {w.name: to_numpy(w) for w in layer.weights}
-        if isinstance(layer, TiedEmbedding):
-            packed, width = by_name["embeddings"], 41
-            packed = np.stack([packed & 15, (packed >> 4) & 15], axis=-1).reshape(41, -1)[:, :29].T  # (29, 41)
-            packed = np.pad(packed, [(0, 0), (0, 1)])
-            packed = packed[:, ::2] | (packed[:, 1::2] << 4)
-            scale, zero = by_name["embeddings_scale"].T, by_name.get("embeddings_zero")
-            table, step = dequantized(packed, scale, None if zero is None else zero.T, block, width)
-            assert by_name["embeddings"].dtype == "int8" and by_name["embeddings"].shape == (41, 15)
-            assert (np.abs(table.T - before) <= 1.01 * step.T).all()
-            assert_close(layer(inputs), table.T[inputs], atol=1e-5)
-            assert_close(layer(normal(2, 29), reverse=True), normal(2, 29) @ table, atol=1e-4, rtol=1e-5)
-            continue
-        flat = before.reshape(-1, by_name["bias"].size)
-        assert by_name["kernel"].dtype == "int8" and by_name["kernel"].shape == (len(flat), -(-flat.shape[1] // 2))
-        found = dequantized(
-            by_name["kernel"], by_name["kernel_scale"], by_name.get("kernel_zero"), block, flat.shape[1]
-        )
-        assert (np.abs(found[0] - flat) <= 1.01 * found[1]).all()
-        product = inputs.reshape(-1, len(flat)) @ found[0] + by_name["bias"].ravel()
-        product = np.maximum(product, 0) if isinstance(layer, Projection) else product
-        assert_close(np.reshape(to_numpy(layer(inputs)), product.shape), product, atol=1e-4, rtol=1e-5)
+        stored, is_table = {w.name: to_numpy(w) for w in layer.weights}, isinstance(layer, TiedEmbedding)
+        part = "embeddings" if is_table else "kernel"
+        packed, scale, zero = (stored.get(f"{part}{end}") for end in ("", "_scale", "_zero"))
+        before = before if is_table else before.reshape(-1, stored["bias"].size)
+        assert packed.dtype == "int8" and packed.shape == (len(before), -(-before.shape[1] // 2))
+        integers = unpacked(packed, before.shape[1])
+        if is_table:  # the blocks are along its last axis
+            weights, step = dequantized(integers.T, scale.T, None if zero is None else zero.T, config.block_size)
+            assert (np.abs(weights - before.T) <= 1.01 * step).all()
+            assert_close(layer(inputs), weights.T[inputs], atol=1e-5)
+            vectors = normal(2, before.shape[1])
+            assert_close(layer(vectors, reverse=True), vectors @ weights, atol=1e-4, rtol=1e-5)
+        else:
+            weights, step = dequantized(integers, scale, zero, config.block_size)
+            assert (np.abs(weights - before) <= 1.01 * step).all()
+            product = inputs.reshape(-1, len(before)) @ weights + stored["bias"].ravel()
+            product = np.maximum(product, 0) if isinstance(layer, Projection) else product
+            assert_close(np.reshape(to_numpy(layer(inputs)), product.shape), product, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from keras_tx.generation import Beam, Greedy, Sample, compiled_loop
+from keras_tx.locks import lock_of
 from keras_tx.models import CausalLM
 from keras_tx.pretrained import from_pretrained
 from tests.pretrained.tiny import assert_equals_reference, checkpoint, inputs_of, loaded, prompts_of
@@ -80,4 +81,6 @@ def test_a_search_that_xla_compiles(traced):
     rows = [[5, 7, 11], [5]]
     results = at_once([lambda: model.generate(rows, max_new_tokens=3)] * 8)
     assert traced == ["prefill", "decode"]
+    with lock_of(model), lock_of(model._unpacked):  # as another thread that compiles: this one need not wait for it
+        assert at_once([lambda: model.generate(rows, max_new_tokens=3)]) == results[:1]
     assert results == [model.generate(rows, max_new_tokens=3, jit_compile=False)] * 8
