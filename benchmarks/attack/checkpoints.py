@@ -1,0 +1,187 @@
+"""What a checkpoint computes, here and in transformers."""
+
+import functools
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+import transformers
+
+from benchmarks.attack.outcome import Case, Outcome
+from keras_tx import pretrained
+from tests.pretrained import making, tiny
+
+TOLERANCE = 1e-3  # relative to the largest number: rounding of float32, after any change of the config
+NEW_TOKENS = 4
+Arrays = Mapping[str, Any]
+
+
+@dataclass
+class Original:
+    """A checkpoint that is not changed, and its outputs."""
+
+    name: str
+    folder: Path
+    inputs: Arrays
+    outputs: Arrays
+
+    @property
+    def mask(self) -> np.ndarray | None:
+        """1 at real tokens, for outputs by token."""
+        mask = self.inputs.get("decoder_attention_mask", self.inputs.get("attention_mask"))
+        return None if mask is None else mask.astype(bool)
+
+    @property
+    def prompts(self) -> Arrays | None:
+        """What `generate` continues; None for models that do not generate."""
+        return tiny.prompts_of(self.name) if self.name in tiny.GENERATIVE else None
+
+
+@functools.cache
+def original(name: str) -> Original:
+    """The unchanged checkpoint `name`, of `tests.pretrained.tiny`."""
+    folder = tiny.checkpoint(name)
+    base = tiny.VARIANTS.get(name, name)
+    model = pretrained.from_pretrained(folder)
+    inputs = tiny.inputs_of(base, model)
+    return Original(base, folder, inputs, ours(model, inputs))
+
+
+def copied(case: Case, name: str) -> Path:
+    """A copy of a checkpoint that a case may change."""
+    folder = case.folder / "checkpoint"
+    shutil.copytree(original(name).folder, folder, ignore=shutil.ignore_patterns("reference.npz"))
+    case.changed = name
+    return folder
+
+
+def ours(model: keras.Model, inputs: Arrays) -> Arrays:
+    """The outputs of a model as arrays."""
+    given = {name: value for name, value in inputs.items() if name in model.family.inputs}
+    return {
+        name: keras.ops.convert_to_numpy(value) for name, value in model(given).items() if not isinstance(value, tuple)
+    }
+
+
+def theirs(folder: Path, architecture: str, inputs: Arrays) -> tuple[Any, Arrays]:
+    """The model of transformers, and its outputs as arrays."""
+    with making.on_cpu():
+        kind = getattr(transformers, architecture)
+        model = kind.from_pretrained(folder, dtype=torch.float32).eval()
+        tensors = {name: torch.tensor(value) for name, value in inputs.items()}
+        tensors = {name: x if x.is_floating_point() else x.long() for name, x in tensors.items()}
+        found = model(**tensors)
+        return model, {name: value.numpy() for name, value in found.items() if torch.is_tensor(value)}
+
+
+def difference(found: Arrays, expected: Arrays, mask: np.ndarray | None) -> float:
+    """The largest difference at real tokens, relative to the largest number; infinite for other names and shapes."""
+    names = found.keys() & expected.keys()
+    if not names:
+        return np.inf
+    return max(_apart(found[name], expected[name], mask) for name in names)
+
+
+def _apart(found: np.ndarray, expected: np.ndarray, mask: np.ndarray | None) -> float:
+    if found.shape != expected.shape:
+        return np.inf
+    if mask is not None and found.shape[:2] == mask.shape:
+        found, expected = found[mask], expected[mask]
+    with np.errstate(all="ignore"):
+        if np.array_equal(found, expected, equal_nan=True):
+            return 0.0
+        apart = np.abs(found.astype("float64") - expected).max() / max(1.0, np.abs(expected).max())
+    return float(np.nan_to_num(apart, nan=np.inf))
+
+
+def finite(arrays: Arrays, mask: np.ndarray | None) -> bool:
+    """Whether all numbers at real tokens are finite."""
+    for value in arrays.values():
+        at_tokens = mask is not None and value.shape[:2] == mask.shape
+        if not np.isfinite(value[mask] if at_tokens else value).all():
+            return False
+    return True
+
+
+def loads_as_transformers(
+    case: Case, name: str, folder: Path, *, ignored: str | None = None, generates: bool = False, compared: bool = True
+) -> Outcome:
+    """Loads a changed checkpoint, and decides whether what comes of it is right.
+
+    It is right if a ValueError or OSError refuses it, or if its outputs are those of transformers for the same folder.
+    If transformers refuses it, the outputs must be those of the unchanged checkpoint, and there must be a reason.
+
+    Args:
+        case: the case.
+        name: the checkpoint.
+        folder: its changed copy.
+        ignored: why the change may be ignored, if it may.
+        generates: whether to compare generated ids too.
+        compared: whether transformers can read the files at all.
+    """
+    source = original(name)
+    (model, found, ids), outcome = _run_ours(case, source, folder, generates)
+    if outcome is not None:
+        return outcome
+    unchanged = difference(found, source.outputs, source.mask) <= TOLERANCE
+    if not compared:
+        return Outcome("right" if unchanged else "wrong", "" if unchanged else "loads with other outputs")
+    try:
+        architecture = json.loads((folder / "config.json").read_text()).get("architectures")
+        peer, expected = theirs(folder, _architecture(architecture, source), source.inputs)
+        their_ids = _their_ids(peer, source) if ids is not None else None
+    except Exception as error:  # transformers raises anything
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
+        if unchanged and ignored:
+            return Outcome("right", f"ignored: {ignored}; transformers raises {told}")
+        which = "those of the unchanged checkpoint" if unchanged else "others than before"
+        return Outcome("wrong", f"it loads, with outputs that are {which}, and transformers raises {told}")
+    apart = difference(found, expected, source.mask)
+    if apart > TOLERANCE:
+        if unchanged and ignored:
+            return Outcome("right", f"ignored: {ignored}")
+        which = "those of the unchanged checkpoint" if unchanged else "others than before"
+        return Outcome("wrong", f"it loads, with outputs that are {which}; those of transformers differ by {apart:.1e}")
+    if not finite(found, source.mask) and finite(expected, source.mask):
+        return Outcome("wrong", "the outputs are not finite")
+    if ids is not None and not _same_ids(ids, their_ids):
+        return Outcome("wrong", f"generates {np.asarray(ids).tolist()}, transformers {their_ids.tolist()}")
+    return Outcome("right", "as transformers" if not unchanged else "as before")
+
+
+def _run_ours(case: Case, source: Original, folder: Path, generates: bool) -> tuple[Any, Outcome | None]:
+    def load():
+        model = pretrained.from_pretrained(folder)
+        ids = None
+        if generates and source.prompts is not None:
+            ids = model.generate(source.prompts, max_new_tokens=NEW_TOKENS, jit_compile=False)
+        return model, ours(model, source.inputs), ids
+
+    found, outcome = case.attempt(load)
+    return (found or (None, None, None)), outcome
+
+
+def _architecture(named: Any, source: Original) -> str:
+    first = named[0] if isinstance(named, list) and named else None
+    usual = making.CHECKPOINTS[source.name][0]
+    return first if isinstance(first, str) and hasattr(transformers, first) else usual
+
+
+def _their_ids(model: Any, source: Original) -> np.ndarray:
+    prompts = {name: torch.tensor(value).long() for name, value in source.prompts.items()}
+    with making.on_cpu():
+        return model.generate(**prompts, max_new_tokens=NEW_TOKENS).numpy()
+
+
+def _same_ids(found: Any, expected: np.ndarray) -> bool:
+    """Whether generated ids are equal; after the end of a text the padding may be longer."""
+    found = np.asarray(found)
+    width = min(found.shape[1], expected.shape[1])
+    rest = {len(set(ids[row, width:].tolist())) <= 1 for ids in (found, expected) for row in range(len(ids))}
+    return np.array_equal(found[:, :width], expected[:, :width]) and rest == {True}
