@@ -36,7 +36,9 @@ def keras_file(case: Case) -> Outcome:
     """A changed `.keras` file: what Keras' loader makes of it with the layers of this package."""
     data, expected = saved()
     path = case.folder / "model.keras"
-    parts = {name: zipfile.ZipFile(io.BytesIO(data)).read(name) for name in zipfile.ZipFile(io.BytesIO(data)).namelist()}
+    parts = {
+        name: zipfile.ZipFile(io.BytesIO(data)).read(name) for name in zipfile.ZipFile(io.BytesIO(data)).namelist()
+    }
     what = case.choice(CHANGES)
     case.changed = f".keras: {what}"
     changed = CHANGES[what](case, dict(parts))
@@ -86,7 +88,12 @@ def _lambda(case: Case, config: dict[str, Any]) -> None:
 def _module(case: Case, config: dict[str, Any]) -> None:
     one = case.choice(config["config"]["layers"])
     one["module"], one["class_name"], one["registered_name"] = case.choice(
-        [("os", "system", None), ("builtins", "eval", None), ("subprocess", "Popen", None), ("keras_tx.nothing", "X", None)]
+        [
+            ("os", "system", None),
+            ("builtins", "eval", None),
+            ("subprocess", "Popen", None),
+            ("keras_tx.nothing", "X", None),
+        ]
     )
     one["config"] = {"command": f"touch {RUN}"}
 

@@ -45,5 +45,5 @@ def good(case: Case | None) -> Outcome:
     model = checkpoints.pretrained.from_pretrained(source.folder)
     expected = tiny.reference("bert_cls")
     names = {"logits": expected["logits"]}
-    apart = checkpoints.difference(checkpoints.ours(model, source.inputs), names, source.mask)
+    apart = checkpoints.difference(checkpoints.ours(model, source.inputs), names, source.masks)
     return Outcome("right" if apart <= checkpoints.TOLERANCE else "wrong", f"differs by {apart:.1e}")

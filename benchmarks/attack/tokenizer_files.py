@@ -156,5 +156,3 @@ def strings(count: int, seed: int) -> Sequence[str]:
         if len(found) < count:
             found.append(value)
     return found
-
-

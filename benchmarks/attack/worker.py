@@ -80,7 +80,7 @@ class Worker:
             limit = SECONDS if message == "begins" else PREPARING
 
     def after(self, outcome: Outcome, last: bool = False) -> Outcome:
-        """The outcome, or a "lost" one if the process cannot load a good checkpoint any more, looked at now and then."""
+        """The outcome, or "lost" if the process cannot load a good checkpoint any more, which is tried now and then."""
         self._since += 1
         if self._process is None or not (last or self._since >= CHECKED or outcome.result == "wrong"):
             return outcome
@@ -89,7 +89,9 @@ class Worker:
         if good.result == "right":
             return outcome
         self.close()
-        return Outcome("lost", f"a good checkpoint does not load any more: {good.told}; {outcome.told}", outcome.changed)
+        return Outcome(
+            "lost", f"a good checkpoint does not load any more: {good.told}; {outcome.told}", outcome.changed
+        )
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
