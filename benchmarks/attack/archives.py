@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.attack.configs import change_json
 from benchmarks.attack.outcome import Case, Outcome
-from keras_tx import models, training
+from keras_tx import layers, training
 
 IDS = np.array([[3, 5, 7], [2, 4, 0]])
 RUN = "attack-has-run-code"  # the file that code of an archive would make
@@ -26,7 +26,9 @@ OF_KERAS = (KeyError, TypeError, AttributeError, IndexError, zipfile.BadZipFile,
 def saved() -> tuple[bytes, np.ndarray]:
     """A `.keras` file, and the outputs of its model."""
     keras.utils.set_random_seed(7)
-    model = models.TextClassifier(11, 3, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=8)
+    ids = keras.Input((None,), dtype="int32")
+    x = layers.Encoder(1, 8, 2)(layers.TokenEmbedding(11, 8)(ids))
+    model = keras.Model(ids, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling1D()(x)))
     with tempfile.TemporaryDirectory() as folder:
         model.save(Path(folder) / "model.keras")
         return (Path(folder) / "model.keras").read_bytes(), keras.ops.convert_to_numpy(model(IDS))
@@ -79,10 +81,10 @@ def _config(change):
 
 
 def _lambda(case: Case, config: dict[str, Any]) -> None:
-    layer = keras.layers.Lambda(lambda x: open(RUN, "w") and x)
-    config["config"]["layers"].append(
-        {**keras.saving.serialize_keras_object(layer), "name": "run", "inbound_nodes": []}
-    )
+    layer = keras.saving.serialize_keras_object(keras.layers.Lambda(lambda x: open(RUN, "w") and x))
+    last = config["config"]["layers"][-1]
+    layer["config"]["name"], layer["name"], layer["inbound_nodes"] = last["name"], last["name"], last["inbound_nodes"]
+    config["config"]["layers"][-1] = layer
 
 
 def _module(case: Case, config: dict[str, Any]) -> None:
@@ -143,10 +145,22 @@ def _without(file: Any, key: str) -> None:
 
 
 def _bomb(name: str):
-    def changed(case: Case, parts: dict[str, bytes]) -> dict[str, bytes]:
-        return {**parts, name: b" " * (600 << 20)}
+    return lambda case, parts: bomb(name)
 
-    return changed
+
+@functools.cache
+def bomb(name: str) -> bytes:
+    """An archive of 5 MB in which one part has 5 GiB. Keras reads parts of up to 4 GiB, whatever their size on disk."""
+    made, data = io.BytesIO(), saved()[0]
+    old = zipfile.ZipFile(io.BytesIO(data))
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for part in old.namelist():
+            if part != name:
+                archive.writestr(part, old.read(part))
+        with archive.open(name, "w", force_zip64=True) as file:
+            for _ in range(320):
+                file.write(bytes(1 << 24))
+    return made.getvalue()
 
 
 def _short(case: Case, parts: dict[str, bytes]) -> bytes:
@@ -233,4 +247,5 @@ def backup(case: Case) -> Outcome:
     if outcome is not None:
         return outcome
     same = np.allclose(found, expected, atol=1e-6)
-    return Outcome("right" if same else "wrong", "goes on as it did" if same else f"goes on otherwise: {found[:3]}")
+    right = same or (what == "state" and np.isfinite(found).all())  # another state is another training
+    return Outcome("right" if right else "wrong", "goes on as it did" if same else "goes on otherwise")

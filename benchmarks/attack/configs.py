@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import transformers
+
 from benchmarks.attack.checkpoints import copied, loads_as_transformers
 from benchmarks.attack.outcome import Case, Outcome
 from keras_tx.pretrained.config import ACTIVATIONS, CHANGING
@@ -17,17 +19,8 @@ VALUES = [
     *(None, REMOVED, -1, 0, 1, 2, 3, 7, 64, 0.5, -0.5, 1.5, 1e-3, 1e308, float("nan"), float("inf"), float("-inf")),
     *(10**6, 10**9, 2**31, 2**63, 10**18, -(10**18), 10**400, functools.reduce(lambda x, _: [x], range(150), 1)),
 ]
-GENERATION = {  # the keys of generation_config.json, besides those of the checkpoint
-    *("do_sample", "num_beams", "num_return_sequences", "length_penalty", "early_stopping", "temperature", "top_k"),
-    *("top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "max_length", "max_new_tokens", "min_length"),
-    *("min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "renormalize_logits", "bos_token_id"),
-    *("pad_token_id", "eos_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"),
-    *("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "encoder_no_repeat_ngram_size", "penalty_alpha"),
-    *("encoder_repetition_penalty", "num_beam_groups", "diversity_penalty", "sequence_bias", "force_words_ids"),
-    *("constraints", "forced_decoder_ids", "guidance_scale", "stop_strings", "exponential_decay_length_penalty"),
-    *("use_cache", "cache_implementation", "output_scores", "watermarking_config", "dola_layers", "low_memory"),
-    *("remove_invalid_values", "max_time", "num_assistant_tokens", "assistant_early_exit", "token_healing"),
-}
+# The keys of generation_config.json, and some of older versions of transformers.
+GENERATION = {*vars(transformers.GenerationConfig()), "encoder_repetition_penalty", "forced_decoder_ids", "begin_index"}
 # Keys whose value no output depends on, so that a value which transformers refuses may be ignored.
 _TRAINING = "it matters when a model is trained or made, not for its outputs"
 _TOLD = "it says how outputs are returned, not what they are"
@@ -39,8 +32,15 @@ IGNORED = {
     r"use_cache|output_.*|return_dict.*|return_.*|torchscript|chunk_size_feed_forward|use_return_dict": _TOLD,
     r"transformers_version|_from_model_config|_name_or_path|_commit_hash|_attn.*|tokenizer_class|prefix": "a note",
     r"(torch_)?dtype": "weights are computed in the dtype policy of the call",
-    r"pretraining_tp|encoder_stride|pooler_.*|summary_.*|task_specific_params|.*embedding_size_ignored": _NOT_READ,
+    r"pretraining_tp|encoder_stride|pooler_.*|summary_.*|task_specific_params": _NOT_READ,
     r"label2id|finetuning_task|architectures": "names for people",
+    r"reorder_and_upcast_attn": "it chooses between two orders of rounding",
+    r"sinusoidal_pos_embds": "the table of positions is in the file",
+    r"(bos|eos|sep|cls)_token_id": "for texts and for `generate`, not for outputs",
+    r"cache_.*|max_cache_len|compile_config|disable_compile|low_memory|prefill_chunk_size": "speed, not text",
+    r"continuous_batching_config|.*assistant.*|.*_lookup_.*|.*_lookbehind|max_matching_.*|use_mtp|speculation_type": (
+        "speed, not text"
+    ),
 }
 
 

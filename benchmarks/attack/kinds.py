@@ -1,24 +1,8 @@
 """The kinds of cases that run in a `Worker`, and how many of each."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from benchmarks.attack import archives, checkpoints, configs, tokenizer_files, weights
-from benchmarks.attack.outcome import Case, Outcome
+from benchmarks.attack.outcome import Case, Kind, Outcome
 from tests.pretrained import tiny
-
-
-@dataclass
-class Kind:
-    """A kind of cases.
-
-    Attributes:
-        run: the function of a case.
-        share: of 1,000 cases, how many are of this kind.
-    """
-
-    run: Callable[[Case], Outcome]
-    share: int
 
 
 KINDS = {

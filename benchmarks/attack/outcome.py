@@ -107,6 +107,19 @@ class Case:
         return outcome
 
 
+@dataclass
+class Kind:
+    """A kind of cases.
+
+    Attributes:
+        run: the function of a case.
+        share: of 1,000 cases, how many are of this kind.
+    """
+
+    run: Callable[[Case], Outcome]
+    share: int = 0
+
+
 def _memory(reset: bool = False) -> float:
     """The resident memory at present after `reset`, else its peak since then, in MiB."""
     if reset:

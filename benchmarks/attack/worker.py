@@ -1,10 +1,12 @@
 """A process that runs cases one after the other, and is replaced when it hangs or dies."""
 
+import importlib
 import multiprocessing
 import os
 import resource
 import shutil
 import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,19 +32,21 @@ def run(kind: str, number: int, seed: int, function: Run, **options) -> Outcome:
     try:
         case = new_case(kind, number, seed, folder, **options)
         return case.closed(function(case))
+    except Exception:  # of the attack itself
+        return Outcome("lost", f"the attack failed: {traceback.format_exc()[-600:]}", case.changed)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def serve(connection, seed: int) -> None:
+def serve(connection, module: str, seed: int) -> None:
     """Runs the cases that `connection` names, until it is closed."""
-    from benchmarks.attack import kinds  # imports TensorFlow, PyTorch and transformers
-
+    kinds = importlib.import_module(module)  # with TensorFlow, PyTorch and transformers
     kinds.prepare()
     size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
     resource.setrlimit(resource.RLIMIT_AS, (size + SPACE, resource.getrlimit(resource.RLIMIT_AS)[1]))
     connection.send("ready")
-    for kind, number in iter(connection.recv, None):
+    while True:
+        kind, number = connection.recv()
         function = kinds.good if kind == "good" else kinds.KINDS[kind].run
         connection.send(run(kind, number, seed, function, tell=connection.send))
 
@@ -52,22 +56,24 @@ class Worker:
 
     Args:
         seed: of all cases.
+        module: the module with `KINDS`, `prepare` and `good`.
+        limit: the seconds that the package may take for a case.
     """
 
-    def __init__(self, seed: int) -> None:
-        self.seed, self._process, self._since = seed, None, 0
+    def __init__(self, seed: int, module: str = "benchmarks.attack.kinds", limit: float = SECONDS) -> None:
+        self.seed, self.module, self.limit = seed, module, limit
+        self._process, self._since = None, 0
 
     def run(self, kind: str, number: int) -> Outcome:
         """The outcome of a case; a process that hangs or dies is replaced."""
         if self._process is None:
             self._start()
         self._connection.send((kind, number))
-        limit = PREPARING
+        limit, result, whose = PREPARING, "lost", "the attack"
         while True:
             if not self._connection.poll(limit):
                 self.close()
-                what = f"more than {limit} s" + ("" if limit == SECONDS else ", not in the package")
-                return Outcome("hung" if limit == SECONDS else "lost", what)
+                return Outcome(result, f"more than {limit} s of {whose}")
             try:
                 message = self._connection.recv()
             except EOFError:
@@ -77,7 +83,10 @@ class Worker:
                 return Outcome("lost", f"the process died with the exit status {status}")
             if isinstance(message, Outcome):
                 return message
-            limit = SECONDS if message == "begins" else PREPARING
+            if message == "begins":
+                limit, result, whose = self.limit, "hung", "the package"
+            else:
+                limit, result, whose = PREPARING, "lost", "the attack"
 
     def after(self, outcome: Outcome, last: bool = False) -> Outcome:
         """The outcome, or "lost" if the process cannot load a good checkpoint any more, which is tried now and then."""
@@ -88,7 +97,7 @@ class Worker:
         good = self.run("good", 0)
         if good.result == "right":
             return outcome
-        self.close()
+        self.close()  # so that the next case begins in a good process
         return Outcome(
             "lost", f"a good checkpoint does not load any more: {good.told}; {outcome.told}", outcome.changed
         )
@@ -96,7 +105,7 @@ class Worker:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, self.seed), daemon=True)
+        self._process = context.Process(target=serve, args=(theirs, self.module, self.seed), daemon=True)
         self._process.start()
         theirs.close()
         if not self._connection.poll(2 * PREPARING) or self._connection.recv() != "ready":

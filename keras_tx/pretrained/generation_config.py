@@ -22,6 +22,11 @@ _UNSUPPORTED = {
     "begin_suppress_tokens": ([],),
     "guidance_scale": (1,),
     "stop_strings": ([],),
+    "dola_layers": (),
+    "watermarking_config": (),
+    "token_healing": (False,),
+    "max_time": (),
+    "top_h": (),
 }
 
 
