@@ -56,7 +56,7 @@ def original(name: str) -> Original:
 def copied(case: Case, name: str) -> Path:
     """A copy of a checkpoint that a case may change."""
     folder = case.folder / "checkpoint"
-    shutil.copytree(original(name).folder, folder, ignore=shutil.ignore_patterns("reference.npz"))
+    shutil.copytree(tiny.checkpoint(name), folder, ignore=shutil.ignore_patterns("reference.npz"))
     case.changed = name
     return folder
 
@@ -125,10 +125,10 @@ def loads_as_transformers(
         generates: whether to compare generated ids too.
         compared: whether transformers can read the files at all.
     """
-    source = original(name)
-    (model, found, ids), outcome = _run_ours(case, source, folder, generates)
+    (found, ids), outcome = _run_ours(case, name, folder, generates)
     if outcome is not None:
         return outcome
+    source = original(name)
     unchanged = difference(found, source.outputs, source.masks) <= TOLERANCE
     if not compared:
         return Outcome("right" if unchanged else "wrong", "" if unchanged else "loads with other outputs")
@@ -155,16 +155,21 @@ def loads_as_transformers(
     return Outcome("right", "as transformers" if not unchanged else "as before")
 
 
-def _run_ours(case: Case, source: Original, folder: Path, generates: bool) -> tuple[Any, Outcome | None]:
-    def load():
-        model = pretrained.from_pretrained(folder)
+def _run_ours(case: Case, name: str, folder: Path, generates: bool) -> tuple[Any, Outcome | None]:
+    """The outputs and the generated ids, if they are wanted, of a changed checkpoint; or the outcome of its error."""
+    model, outcome = case.attempt(lambda: pretrained.from_pretrained(folder))
+    if outcome is not None:
+        return (None, None), outcome
+    source = original(name)
+
+    def run() -> tuple[Any, Any]:
         ids = None
         if generates and source.prompts is not None:
             ids = model.generate(source.prompts, max_new_tokens=NEW_TOKENS, jit_compile=False)
-        return model, ours(model, source.inputs), ids
+        return ours(model, source.inputs), ids
 
-    found, outcome = case.attempt(load)
-    return (found or (None, None, None)), outcome
+    found, outcome = case.attempt(run)
+    return found or (None, None), outcome
 
 
 def _architecture(named: Any, source: Original) -> str:

@@ -4,7 +4,6 @@ from benchmarks.attack import archives, checkpoints, configs, tokenizer_files, w
 from benchmarks.attack.outcome import Case, Kind, Outcome
 from tests.pretrained import tiny
 
-
 KINDS = {
     "config.json": Kind(configs.config, 340),
     "generation_config.json": Kind(configs.generation_config, 130),
