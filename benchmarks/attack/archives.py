@@ -4,6 +4,7 @@ import functools
 import io
 import json
 import tempfile
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,9 @@ def keras_file(case: Case) -> Outcome:
     del changed
 
     def load():
-        model = keras.saving.load_model(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # Keras warns of parts that it skips
+            model = keras.saving.load_model(path)
         return keras.ops.convert_to_numpy(model(IDS))
 
     found, outcome = case.attempt(load, OF_KERAS)

@@ -181,7 +181,8 @@ def _architecture(named: Any, source: Original) -> str:
 def _their_ids(model: Any, source: Original) -> np.ndarray:
     prompts = {name: torch.tensor(value).long() for name, value in source.prompts.items()}
     with making.on_cpu():
-        return model.generate(**prompts, max_new_tokens=NEW_TOKENS).numpy()
+        ids = model.generate(**prompts, max_new_tokens=NEW_TOKENS).numpy()
+    return ids[:, 1:] if model.config.is_encoder_decoder else ids  # without the start token
 
 
 def _same_ids(found: Any, expected: np.ndarray) -> bool:

@@ -37,6 +37,8 @@ IGNORED = {
     r"reorder_and_upcast_attn": "it chooses between two orders of rounding",
     r"sinusoidal_pos_embds": "the table of positions is in the file",
     r"(bos|eos|sep|cls)_token_id": "for texts and for `generate`, not for outputs",
+    r"max_window_layers": "it is read with `use_sliding_window` alone",
+    r"pad_token_id": "outputs at real tokens do not depend on it",
     r"cache_.*|max_cache_len|compile_config|disable_compile|low_memory|prefill_chunk_size": "speed, not text",
     r"continuous_batching_config|.*assistant.*|.*_lookup_.*|.*_lookbehind|max_matching_.*|use_mtp|speculation_type": (
         "speed, not text"

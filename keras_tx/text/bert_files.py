@@ -41,7 +41,7 @@ def read_arguments(directory: str | Path) -> dict[str, Any]:
     if kind not in BERT_CLASSES | GENERIC_CLASSES:
         raise ValueError(
             "`directory` must hold a BERT tokenizer. "
-            f"Received: tokenizer_class={config['tokenizer_class']!r} in {folder / 'tokenizer_config.json'}"
+            f"Received: tokenizer_class={config['tokenizer_class']!r:.200} in {folder / 'tokenizer_config.json'}"
         )
     if (folder / "tokenizer.json").is_file():  # transformers prefers it too
         options, added = _read_tokenizer_json(folder / "tokenizer.json")
@@ -91,7 +91,7 @@ def _read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     ):
         if value != wanted:
             raise ValueError(
-                f"`directory` must hold a BERT tokenizer: {key}={wanted!r}. Received: {key}={value!r} in {path}"
+                f"`directory` must hold a BERT tokenizer: {key}={wanted!r}. Received: {key}={value!r:.200} in {path}"
             )
     options = _flags(normalizer, NORMALIZER, path)
     vocabulary = check_ids(model.get("vocab"), path)
@@ -103,7 +103,7 @@ def _read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         isinstance(token, dict) and {"id", "content"} <= set(token) for token in added
     ):
         raise ValueError(
-            f"`directory` must list added tokens with their ids. Received: added_tokens={added!r} in {path}"
+            f"`directory` must list added tokens with their ids. Received: added_tokens={added!r:.200} in {path}"
         )
     return options, check_ids({token["content"]: token["id"] for token in added}, path)
 
@@ -133,7 +133,7 @@ def _check_places(vocabulary: list[str], id_of: dict[str, int], path: Path) -> N
         if place_of[token] != i:
             raise ValueError(
                 "`directory` must number its tokens without gaps. "
-                f"Received: {token!r} with id {i} at place {place_of[token]} in {path}"
+                f"Received: {token!r:.200} with id {i} at place {place_of[token]} in {path}"
             )
 
 

@@ -70,11 +70,16 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Raises ValueError, which names the file, where the body finds values of other types than `Resume` writes."""
+def reading(path: Path, *errors: type[Exception]) -> Iterator[None]:
+    """Raises ValueError, which names the file, where the body finds values of other types than `Resume` writes.
+
+    Args:
+        path: the file.
+        errors: further errors that can only come from such values.
+    """
     try:
         yield
-    except (AttributeError, LookupError, OverflowError, TypeError) as error:
+    except (AttributeError, LookupError, OverflowError, TypeError, *errors) as error:
         raise _damaged(path, error) from error
 
 

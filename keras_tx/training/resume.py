@@ -173,7 +173,7 @@ class Resume(keras.callbacks.Callback):
         """Restores, once, what later callbacks (the history is one) reset at the start of training."""
         if self._unrestored is None:
             return
-        with backups.reading(self.path):
+        with backups.reading(self.path, ValueError):
             self._restore_callbacks()
             backups.restore_random_states(self._unrestored[0]["random"], self._unrestored[1])
         self._unrestored = None
