@@ -150,6 +150,8 @@ def loads_as_transformers(
             return Outcome("right", f"ignored: {ignored}")
         which = "those of the unchanged checkpoint" if unchanged else "others than before"
         return Outcome("wrong", f"it loads, with outputs that are {which}; those of transformers differ by {apart:.1e}")
+    if ids is not None and ignored and np.array_equal(ids, _generated(name)):
+        return Outcome("right", f"ignored: {ignored}")
     if ids is not None and not _same_ids(ids, their_ids):
         return Outcome("wrong", f"generates {np.asarray(ids).tolist()}, transformers {their_ids.tolist()}")
     return Outcome("right", "as transformers" if not unchanged else "as before")
@@ -183,6 +185,13 @@ def _their_ids(model: Any, source: Original) -> np.ndarray:
     with making.on_cpu():
         ids = model.generate(**prompts, max_new_tokens=NEW_TOKENS).numpy()
     return ids[:, 1:] if model.config.is_encoder_decoder else ids  # without the start token
+
+
+@functools.cache
+def _generated(name: str) -> np.ndarray:
+    """What the unchanged checkpoint generates."""
+    model = tiny.loaded(name)
+    return np.asarray(model.generate(original(name).prompts, max_new_tokens=NEW_TOKENS, jit_compile=False))
 
 
 def _same_ids(found: Any, expected: np.ndarray) -> bool:
