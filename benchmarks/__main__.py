@@ -9,8 +9,10 @@ FOLDER = Path(__file__).parent
 
 
 def described() -> dict[str, str]:
-    """The benchmarks (modules with a function `main`) and the first line of their docstrings; imports none of them."""
-    trees = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("[!_]*.py"))}
+    """The benchmarks (files with a function `main`) and the first line of their docstrings; imports none of them."""
+    paths = {path.stem: path for path in FOLDER.glob("[!_]*.py")}
+    paths |= {path.parent.name: path for path in FOLDER.glob("*/__main__.py")}
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in sorted(paths.items())}
     return {
         name: (ast.get_docstring(tree) or "").partition("\n")[0]
         for name, tree in trees.items()
@@ -24,7 +26,8 @@ def main() -> None:
         print(__doc__, *(f"{name:12} {line}" for name, line in names.items()), sep="\n")
         sys.exit(len(sys.argv) > 1)
     name = sys.argv.pop(1)
-    importlib.import_module(f"benchmarks.{name}").main()
+    module = f"{name}.__main__" if (FOLDER / name).is_dir() else name
+    importlib.import_module(f"benchmarks.{module}").main()
 
 
 if __name__ == "__main__":

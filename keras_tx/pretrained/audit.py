@@ -39,7 +39,9 @@ def canonical(file_names: Iterable[str], kind: type[Family], said_tied: bool, is
         if not prefixed and name != kind.head_key and not any(re.fullmatch(head, name) for head in kind.heads):
             name = kind.prefix + name
         if name in names:
-            raise ValueError(f"A tensor must be stored under one name. Received: {names[name]!r} and {file_name!r}")
+            raise ValueError(
+                f"A tensor must be stored under one name. Received: {names[name]!r:.200} and {file_name!r:.200}"
+            )
         names[name] = file_name
     shared = kind.prefix + kind.embedding_key
     copies = [] if isinstance(kind.copies, dict) else [*kind.copies]
@@ -111,11 +113,11 @@ def _check_rows(
         elif tuple(tensors.shape(file_name)) != row.shape:
             if not (relabeled and of_head):
                 raise ValueError(
-                    f"{file_name!r} must have the shape {row.shape}. Received: {tuple(tensors.shape(file_name))}"
+                    f"{file_name!r:.200} must have the shape {row.shape}. Received: {tuple(tensors.shape(file_name))}"
                 )
             new.append(row.theirs)
         elif not _is_float(tensors.dtype(file_name)):
-            raise ValueError(f"{file_name!r} must have a floating dtype. Received: {tensors.dtype(file_name)}")
+            raise ValueError(f"{file_name!r:.200} must have a floating dtype. Received: {tensors.dtype(file_name)}")
     return new
 
 
@@ -142,10 +144,10 @@ def _check_left(family: Family, used: Collection[str], tensors: Tensors, names: 
         elif copies.get(name) in used:
             if _digest(tensors, file_name) != _digest(tensors, names[copies[name]]):
                 raise ValueError(
-                    f"{file_name!r} must be equal to {names[copies[name]]!r}. Received: a different tensor"
+                    f"{file_name!r:.200} must be equal to {names[copies[name]]!r:.200}. Received: a different tensor"
                 )
         elif not family.is_of_other_task(name) and name != family.head_key:
             raise ValueError(
-                f"Every tensor must be used by a model of the task {family.task!r}. Received: {file_name!r}, "
+                f"Every tensor must be used by a model of the task {family.task!r}. Received: {file_name!r:.200}, "
                 "which is not"
             )

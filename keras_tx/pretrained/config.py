@@ -112,7 +112,7 @@ class Config:
 
     def __init__(self, values: dict[str, Any], absent: Collection[str] = (), *, largest: int | None = None) -> None:
         if not isinstance(values, dict):
-            raise ValueError(f"`config` must be a dict, that of config.json. Received: config={values!r}")
+            raise ValueError(f"`config` must be a dict, that of config.json. Received: config={values!r:.200}")
         self.values = copy.deepcopy(dict(values))
         self.absent, self.largest = tuple(absent), largest
         self._read: set[str] = set()
@@ -128,7 +128,9 @@ class Config:
             if self.values.get(key) is not None:
                 return self.values[key]
         if default is _NEEDED:
-            raise ValueError(f"config.json must have `{keys[0]}`. Received: {keys[0]}=None, keys {sorted(self.values)}")
+            raise ValueError(
+                f"config.json must have `{keys[0]}`. Received: {keys[0]}=None, keys {sorted(self.values)!s:.600}"
+            )
         return default
 
     def number(self, *keys: str, default: Any = _NEEDED, least: int = 1) -> Any:
@@ -179,14 +181,13 @@ class Config:
         """`take` for a boolean."""
         value = self.take(key, default=default)
         if not isinstance(value, bool):
-            raise ValueError(f"`{key}` in config.json must be true or false. Received: {key}={value!r}")
+            raise ValueError(f"`{key}` in config.json must be true or false. Received: {key}={value!r:.200}")
         return value
 
     def token(self, key: str, *, default: Any = None) -> Any:
         """`take` for the id of a token."""
         value = self.take(key, default=default)
-        is_integer = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and not (is_integer and abs(value) <= LARGEST):
+        if value is not None and not _is_token(value):
             raise ValueError(f"`{key}` in config.json must be an integer of 32 bits. Received: {key}={_short(value)}")
         return value
 
@@ -209,7 +210,7 @@ class Config:
         value = self.take(key, default=None)
         if value is not None and value not in supported:
             rule = " or ".join(map(repr, supported)) or "null"
-            raise ValueError(f"`{key}` in config.json is supported as {rule} alone. Received: {key}={value!r}")
+            raise ValueError(f"`{key}` in config.json is supported as {rule} alone. Received: {key}={value!r:.200}")
 
     @property
     def num_labels(self) -> int:
@@ -220,7 +221,7 @@ class Config:
         """`num_labels` with another default."""
         labels = self.take("id2label", default={})
         if not isinstance(labels, dict):
-            raise ValueError(f"`id2label` in config.json must be a dict. Received: id2label={labels!r}")
+            raise ValueError(f"`id2label` in config.json must be a dict. Received: id2label={labels!r:.200}")
         count = len(labels) if labels else self.number("num_labels", default=default)
         if count > MOST_LABELS:
             raise ValueError(f"`num_labels` in config.json must be at most {MOST_LABELS}. Received: num_labels={count}")
@@ -232,15 +233,25 @@ class Config:
             value, another = self.values.get(key), self.values.get(other)
             if key in self._read and None not in (value, another) and value != another:
                 raise ValueError(
-                    f"`{key}` and `{other}` in config.json must be equal. Received: {key}={value!r}, "
-                    f"{other}={another!r}"
+                    f"`{key}` and `{other}` in config.json must be equal. Received: {key}={value!r:.200}, "
+                    f"{other}={another!r:.200}"
                 )
+        for key, value in self.values.items():
+            ids = value if isinstance(value, list) and "eos_" in key else [value]
+            if key.endswith("_token_id") and value is not None and not all(_is_token(one) for one in ids):
+                raise ValueError(
+                    f"`{key}` in config.json must be an integer of 32 bits. Received: {key}={value!r:.200}"
+                )
+        labels = self.values.get("id2label")
+        if labels is not None and not isinstance(labels, dict):
+            raise ValueError(f"`id2label` in config.json must be a dict. Received: id2label={labels!r:.200}")
         for key, neutral in CHANGING.items():
             value = self.values.get(key)
             if key not in self._read and value is not None and value not in neutral:
                 model_type = self.values.get("model_type")
                 raise ValueError(
-                    f"`{key}` in config.json is not supported for model_type={model_type!r}. Received: {key}={value!r}"
+                    f"`{key}` in config.json is not supported for model_type={model_type!r:.200}. Received: "
+                    f"{key}={value!r:.200}"
                 )
 
 
@@ -261,8 +272,12 @@ def activation(name: Any, key: str) -> Any:
         ValueError: the name is unknown.
     """
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise ValueError(f"`{key}` in config.json must be one of {sorted(ACTIVATIONS)}. Received: {key}={name!r}")
+        raise ValueError(f"`{key}` in config.json must be one of {sorted(ACTIVATIONS)}. Received: {key}={name!r:.200}")
     return activations.get(ACTIVATIONS[name])
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def _short(value: Any) -> str:

@@ -129,14 +129,14 @@ class Family(HasLayers):
         if values.get("num_return_sequences") not in (None, 1):
             raise ValueError(
                 "`num_return_sequences` of the generation config must be 1; for more, pass a `strategy`. Received: "
-                f"num_return_sequences={values['num_return_sequences']!r}"
+                f"num_return_sequences={values['num_return_sequences']!r:.200}"
             )
         if values.get("do_sample"):
             for name, off in _NOT_SAMPLED.items():
                 if values.get(name) not in (None, off):
                     raise ValueError(
                         f"`{name}` of the generation config is not supported with `do_sample`. To sample without it, "
-                        f"pass a `strategy`. Received: {name}={values[name]!r}"
+                        f"pass a `strategy`. Received: {name}={values[name]!r:.200}"
                     )
             given = {name: values[name] for name in ("temperature", "top_p", "min_p") if values.get(name) is not None}
             top_k = values.get("top_k")
@@ -170,7 +170,7 @@ class Family(HasLayers):
         architectures = config.take("architectures", default=None) or [None]
         if not isinstance(architectures, list):
             raise ValueError(
-                f"`architectures` in config.json must be a list. Received: architectures={architectures!r}"
+                f"`architectures` in config.json must be a list. Received: architectures={architectures!r:.200}"
             )
         for task, names in cls.tasks.items():
             if architectures[0] in ((names,) if isinstance(names, str) else names):
@@ -178,7 +178,7 @@ class Family(HasLayers):
         known = [name for names in cls.tasks.values() for name in ((names,) if isinstance(names, str) else names)]
         raise ValueError(
             f"`architectures` in config.json must begin with one of {known}; or pass `task`, one of "
-            f"{list(cls.tasks)}. Received: architectures={config.values.get('architectures')!r}"
+            f"{list(cls.tasks)}. Received: architectures={config.values.get('architectures')!r:.200}"
         )
 
     @classmethod

@@ -195,14 +195,16 @@ def _shards(snapshot: Snapshot, name: str) -> dict[str, Any]:
     found = {}
     for shard in dict.fromkeys(map(str, weight_map.values())):
         if not re.fullmatch(r"[\w.-]+\.safetensors", shard) or shard not in snapshot:
-            raise ValueError(f"The index {index} must name .safetensors files in its own folder. Received: {shard!r}")
+            raise ValueError(
+                f"The index {index} must name .safetensors files in its own folder. Received: {shard!r:.200}"
+            )
         held = _tensors(snapshot.open(shard))
         named = {name for name, file in weight_map.items() if file == shard}
         if held.keys() != named:
             name = sorted(held.keys() ^ named)[0]
             has, lacks = ("index", "shard") if name in named else ("shard", "index")
             raise ValueError(
-                f"The index {index} must list the tensors of {shard!r}. Received: {name!r}, which the {has} has "
+                f"The index {index} must list the tensors of {shard!r}. Received: {name!r:.200}, which the {has} has "
                 f"and the {lacks} has not"
             )
         found.update(held)

@@ -22,6 +22,11 @@ _UNSUPPORTED = {
     "begin_suppress_tokens": ([],),
     "guidance_scale": (1,),
     "stop_strings": ([],),
+    "dola_layers": (),
+    "watermarking_config": (),
+    "token_healing": (False,),
+    "max_time": (),
+    "top_h": (),
 }
 
 
@@ -114,7 +119,7 @@ def generate_options(values: dict[str, Any]) -> dict[str, Any]:
         if values.get(name) is not None and values[name] not in off:
             raise ValueError(
                 f"`{name}` of the generation config must be None, because it is not supported. To generate without it, "
-                f"change `model.generation_config`. Received: {name}={values[name]!r}"
+                f"change `model.generation_config`. Received: {name}={values[name]!r:.200}"
             )
     stop_tokens = _listed(values.get("eos_token_id"))
     start = values.get("decoder_start_token_id")

@@ -135,7 +135,7 @@ def json_object(what: str, data: bytes) -> dict[str, Any]:
         if len(counted) < len(pairs):
             keys = [key for key, _ in pairs]
             twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"the key {twice!r} twice")
+            raise ValueError(f"the key {twice!r:.200} twice")
         return counted
 
     try:
@@ -157,12 +157,14 @@ def _checksums(path: str | Path, metadata: dict[str, str], header: dict[str, Any
     checksums = json_object(f"`{CHECKSUMS}` of {path}", metadata[CHECKSUMS].encode())
     if checksums.keys() != header.keys():
         different = sorted(checksums.keys() ^ header.keys())[0]
-        raise ValueError(f"`{CHECKSUMS}` of {path} must name the tensors of the file. Received: {different!r} in one")
+        raise ValueError(
+            f"`{CHECKSUMS}` of {path} must name the tensors of the file. Received: {different!r:.200} in one"
+        )
     return checksums
 
 
 def _entry(path: str | Path, name: str, values: Any, start: int) -> Entry:
-    what = f"The tensor {name!r} of {path}"
+    what = f"The tensor {name!r:.200} of {path}"
     if not isinstance(values, dict) or values.keys() != _KEYS:
         raise ValueError(f"{what} must be described by {sorted(_KEYS)}. Received: {_short(values)}")
     code, shape, offsets = values["dtype"], values["shape"], values["data_offsets"]

@@ -37,12 +37,12 @@ def family_of(config: Config) -> type[Family]:
     model_type = config.take("model_type", default=None)
     if not isinstance(model_type, str) or model_type not in FILES:
         raise ValueError(
-            f"`model_type` in config.json must be one of {sorted(FILES)}. Received: model_type={model_type!r}"
+            f"`model_type` in config.json must be one of {sorted(FILES)}. Received: model_type={model_type!r:.200}"
         )
     if config.take("auto_map", default=None):
         raise ValueError(
             "`auto_map` in config.json refers to code inside the checkpoint, which is never run. Received: "
-            f"auto_map={config.values['auto_map']!r}"
+            f"auto_map={config.values['auto_map']!r:.200}"
         )
     file = importlib.import_module(f"keras_tx.pretrained.families.{FILES[model_type]}")
     families: tuple[type[Family], ...] = file.FAMILIES

@@ -37,7 +37,7 @@ def as_dict(name: str, given: Any) -> dict[str, Any]:
     """
     given = {} if given is None else given
     if not isinstance(given, dict):
-        raise ValueError(f"`{name}` in config.json must be a dict. Received: {name}={given!r}")
+        raise ValueError(f"`{name}` in config.json must be a dict. Received: {name}={given!r:.200}")
     return given
 
 
@@ -57,7 +57,7 @@ def rotary(config: Config, parameters: dict[str, Any]) -> RotaryEmbedding:
     """
     kind, original = parameters["rope_type"], "original_max_position_embeddings"
     if kind not in KINDS:
-        raise ValueError(f"`rope_type` in config.json must be one of {list(KINDS)}. Received: rope_type={kind!r}")
+        raise ValueError(f"`rope_type` in config.json must be one of {list(KINDS)}. Received: rope_type={kind!r:.200}")
     config.refuse("partial_rotary_factor", 1)  # these families rotate whole heads
     scaling = {
         name: value for name, value in parameters.items() if name != "finetuned"

@@ -41,7 +41,7 @@ def read_arguments(directory: str | Path) -> dict[str, Any]:
     if kind not in BERT_CLASSES | GENERIC_CLASSES:
         raise ValueError(
             "`directory` must hold a BERT tokenizer. "
-            f"Received: tokenizer_class={config['tokenizer_class']!r} in {folder / 'tokenizer_config.json'}"
+            f"Received: tokenizer_class={config['tokenizer_class']!r:.200} in {folder / 'tokenizer_config.json'}"
         )
     if (folder / "tokenizer.json").is_file():  # transformers prefers it too
         options, added = _read_tokenizer_json(folder / "tokenizer.json")
@@ -53,7 +53,7 @@ def read_arguments(directory: str | Path) -> dict[str, Any]:
             f"`directory` must contain vocab.txt or tokenizer.json. Received: directory={str(directory)!r}, "
             f"which contains {sorted(path.name for path in folder.iterdir())}"
         )
-    options |= {ours: config[theirs] for theirs, ours in OPTIONS.items() if theirs in config}
+    options |= _flags(config, OPTIONS, folder / "tokenizer_config.json")
     options |= {ours: settings.tokens[theirs] for theirs, ours in TOKENS.items() if theirs in settings.tokens}
     options |= {name: value for name, value in settings.options.items() if name == "max_length"}
     added |= {token["content"]: token["id"] for token in settings.added if token["id"] is not None}
@@ -91,9 +91,9 @@ def _read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     ):
         if value != wanted:
             raise ValueError(
-                f"`directory` must hold a BERT tokenizer: {key}={wanted!r}. Received: {key}={value!r} in {path}"
+                f"`directory` must hold a BERT tokenizer: {key}={wanted!r}. Received: {key}={value!r:.200} in {path}"
             )
-    options = {ours: normalizer[theirs] for theirs, ours in NORMALIZER.items() if theirs in normalizer}
+    options = _flags(normalizer, NORMALIZER, path)
     vocabulary = check_ids(model.get("vocab"), path)
     options["vocabulary"] = sorted(vocabulary, key=vocabulary.__getitem__)
     _check_places(options["vocabulary"], vocabulary, path)
@@ -103,9 +103,20 @@ def _read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         isinstance(token, dict) and {"id", "content"} <= set(token) for token in added
     ):
         raise ValueError(
-            f"`directory` must list added tokens with their ids. Received: added_tokens={added!r} in {path}"
+            f"`directory` must list added tokens with their ids. Received: added_tokens={added!r:.200} in {path}"
         )
     return options, check_ids({token["content"]: token["id"] for token in added}, path)
+
+
+def _flags(values: dict[str, Any], names: dict[str, str], path: Path) -> dict[str, Any]:
+    """The values of these names in a file, under our names."""
+    for name in names:
+        allowed = (True, False, None) if name == "strip_accents" else (True, False)
+        if name in values and not any(values[name] is one for one in allowed):
+            raise ValueError(
+                f"`directory` must give one of {allowed}. Received: {name}={values[name]!r:.100} in {path}"
+            )
+    return {ours: values[theirs] for theirs, ours in names.items() if theirs in values}
 
 
 def _with_added_tokens(vocabulary: list[str], added: dict[str, int], folder: Path) -> list[str]:
@@ -122,7 +133,7 @@ def _check_places(vocabulary: list[str], id_of: dict[str, int], path: Path) -> N
         if place_of[token] != i:
             raise ValueError(
                 "`directory` must number its tokens without gaps. "
-                f"Received: {token!r} with id {i} at place {place_of[token]} in {path}"
+                f"Received: {token!r:.200} with id {i} at place {place_of[token]} in {path}"
             )
 
 

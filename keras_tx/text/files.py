@@ -91,7 +91,9 @@ def check_ids(vocabulary: Any, path: Path) -> dict[str, int]:
         raise ValueError(f"`directory` must hold a vocabulary. Received: a {type(vocabulary).__name__} in {path}")
     for token, i in vocabulary.items():
         if isinstance(i, bool) or not isinstance(i, int):
-            raise ValueError(f"`directory` must hold ids in {path.name}. Received: {token!r}: {i!r} in {path}")
+            raise ValueError(
+                f"`directory` must hold ids in {path.name}. Received: {token!r:.200}: {i!r:.200} in {path}"
+            )
     return vocabulary
 
 
@@ -123,14 +125,14 @@ def read_settings(folder: Path, splits: bool = False) -> Settings:
     place = folder / "tokenizer_config.json"
     if config.get("auto_map"):
         raise ValueError(
-            f"`directory` must not need code of its own. Received: auto_map={config['auto_map']!r} in {place}"
+            f"`directory` must not need code of its own. Received: auto_map={config['auto_map']!r:.200} in {place}"
         )
     for key in ("separate_vocabs",) if splits else ("split_special_tokens", "separate_vocabs"):
         if config.get(key) not in (False, None):
-            raise ValueError(f"`directory` must not ask for {key}. Received: {key}={config[key]!r} in {place}")
+            raise ValueError(f"`directory` must not ask for {key}. Received: {key}={config[key]!r:.200} in {place}")
     kind = config.get("tokenizer_class") or _optional(folder, "config.json").get("model_type") or ""
     if not isinstance(kind, str):
-        raise ValueError(f"`directory` must name its class. Received: tokenizer_class={kind!r} in {place}")
+        raise ValueError(f"`directory` must name its class. Received: tokenizer_class={kind!r:.200} in {place}")
     settings = Settings(kind.removesuffix("Fast").removesuffix("Tokenizer"), config)
     named = _named(folder, config)
     for theirs in NAMED:
@@ -152,7 +154,7 @@ def _added(folder: Path, config: dict[str, Any], named: dict[str, Any], place: P
     numbered = config.get("added_tokens_decoder") or {}
     if not isinstance(numbered, dict) or not all(str(i).isdecimal() for i in numbered):
         raise ValueError(
-            f"`directory` must number its added tokens. Received: added_tokens_decoder={numbered!r} in {place}"
+            f"`directory` must number its added tokens. Received: added_tokens_decoder={numbered!r:.200} in {place}"
         )
     added = [_token(token, "added_tokens_decoder", place) | {"id": int(i)} for i, token in numbered.items()]
     added.sort(key=lambda token: token["id"])
@@ -165,7 +167,8 @@ def _added(folder: Path, config: dict[str, Any], named: dict[str, Any], place: P
         ):
             if isinstance(i, bool) or not isinstance(i, int):
                 raise ValueError(
-                    f"`directory` must hold ids in added_tokens.json. Received: {content!r}: {i!r} in {folder}"
+                    "`directory` must hold ids in added_tokens.json. Received: "
+                    f"{content!r:.200}: {i!r:.200} in {folder}"
                 )
             flags = {"special": content in names, "normalized": content not in names}
             added.append(_token(content, "added_tokens.json", place) | flags | {"id": i})
@@ -180,7 +183,7 @@ def _added(folder: Path, config: dict[str, Any], named: dict[str, Any], place: P
 def _list(tokens: Any, key: str, place: Path) -> list[dict[str, Any]]:
     tokens = list(tokens.values()) if isinstance(tokens, dict) else tokens
     if not isinstance(tokens, list):
-        raise ValueError(f"`directory` must list tokens. Received: {key}={tokens!r} in {place}")
+        raise ValueError(f"`directory` must list tokens. Received: {key}={tokens!r:.200} in {place}")
     return [_token(token, key, place) for token in tokens]
 
 
@@ -188,10 +191,12 @@ def _token(token: Any, key: str, place: Path) -> dict[str, Any]:
     """Converts a token, given as text or as a dictionary, to a dictionary with all flags."""
     token = {"content": token} if isinstance(token, str) else token
     if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not token["content"]:
-        raise ValueError(f"`directory` must give tokens as text. Received: {key}: {token!r} in {place}")
+        raise ValueError(f"`directory` must give tokens as text. Received: {key}: {token!r:.200} in {place}")
     flags = {flag: token.get(flag, flag == "special") for flag in FLAGS}
     if not all(isinstance(value, bool) for value in flags.values()):
-        raise ValueError(f"`directory` must give tokens' flags as true or false. Received: {key}: {token!r} in {place}")
+        raise ValueError(
+            f"`directory` must give tokens' flags as true or false. Received: {key}: {token!r:.200} in {place}"
+        )
     return {"content": token["content"], **flags}
 
 
@@ -200,7 +205,8 @@ def _options(config: dict[str, Any], place: Path) -> dict[str, Any]:
     length = config.get("model_max_length", config.get("max_len"))
     if isinstance(length, bool) or not isinstance(length, (int, float, type(None))):
         raise ValueError(
-            f"`directory` must have a number as `model_max_length`. Received: model_max_length={length!r} in {place}"
+            "`directory` must have a number as `model_max_length`. Received: "
+            f"model_max_length={length!r:.200} in {place}"
         )
     if length is not None and length < UNLIMITED:
         options["max_length"] = int(length)
@@ -212,7 +218,7 @@ def _options(config: dict[str, Any], place: Path) -> dict[str, Any]:
         if config.get(theirs) is not None:
             if type(config[theirs]) is not type(allowed[0]) or config[theirs] not in allowed:
                 raise ValueError(
-                    f"`directory` must give one of {allowed}. Received: {theirs}={config[theirs]!r} in {place}"
+                    f"`directory` must give one of {allowed}. Received: {theirs}={config[theirs]!r:.200} in {place}"
                 )
             options[theirs] = config[theirs]
     return options

@@ -67,7 +67,7 @@ class LibraryTokenizer(Tokenizer):
         for name, token in self.special_tokens.items():
             if token not in self._id_of:
                 raise ValueError(
-                    f"`{name}` must be in the vocabulary. Received: {name}={token!r}, not among the "
+                    f"`{name}` must be in the vocabulary. Received: {name}={token!r:.200}, not among the "
                     f"{self.vocabulary_size} tokens"
                 )
 

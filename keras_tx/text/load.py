@@ -81,7 +81,7 @@ def _class_of(path: Path) -> type[Tokenizer]:
     raise ValueError(
         "`directory` must hold WordLevel, WordPiece, byte-level BPE, or SentencePiece's Unigram or BPE in "
         "tokenizer.json. "
-        f"Received: model.type={kind!r}, decoder={parts.get('decoder')!r} in {path}"
+        f"Received: model.type={kind!r:.200}, decoder={parts.get('decoder')!r:.200} in {path}"
     )
 
 

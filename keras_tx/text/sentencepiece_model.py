@@ -47,7 +47,7 @@ def read_model(model: bytes, place: Any) -> Any:
         raise ValueError(f"`{place}` must be a SentencePiece model with pieces. Received: none in {len(model)} bytes")
     if len(set(pieces)) != len(pieces) or "" in pieces:
         wrong = next(piece for i, piece in enumerate(pieces) if not piece or piece in pieces[:i])
-        raise ValueError(f"`{place}` must hold every piece once, and none empty. Received: {wrong!r}")
+        raise ValueError(f"`{place}` must hold every piece once, and none empty. Received: {wrong!r:.200}")
     if not np.isfinite([piece.score for piece in proto.pieces]).all():
         raise ValueError(
             f"`{place}` must hold finite scores. Received: {[piece.score for piece in proto.pieces][:5]}..."

@@ -77,7 +77,7 @@ def read_tokenizer_json(folder: Path, settings: Settings) -> Any:
         if (i := tokenizer.token_to_id(token["content"])) != token["id"]:  # `tokenizers` numbers them itself
             raise ValueError(
                 "`directory` must number its tokens without gaps. "
-                f"Received: {token['content']!r} with id {token['id']}, which would be {i}, in {path}"
+                f"Received: {token['content']!r:.200} with id {token['id']}, which would be {i}, in {path}"
             )
     _name_defaults(tokenizer, settings, (BYTE_PAIR | SENTENCEPIECE).get(settings.kind))
     _add_tokens(tokenizer, settings, folder)
@@ -139,7 +139,7 @@ def _kind(settings: Settings, known: dict[str, str], folder: Path, what: str) ->
     if settings.kind not in known:
         raise ValueError(
             f"`directory` must name the model type of its {what}: tokenizer_class in tokenizer_config.json or "
-            f"model_type in config.json, one of {sorted(known)}. Received: {settings.kind!r} in {folder}"
+            f"model_type in config.json, one of {sorted(known)}. Received: {settings.kind!r:.200} in {folder}"
         )
     return known[settings.kind]
 
@@ -156,7 +156,8 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
         pair = line.rstrip("\r").split(" ")
         if len(pair) != 2 or not all(pair):
             raise ValueError(
-                f"`directory` must hold two tokens a line in {path.name}. Received: {line!r}, line {number} of {path}"
+                f"`directory` must hold two tokens a line in {path.name}. Received: {line!r:.200}, line {number} of "
+                f"{path}"
             )
         merges.append((pair[0], pair[1]))
     return merges
@@ -192,7 +193,9 @@ def _build_unigram(kind: str, pieces: list[tuple[str, float]], charsmap: bytes, 
 def _extra_ids(settings: Settings, path: Path) -> int:
     count = settings.config.get("extra_ids", 100)
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= 10_000:
-        raise ValueError(f"`directory` must have at most 10000 extra_ids. Received: extra_ids={count!r} beside {path}")
+        raise ValueError(
+            f"`directory` must have at most 10000 extra_ids. Received: extra_ids={count!r:.200} beside {path}"
+        )
     return count
 
 
@@ -261,7 +264,7 @@ def _add_tokens(tokenizer: Any, settings: Settings, folder: Path) -> None:
         i = tokenizer.token_to_id(token["content"])
         if token["id"] not in (None, i):
             raise ValueError(
-                f"`directory` must have the same token ids in all files. Received: {token['content']!r} with ids "
+                f"`directory` must have the same token ids in all files. Received: {token['content']!r:.200} with ids "
                 f"{token['id']} and {i} in {folder}"
             )
 

@@ -50,26 +50,26 @@ def check_vocabulary(vocabulary: Sequence[str], needed: dict[str, str], lines: b
         ValueError: it is empty, lacks a special token, or has a repeated token, an empty one or one with a line break.
     """
     if isinstance(vocabulary, (str, bytes)) or not isinstance(vocabulary, Iterable):
-        raise TypeError(f"`vocabulary` must be a list of strings. Received: vocabulary={vocabulary!r}")
+        raise TypeError(f"`vocabulary` must be a list of strings. Received: vocabulary={vocabulary!r:.200}")
     tokens = list(vocabulary)
     if not tokens:
         raise ValueError("`vocabulary` must not be empty. Received: vocabulary=[]")
     line_of: dict[str, int] = {}
     for line, token in enumerate(tokens, 1):
         if not isinstance(token, str):
-            raise TypeError(f"`vocabulary` must be a list of strings. Received: line {line}={token!r}")
+            raise TypeError(f"`vocabulary` must be a list of strings. Received: line {line}={token!r:.200}")
         if not token or (lines and ("\n" in token or "\r" in token)):
             rule = "tokens of one line, not empty" if lines else "tokens that are not empty"
-            raise ValueError(f"`vocabulary` must hold {rule}. Received: line {line}={token!r}")
+            raise ValueError(f"`vocabulary` must hold {rule}. Received: line {line}={token!r:.200}")
         if token in line_of:
             raise ValueError(
-                f"`vocabulary` must hold every token once. Received: {token!r} in lines {line_of[token]} and {line}"
+                f"`vocabulary` must hold every token once. Received: {token!r:.99} in lines {line_of[token]} and {line}"
             )
         line_of[token] = line
     for argument, token in needed.items():
         if token not in line_of:
             raise ValueError(
-                f"`vocabulary` must contain `{argument}`. Received: {argument}={token!r}, "
+                f"`vocabulary` must contain `{argument}`. Received: {argument}={token!r:.200}, "
                 f"not among the {len(tokens)} tokens"
             )
     return tokens
@@ -105,7 +105,7 @@ def train_vocabulary(texts: Any, vocabulary_size: int, special_tokens: list[str]
         normal = tokenizer.normalizer.normalize_str(text)
         words.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
     if not words:
-        raise ValueError(f"`texts` must hold at least one word. Received: texts={texts!r}")
+        raise ValueError(f"`texts` must hold at least one word. Received: texts={texts!r:.200}")
     alphabet, continued = _alphabet(words, vocabulary_size - len(special_tokens))
     trainer = tokenizers.trainers.WordPieceTrainer(
         vocab_size=vocabulary_size,
@@ -144,15 +144,15 @@ def each_string(texts: Any) -> Iterator[str]:
         TypeError: an item is not a string, or one that UTF-8 cannot encode.
     """
     if isinstance(texts, (str, bytes)) or not isinstance(texts, Iterable):
-        raise TypeError(f"`texts` must be an iterable of strings, not one string. Received: texts={texts!r}")
+        raise TypeError(f"`texts` must be an iterable of strings, not one string. Received: texts={texts!r:.200}")
     items = texts.as_numpy_iterator() if hasattr(texts, "as_numpy_iterator") else texts
     for item in items:
         for text in np.ravel(item) if isinstance(item, np.ndarray) else [item]:
             if not isinstance(text, (str, bytes)):
-                raise TypeError(f"`texts` must hold strings. Received: {text!r}")
+                raise TypeError(f"`texts` must hold strings. Received: {text!r:.200}")
             string = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
             if not is_encodable(string):
-                raise TypeError(f"`texts` must hold strings that UTF-8 can encode. Received: {text!r}")
+                raise TypeError(f"`texts` must hold strings that UTF-8 can encode. Received: {text!r:.200}")
             yield string
 
 

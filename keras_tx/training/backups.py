@@ -9,7 +9,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +65,29 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         if state["format"] != FORMAT or state["arrays"] != list(arrays):
             raise ValueError(f"format {state['format']!r} for {FORMAT!r}, {len(arrays)} arrays")
     except Exception as error:  # damage in a zip file raises errors of many types
-        raise ValueError(
-            f"The backup must be a whole file of `Resume`; delete it to begin anew. Received: {str(path)!r} ({error})"
-        ) from error
+        raise _damaged(path, error) from error
     return state, arrays
+
+
+@contextlib.contextmanager
+def reading(path: Path, *errors: type[Exception]) -> Iterator[None]:
+    """Raises ValueError, which names the file, where the body finds values of other types than `Resume` writes.
+
+    Args:
+        path: the file.
+        errors: further errors that can only come from such values.
+    """
+    try:
+        yield
+    except (AttributeError, LookupError, OverflowError, TypeError, *errors) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> ValueError:
+    return ValueError(
+        "The backup must be a whole file of `Resume`; delete it to begin anew. Received: "
+        f"{str(path)!r} ({error!s:.200})"
+    )
 
 
 def describe(variable: Any) -> list[Any]:

@@ -119,7 +119,8 @@ class Resume(keras.callbacks.Callback):
         self._logs: dict[str, list[Any]] = {}
         self._unrestored = None
         if self.path.exists():
-            self._restore()
+            with backups.reading(self.path):
+                self._restore()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._epoch is not None:
@@ -172,8 +173,9 @@ class Resume(keras.callbacks.Callback):
         """Restores, once, what later callbacks (the history is one) reset at the start of training."""
         if self._unrestored is None:
             return
-        self._restore_callbacks()
-        backups.restore_random_states(self._unrestored[0]["random"], self._unrestored[1])
+        with backups.reading(self.path, ValueError):
+            self._restore_callbacks()
+            backups.restore_random_states(self._unrestored[0]["random"], self._unrestored[1])
         self._unrestored = None
         begin_fit_at(self.model, None)  # the next `fit` begins at its own `initial_epoch`
         history = getattr(self.model, "history", None)

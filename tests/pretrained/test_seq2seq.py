@@ -338,7 +338,10 @@ def test_the_generation_config_becomes_keywords():
     assert generation_config.generate_options({}) == {"max_new_tokens": 20, "min_new_tokens": 0}
 
 
-@pytest.mark.parametrize(("name", "value"), [("num_beam_groups", 2), ("sequence_bias", []), ("guidance_scale", 1.5)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_beam_groups", 2), ("sequence_bias", []), ("guidance_scale", 1.5), ("max_time", 3), ("dola_layers", "low")],
+)
 def test_settings_that_are_not_done_are_refused(name, value):
     message = f"`{name}` of the generation config must be None, .* Received: {name}={value!r}".replace("[]", r"\[\]")
     with pytest.raises(ValueError, match=message):

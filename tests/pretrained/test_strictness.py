@@ -409,7 +409,7 @@ def test_a_hub_id_with_pickles_alone_is_refused_with_the_remedy(monkeypatch, tmp
         list_repo_files=lambda name: ["config.json", "pytorch_model.bin"],
     )
     monkeypatch.setattr(loading, "huggingface_hub", hub)
-    with pytest.raises(ValueError, match="can run any code.* d = 'some/model'.* Received: path='some/model/pytorch_m"):
+    with pytest.raises(ValueError, match="can run any code.* some/model.* Received: path='some/model/pytorch_m"):
         pretrained.from_pretrained("some/model")
 
 
@@ -706,3 +706,16 @@ def test_values_are_assigned_where_keras_does_not_ask_for_them(monkeypatch):
     monkeypatch.setattr(variable_loader, "functools", SimpleNamespace(partial=lambda *args: keras.initializers.Zeros()))
     model = pretrained.from_pretrained(checkpoint("bert"), output_hidden_states=True)
     assert assert_equals_reference(model(inputs_of("bert", model)), "bert")
+
+
+@pytest.mark.parametrize("value", [0.0, "0", True, 2**31, [0, None], {}])
+def test_ids_of_tokens_are_integers(tmp_path, value):
+    with pytest.raises(ValueError, match=r"`sep_token_id` in config.json must be an integer of 32 bits.*sep_token_id="):
+        pretrained.from_pretrained(copied("electra", tmp_path, sep_token_id=value))
+
+
+@pytest.mark.parametrize("key", ["model_type", "tie_word_embeddings", "hidden_act", "architectures", "id2label"])
+def test_long_values_are_shortened_in_errors(tmp_path, key):
+    with pytest.raises(ValueError, match=f"{key}='xxxx") as error:
+        pretrained.from_pretrained(copied("bert", tmp_path, **{key: "x" * 5000}))
+    assert len(str(error.value)) < 1000

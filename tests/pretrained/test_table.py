@@ -109,12 +109,14 @@ def test_keys_of_the_config_are_read_in_order_and_null_is_none():
     config = Config({"a": None, "b": 3, "c": 0.5, "rate": 0})
     assert config.take("a", "b") == 3 and config.take("a", default=None) is None
     assert config.number("a", default=0) == 0 and config.number("a", "b") == 3
-    assert config.number("c", kind=float) == 0.5 and config.number("rate", kind=float) == 0
+    assert config.rate("c", default=1.0) == 0.5 and config.rate("rate", default=1.0) == 0
     with pytest.raises(
         ValueError, match=r"config.json must have `a`. Received: a=None, keys \['a', 'b', 'c', 'rate'\]"
     ):
         config.take("a", "d")
-    with pytest.raises(ValueError, match="`c` in config.json must be a positive integer. Received: c=0.5"):
+    with pytest.raises(
+        ValueError, match=r"`c` in config.json must be a positive integer, at most \d+. Received: c=0.5"
+    ):
         config.number("c")
     config.refuse("b", 2, 3)
     config.refuse("a")

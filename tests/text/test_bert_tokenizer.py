@@ -354,6 +354,10 @@ def test_bad_places(tmp_path):
 def test_other_tokenizers_are_refused(tiny, tmp_path):
     tiny.save(tmp_path)
     config = tmp_path / "tokenizer_config.json"
+    for name in ("tokenize_chinese_chars", "strip_accents", "do_lower_case"):
+        config.write_text(json.dumps({name: 1}))
+        with pytest.raises(ValueError, match=rf"must give one of \(True, False.*Received: {name}=1 in .*_config.json"):
+            BertTokenizer.from_pretrained(tmp_path)
     config.write_text(json.dumps({"tokenizer_class": "EsmTokenizer"}))
     with pytest.raises(ValueError, match="must hold a BERT tokenizer. Received: tokenizer_class='EsmTokenizer'"):
         BertTokenizer.from_pretrained(tmp_path)
@@ -364,6 +368,11 @@ def test_other_tokenizers_are_refused(tiny, tmp_path):
     HuggingFace.from_pretrained(tmp_path).save_pretrained(tmp_path / "json")
     path = tmp_path / "json" / "tokenizer.json"
     data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "normalizer": {**data["normalizer"], "lowercase": "x"}}))
+    with pytest.raises(
+        ValueError, match=r"must give one of \(True, False\). Received: lowercase='x' in .*tokenizer.json"
+    ):
+        BertTokenizer.from_pretrained(tmp_path / "json")
     data["model"]["type"] = "BPE"
     path.write_text(json.dumps(data))
     with pytest.raises(ValueError, match="BERT tokenizer: model.type='WordPiece'. Received: model.type='BPE' in"):

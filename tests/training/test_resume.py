@@ -283,6 +283,18 @@ def test_a_damaged_or_foreign_backup_is_refused(tmp_path):
     np.savez(path, a=np.ones(3))
     with pytest.raises(ValueError, match=r"whole file of `Resume`; .* Received: '.*backup.npz' \('state"):
         fit(tmp_path)
+    fit(tmp_path / "other")
+    state, arrays = backups.read(tmp_path / "other" / "backup.npz")
+    for name, value in (
+        ("epochs", []),
+        ("epochs", 5),
+        ("callbacks", None),
+        ("variables", 3),
+        ("random", [[3, "x", 1]] * 3),
+    ):
+        backups.write(path, {**state, name: value}, arrays)
+        with pytest.raises(ValueError, match=r"must be a whole file of `Resume`; .* Received: '.*backup.npz'"):
+            fit(tmp_path)
     np.savez(path, state=np.frombuffer(b'{"format": "x", "arrays": []}', "uint8"))
     with pytest.raises(ValueError, match=r"Received: '.*backup.npz' \(format 'x' for 'keras_tx"):
         fit(tmp_path)

@@ -126,7 +126,7 @@ class CausalFamily(Family):
             if values.get(name) not in off:
                 raise ValueError(
                     f"`{name}` of the generation config must be one of {off}: it depends on the prompt. Change "
-                    f"`model.generation_config`. Received: {name}={values[name]!r}"
+                    f"`model.generation_config`. Received: {name}={values[name]!r:.200}"
                 )
         options = generation_config.generate_options(
             {name: value for name, value in values.items() if name != "max_length"}

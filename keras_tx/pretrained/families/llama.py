@@ -192,12 +192,12 @@ class Qwen2(Llama):
         if not isinstance(types, list) or len(types) != num_layers or any(one not in (FULL, SLIDING) for one in types):
             raise ValueError(
                 f"`layer_types` in config.json must be {num_layers} of {FULL!r} and {SLIDING!r}. Received: "
-                f"layer_types={types!r}"
+                f"layer_types={types!r:.200}"
             )
         if SLIDING in types and window is None:
             raise ValueError(
                 f"`layer_types` in config.json must not have {SLIDING!r} without `use_sliding_window` and "
-                f"`sliding_window`. Received: layer_types={types!r}"
+                f"`sliding_window`. Received: layer_types={types!r:.200}"
             )
         return [window if kind == SLIDING else None for kind in types]
 

@@ -97,7 +97,7 @@ class ModernBert(Family):
         if not isinstance(types, list) or len(types) != num_layers or any(one not in (FULL, SLIDING) for one in types):
             raise ValueError(
                 f"`layer_types` in config.json must be {num_layers} of {FULL!r} and {SLIDING!r}. Received: "
-                f"layer_types={types!r}"
+                f"layer_types={types!r:.200}"
             )
         return types
 

@@ -171,7 +171,7 @@ class T5(Seq2SeqFamily):
         if kind not in ("", "gated"):
             raise ValueError(
                 "`feed_forward_proj` in config.json must be an activation, or 'gated-' and an activation. Received: "
-                f"feed_forward_proj={name!r}"
+                f"feed_forward_proj={name!r:.200}"
             )
         last = "gelu_new" if name == "gated-gelu" else last
         for key, ours in (("dense_act_fn", last), ("is_gated_act", kind == "gated")):
@@ -179,7 +179,7 @@ class T5(Seq2SeqFamily):
             if value != ours:  # transformers would use this one
                 raise ValueError(
                     f"`feed_forward_proj` and `{key}` in config.json must agree. Received: "
-                    f"feed_forward_proj={name!r}, {key}={value!r}"
+                    f"feed_forward_proj={name!r:.200}, {key}={value!r:.200}"
                 )
         return activation(last, "feed_forward_proj"), kind == "gated"
 

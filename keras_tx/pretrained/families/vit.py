@@ -110,7 +110,8 @@ class ViT(Family):
         sizes = value if isinstance(value, (list, tuple)) else (value, value)
         if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
             raise ValueError(
-                f"`image_size` in config.json must be a positive integer or two of them. Received: image_size={value!r}"
+                "`image_size` in config.json must be a positive integer or two of them. Received: "
+                f"image_size={value!r:.200}"
             )
         return sizes
 

@@ -1,0 +1,1 @@
+"""Attacks on the package: damaged files, strange texts, kills, full disks, threads."""
