@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_tx import layers
 from keras_tx.functional_graph import source_of
-from keras_tx.keras_internals import get_keras_mask
 from keras_tx.layers.mask_search import mask_of
 from keras_tx.layers.masked_layer import MaskedLayer
-from tests.tools import assert_close, to_numpy
+from tests.tools import to_numpy
 
 D = 6
 REAL = np.array([[5, 6, 7], [9, 3, 4]])
