@@ -5,10 +5,10 @@ B batch, T tokens. Keras attaches masks to the outputs of layers. Operators (`x 
 and tries out what each operation on the way does (`mask_trial`), once for each call of an operation.
 """
 
+import itertools
 import warnings
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import keras
@@ -17,7 +17,8 @@ from keras import ops
 from keras_tx.functional_graph import source_of
 from keras_tx.keras_internals import Call, call_that_made, functional_model, get_keras_mask, is_of_keras, layers_within
 from keras_tx.layers import masks
-from keras_tx.layers.mask_trial import Finding, Sizes, Source, examine, sizes_in_trials
+from keras_tx.layers.mask_trial import Finding, Patterns, Source, examine, patterns_in_trials, sizes_in_trials
+from keras_tx.layers.trial_runs import Sizes
 
 _MIXES = "mixes padding into other tokens"
 _COUNTS = "counts padding tokens, so that its outputs depend on where they stand and how many they are"
@@ -26,6 +27,7 @@ _KNOWN = (keras.layers.Dense, keras.layers.Dropout, keras.layers.Embedding)  # t
 _PASSED_ON = keras.layers.Layer.compute_mask
 
 _warned: Any = weakref.WeakSet()  # operations
+_numbers = itertools.count()
 
 
 class Loss(NamedTuple):
@@ -48,12 +50,14 @@ class Trace:
         tag: the mask that Keras has attached to the tensor.
         mask: symbolic, over the leading axes of the tensor, usually (B, T); None if there is none or it is lost.
         sizes: the sizes of the tensor in trials.
+        patterns: its masks in trials; None if there is no mask.
         losses: operations before the tensor that let padding change real tokens.
     """
 
     tag: Any
     mask: Any
     sizes: Sizes
+    patterns: Patterns | None
     losses: tuple[Loss, ...] = ()
 
 
@@ -124,7 +128,9 @@ def _trace(x: Any) -> Trace:
             if unknown:
                 waiting += unknown
                 continue
-            tensor.keras_tx_trace = _without_source(tensor) if made is None else _from_call(tensor, *made)
+            tensor.keras_tx_trace = (
+                _begun(tensor, get_keras_mask(tensor)) if made is None else _from_call(tensor, *made)
+            )
         waiting.pop()
     return x.keras_tx_trace
 
@@ -134,10 +140,15 @@ def _known(x: Any) -> Trace | None:
     return trace if trace is not None and trace.tag is get_keras_mask(x) else None
 
 
-def _without_source(x: Any, losses: Sequence[Loss] = ()) -> Trace:
-    """The trace of a tensor whose mask, if it has one, is right."""
-    tag = get_keras_mask(x)
-    return Trace(tag, tag, sizes_in_trials(x), tuple(losses))
+def _begun(x: Any, mask: Any, losses: tuple[Loss, ...] = ()) -> Trace:
+    """The trace of a tensor with a mask that does not depend on others, or with none."""
+    sizes, tag = sizes_in_trials(x), get_keras_mask(x)
+    if mask is None:
+        return Trace(tag, None, sizes, None, losses)
+    if not hasattr(mask, "keras_tx_number"):
+        mask.keras_tx_number = next(_numbers)  # different masks must have different patterns
+    patterns = patterns_in_trials(sizes[: len(mask.shape)], mask.keras_tx_number)
+    return Trace(tag, mask, sizes, patterns, losses)
 
 
 def _inputs_to_search(call: Call, output: Any) -> list[Any]:
@@ -151,48 +162,46 @@ def _inputs_to_search(call: Call, output: Any) -> list[Any]:
 
 def _from_call(x: Any, call: Call, place: int) -> Trace:
     """The trace of output `place` of a call, from the traces of its inputs."""
-    inputs = _inputs_to_search(call, x)
+    inputs, tag = _inputs_to_search(call, x), get_keras_mask(x)
     if not inputs:
-        return _without_source(x)
-    traces = [_known(one) or _without_source(one) for one in inputs]
+        return _begun(x, tag)
+    traces = [_known(one) or _begun(one, get_keras_mask(one)) for one in inputs]
     losses = tuple(dict.fromkeys(loss for trace in traces for loss in trace.losses))
     if _is_ours(call.operation):
-        return Trace(None, traces[0].mask, sizes_in_trials(x), losses)
+        return replace(traces[0], tag=None, sizes=(*traces[0].sizes[:2], *sizes_in_trials(x)[2:]))
     nested = functional_model(call.operation)
     inner = None if nested is None else _mask_inside(nested, call, place)
     if nested is not None:
         losses += _trace(nested.outputs[place]).losses
-    if all(trace.mask is None for trace in traces):
-        tag = get_keras_mask(x)
-        if tag is None and nested is None and _makes_masks(call.operation):
-            losses += (Loss(call.operation, _INSIDE),)
-        return Trace(tag, inner if tag is None else tag, sizes_in_trials(x), losses)
-    return _tried(x, call, place, traces, losses, inner)
+    if any(trace.mask is not None for trace in traces):
+        return _tried(x, call, place, traces, losses, inner)
+    if tag is None and nested is None and _makes_masks(call.operation):
+        losses += (Loss(call.operation, _INSIDE),)
+    return _begun(x, inner if tag is None else tag, losses)
 
 
 def _tried(x: Any, call: Call, place: int, traces: list[Any], losses: tuple[Loss, ...], inner: Any) -> Trace:
     """The trace of an output that was computed from tensors with masks."""
     tag = get_keras_mask(x)
-    sources = [Source(trace.sizes, None if trace.mask is None else len(trace.mask.shape)) for trace in traces]
+    sources = [Source(trace.sizes, trace.mask, trace.patterns) for trace in traces]
 
     def with_loss(reason: str) -> tuple[Loss, ...]:
         return losses or (Loss(call.operation, reason),)  # the first operation is the cause
 
+    given = inner if any(one is inner for one in call.inputs) else None
     try:
-        finding = examine(call, place, sources, tag is not None)
+        finding = examine(call, place, sources, has_mask=tag is not None, mask_given=given)
     except Exception as error:  # whatever the operation raises
         is_promised = tag is not None and not is_of_keras(type(call.operation))
-        reason = f"cannot be tried out ({type(error).__name__})"
-        return Trace(tag, tag, sizes_in_trials(x), losses if is_promised else with_loss(reason))
+        return _begun(x, tag, losses if is_promised else with_loss(f"cannot be tried out ({type(error).__name__})"))
     if finding.counts_padding:
         losses = with_loss(_COUNTS)
-    if finding.own:
-        return Trace(tag, tag if inner is None else _join([tag, inner]), finding.sizes, losses)
-    mask = _mask_by(finding, call, place, traces)
-    if mask is None and not finding.clean:
-        return Trace(tag, tag, finding.sizes, with_loss(_MIXES))
-    found = [one for one in (mask, tag if _makes_own_mask(call.operation) else None, inner) if one is not None]
-    return Trace(tag, _join(found) if found else None, finding.sizes, losses)
+    if not (finding.own or finding.kept or finding.moved or finding.clean):
+        return replace(_begun(x, tag, with_loss(_MIXES)), sizes=finding.sizes)
+    mask = tag if finding.own else _mask_by(finding, call, place, traces)
+    further = (tag if not finding.own and _makes_own_mask(call.operation) else None, None if given is inner else inner)
+    found = [one for one in (mask, *further) if one is not None]
+    return Trace(tag, _join(found) if found else None, finding.sizes, finding.patterns if found else None, losses)
 
 
 # Masks for the outputs of calls
@@ -201,8 +210,8 @@ def _tried(x: Any, call: Call, place: int, traces: list[Any], losses: tuple[Loss
 def _mask_by(finding: Finding, call: Call, place: int, traces: list[Any]) -> Any:
     if finding.kept is not None:
         return _join([traces[index].mask for index in finding.kept])
-    if finding.moved is not None:
-        return _moved_mask(call, place, traces, finding.moved)
+    if finding.moved and finding.patterns is not None:
+        return _moved_mask(call, place, traces, finding.patterns[0].ndim)
     return None
 
 

@@ -1,0 +1,299 @@
+"""Where the mask of a tensor is found or lost: moved tokens, several inputs, nested models, layers of one's own."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_tx import layers
+from keras_tx.keras_internals import get_keras_mask
+from keras_tx.layers.mask_search import mask_of
+from keras_tx.models.pooling import TokenPooling
+from tests.tools import assert_close, randomize, to_numpy
+
+D = 6
+L = keras.layers
+IDS = np.array([[5, 6, 7, 0, 0], [0, 0, 0, 3, 4]])
+MASK = IDS != 0
+
+pytestmark = pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask")  # Keras' own
+
+
+@pytest.fixture
+def ids():
+    return keras.Input((None,), dtype="int32")
+
+
+@pytest.fixture
+def x(ids):
+    return L.Embedding(11, D, mask_zero=True)(ids)
+
+
+def found(ids, y, given=IDS):
+    """The values of the mask that is found for a symbolic `y`."""
+    return to_numpy(keras.Model(ids, mask_of(y))(given)).tolist()
+
+
+MOVES = {
+    "x[:, 1:]": (lambda x: x[:, 1:], MASK[:, 1:]),
+    "x[:, :100]": (lambda x: x[:, :100], MASK),
+    "x[:, -3:]": (lambda x: x[:, -3:], MASK[:, -3:]),
+    "x[:, ::2]": (lambda x: x[:, ::2], MASK[:, ::2]),
+    "flip": (lambda x: ops.flip(x, axis=1), MASK[:, ::-1]),
+    "take": (lambda x: ops.take(x, [4, 0], axis=1), MASK[:, [4, 0]]),
+    "concatenate": (lambda x: ops.concatenate([x, x[:, :2]], axis=1), np.concatenate([MASK, MASK[:, :2]], axis=1)),
+    "with tokens that are no padding": (
+        lambda x: ops.concatenate([np.ones((2, 1, D), "float32"), x], axis=1),
+        np.pad(MASK, [(0, 0), (1, 0)], constant_values=True),
+    ),
+    "repeat": (lambda x: ops.repeat(x, 2, axis=1), np.repeat(MASK, 2, axis=1)),
+    "pad": (lambda x: ops.pad(x, [(0, 0), (1, 2), (0, 0)]), np.pad(MASK, [(0, 0), (1, 2)])),
+    "split features": (lambda x: L.Reshape((-1, D // 2))(x), np.repeat(MASK, 2, axis=1)),
+    "heads and back": (
+        lambda x: L.Reshape((-1, D))(ops.tanh(L.Permute((2, 1, 3))(L.Permute((2, 1, 3))(L.Reshape((-1, 2, 3))(x))))),
+        MASK,
+    ),
+    "transpose and back": (lambda x: ops.swapaxes(ops.exp(ops.swapaxes(x, 1, 2) * 2.0), 1, 2), MASK),
+    "rows of all tokens": (lambda x: L.Reshape((-1, 2))(L.Flatten()(x)), np.repeat(MASK, 3, axis=1)),
+    "one token": (lambda x: ops.expand_dims(x[:, 0], 1), MASK[:, :1]),
+    "stack": (lambda x: L.Reshape((-1, D))(ops.stack([x, 2.0 * x], axis=2)), np.repeat(MASK, 2, axis=1)),
+    "Lambda": (lambda x: L.Lambda(lambda t: t[:, 1:4], output_shape=(3, D))(x), MASK[:, 1:4]),
+    "Cropping1D": (lambda x: L.Cropping1D((1, 0))(x), MASK[:, 1:]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_mask_moves_with_its_tokens(name, ids, x):
+    move, expected = MOVES[name]
+    y = move(x)
+    outputs = layers.EncoderLayer(12, 1)(y)
+    assert found(ids, y) == expected.tolist()
+    assert found(ids, outputs) == expected.tolist()
+
+
+def test_a_moved_mask_makes_padding_harmless(ids, x):
+    joined = ops.concatenate([x[:, 1:], ops.flip(x, axis=1)], axis=1)
+    model = randomize(keras.Model(ids, layers.EncoderLayer(12, 2)(joined)))
+    whole, alone = to_numpy(model(IDS[:1])), to_numpy(model(IDS[:1, :3]))
+    assert_close(whole[:, [0, 1, 6, 7, 8]], alone, atol=2e-6)  # 6 7 _ _ | _ _ 7 6 5
+
+
+def test_a_moved_mask_is_saved_with_the_model(ids, x, tmp_path):
+    moved = ops.flip(L.Reshape((-1, D // 2))(x)[:, 2:], axis=1)
+    model = keras.Model(ids, layers.EncoderLayer(12, 1)(moved))
+    model.save(tmp_path / "model.keras")
+    assert_close(keras.saving.load_model(tmp_path / "model.keras")(IDS), model(IDS), atol=0)
+
+
+def test_tokens_of_which_half_is_padding_are_told(ids, x):
+    with pytest.warns(UserWarning, match=r"because 'pairs' \(Reshape\) before it mixes padding into other tokens"):
+        layers.EncoderLayer(12, 2)(L.Reshape((-1, 2 * D), name="pairs")(x))
+
+
+def test_a_mask_of_tokens_in_rows_of_a_batch():
+    """(B, 5, D) -> (B * 5, D) -> dense -> (B, 5, 4), as some write it."""
+    ids = keras.Input((5,), dtype="int32")
+    x = L.Embedding(11, D, mask_zero=True)(ids)
+    rows = L.Dense(4)(ops.reshape(x, (-1, D)))
+    assert found(ids, ops.reshape(rows, (-1, 5, 4))[:, :, :2]) == MASK.tolist()
+
+
+# Several inputs
+
+
+def test_masks_of_two_sources_are_joined(ids, x):
+    other = keras.Input((5,), dtype="int32")
+    y = L.Embedding(11, D, mask_zero=True)(other)
+    given = np.array([[1, 0, 2, 3, 0], [1, 1, 1, 1, 0]])
+    both = (MASK & (given != 0)).tolist()
+    for joined in (x + y, L.Add()([x, y]), L.Add()([x * 2.0, y])):  # Keras' layers join by "or", or not at all
+        assert found([ids, other], joined, [IDS, given]) == both
+    sides = ops.concatenate([x, y], axis=1)
+    assert found([ids, other], sides, [IDS, given]) == np.concatenate([MASK, given != 0], axis=1).tolist()
+
+
+def test_inputs_without_masks_change_nothing(ids, x):
+    positions, table = keras.Input((None, D)), np.ones((5, D), "float32")
+    real = ops.expand_dims(ops.cast(ids != 0, "float32"), -1)
+    for y in (x + positions, x + table, x * real, ops.where(x > 0, x, 0.0), ops.where(real > 0, x, -1.0)):
+        assert mask_of(y) is get_keras_mask(x)
+    assert mask_of(positions * 2.0) is None and mask_of(real * 2.0) is None
+
+
+def test_padding_that_comes_by_another_input_is_told(ids, x):
+    """The mean over all tokens, padding among them, times each token: a mask is there, and does not help."""
+    gate = L.Dense(D)(ops.mean(x, axis=1, keepdims=True))
+    with pytest.warns(UserWarning, match=r"'mean.*' \(Mean\) before it mixes padding"):
+        layers.EncoderLayer(12, 2)(x * gate)
+
+
+def test_what_no_padding_reaches_is_not_told(ids, x):
+    pooled = L.GlobalAveragePooling1D()(x)  # with the mask
+    assert mask_of(ops.expand_dims(pooled, 1)) is None
+    layers.EncoderLayer(12, 2)(ops.expand_dims(pooled, 1))
+    layers.EncoderLayer(12, 2)(ops.expand_dims(TokenPooling()(x * 2.0), 1))
+
+
+# What is told, and how
+
+
+def test_the_warning_names_both_layers_and_the_argument(ids, x):
+    smooth = lambda: L.Conv1D(D, 3, padding="same", kernel_initializer="zeros", name="smooth")(x)
+    expected = (
+        r"Padding may change the outputs of '{}' \({}\) at real tokens, because 'smooth' \(Conv1D\) before it mixes "
+        r"padding into other tokens. Pass `{}=`, True at real tokens, to '{}'."
+    )
+    with pytest.warns(UserWarning, match=expected.format("first", "EncoderLayer", "mask", "first")):
+        layers.EncoderLayer(12, 2, name="first")(smooth())
+    with pytest.warns(UserWarning, match=expected.format("second", "DecoderLayer", "memory_mask", "second")):
+        layers.DecoderLayer(12, 2, cross_attention=True, name="second")(x, smooth())
+    with pytest.warns(UserWarning, match=expected.format("third", "MultiHeadAttention", "value_mask", "third")):
+        layers.MultiHeadAttention(2, 3, name="third")(x, smooth())
+
+
+def test_an_operation_is_told_once_and_not_if_a_mask_is_given(ids, x):
+    smooth = L.Conv1D(D, 3, padding="same")(x)
+    layers.EncoderLayer(12, 2)(smooth, mask=ids != 0)
+    with pytest.warns(UserWarning, match="Padding may change") as caught:
+        y = layers.EncoderLayer(12, 2)(layers.EncoderLayer(12, 2)(smooth))
+        layers.MultiHeadAttention(2, 3)(ops.tanh(smooth), y)
+    assert len(caught) == 1
+
+
+def test_positions_that_count_padding_are_told(ids, x):
+    class Positions(L.Layer):
+        def __init__(self):
+            super().__init__()
+            self.supports_masking, self.table = True, L.Embedding(17, D)
+
+        def call(self, inputs):
+            return inputs + self.table(ops.arange(ops.shape(inputs)[1]))
+
+        def compute_output_shape(self, shape):
+            return shape
+
+    y = Positions()(x)
+    assert mask_of(y) is get_keras_mask(x)
+    with pytest.warns(UserWarning, match=r"'positions' \(Positions\) before it counts padding tokens, so that its"):
+        layers.EncoderLayer(12, 2)(y)
+    layers.EncoderLayer(12, 2)(layers.LearnedPositionalEncoding(17)(x))  # counts real tokens
+
+
+def test_an_operation_that_cannot_be_tried_out_is_told(ids, x):
+    class Strange(L.Layer):
+        def call(self, inputs):
+            raise RuntimeError("only on Tuesdays")
+
+        def compute_output_spec(self, inputs):
+            return keras.KerasTensor(inputs.shape)
+
+    with pytest.warns(UserWarning, match=r"'strange' \(Strange\) before it cannot be tried out \(RuntimeError\)"):
+        layers.EncoderLayer(12, 2)(Strange()(x))
+
+
+def test_a_mask_made_inside_a_layer_of_ones_own(ids):
+    class Inside(L.Layer):
+        def __init__(self):
+            super().__init__()
+            self.embedding = L.Embedding(11, D, mask_zero=True)
+
+        def call(self, ids):
+            return self.embedding(ids)
+
+        def compute_output_shape(self, shape):
+            return (*shape, D)
+
+    y = Inside()(ids)
+    model = randomize(keras.Model(ids, layers.EncoderLayer(12, 2)(y)))  # its mask is seen when the model is called
+    assert_close(model(IDS[:1])[:, :3], model(IDS[:1, :3]), atol=2e-6)
+    with pytest.warns(UserWarning, match=r"'inside' \(Inside\) before it makes a mask that cannot be read from"):
+        layers.EncoderLayer(12, 2)(y * 2.0)
+
+
+# Trials
+
+
+def test_a_trial_leaves_no_trace(ids, x):
+    class Counting(L.Layer):
+        def __init__(self):
+            super().__init__()
+            self.runs, self.seeds = 0, keras.random.SeedGenerator(3)
+            self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+        def call(self, inputs):
+            self.runs += 1
+            self.calls.assign_add(1.0)
+            self.add_loss(ops.sum(inputs))
+            return ops.flip(keras.random.dropout(inputs, 0.5, seed=self.seeds), axis=1)
+
+        def compute_output_spec(self, inputs):
+            return keras.KerasTensor(inputs.shape)
+
+    counting, reshape = Counting(), L.Reshape((-1, D // 2))
+    with pytest.warns(UserWarning, match="Padding may change"):
+        y = layers.EncoderLayer(12, 2)(counting(x))
+    runs = counting.runs
+    assert runs > 0 and float(counting.calls) == 0 and not counting.losses
+    assert to_numpy(counting.seeds.state).tolist() == to_numpy(keras.random.SeedGenerator(3).state).tolist()
+    mask_of(y), layers.EncoderLayer(12, 2)(counting.output)
+    assert counting.runs == runs  # each call of an operation is tried out once
+    assert mask_of(reshape(x)) is not None
+    assert reshape.output.shape == (None, None, D // 2)  # Keras raises an error for a layer that was called twice
+
+
+def test_a_layer_that_returns_its_input(ids):
+    class Same(L.Layer):
+        def call(self, inputs):
+            return inputs
+
+        def compute_output_spec(self, inputs):
+            return inputs
+
+    x = keras.Input((None, D))
+    assert mask_of(Same()(x * 2.0)) is None
+
+
+@pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16", "float64"])
+def test_trials_in_other_precisions(dtype, ids, x):
+    for layer in (L.EinsumDense("abc,cd->abd", (None, 4), dtype=dtype), L.LayerNormalization(dtype=dtype)):
+        assert mask_of(layer(x)) is get_keras_mask(ids) or found(ids, layer(x)) == MASK.tolist()
+    flip = L.Lambda(lambda t: ops.flip(t, axis=1), dtype=dtype)
+    assert found(ids, flip(x)) == MASK[:, ::-1].tolist()
+
+
+# Nested models
+
+
+def nested(function, shape=(None, D), dtype="float32", name=None):
+    inputs = keras.Input(shape, dtype=dtype)
+    return keras.Model(inputs, function(inputs), name=name)
+
+
+def test_masks_pass_through_nested_models(ids, x):
+    per_token = nested(lambda x: ops.tanh(L.Dense(D)(x * 2.0)))
+    backwards = nested(lambda x: ops.flip(x, axis=1))
+    plain = keras.Sequential([L.Dense(D), L.Activation("tanh")])
+    for given in (x, x * 2.0):
+        assert found(ids, per_token(given)) == found(ids, plain(given)) == MASK.tolist()
+        assert found(ids, backwards(given)) == MASK[:, ::-1].tolist()
+
+
+def test_masks_come_out_of_nested_models(ids):
+    embed = lambda ids: L.Embedding(11, D, mask_zero=True)(ids)
+    inner = nested(lambda ids: ops.tanh(embed(ids) * 2.0)[:, 1:], (None,), "int32")
+    outer = nested(lambda ids: inner(ids) + 1.0, (None,), "int32")
+    y = outer(ids) * 3.0
+    assert found(ids, y) == MASK[:, 1:].tolist()
+    model = randomize(keras.Model(ids, layers.EncoderLayer(12, 2)(y)))
+    assert_close(model(IDS[:1])[:, :2], model(IDS[:1, :3]), atol=2e-6)
+    real, vectors = keras.Input((None,), dtype="bool"), keras.Input((None, D))
+    given = keras.Model([vectors, real], layers.EncoderLayer(12, 2)(vectors, mask=real))
+    assert mask_of(given([y, ids[:, 1:] != 0]) * 2.0) is not None
+
+
+def test_a_nested_model_that_does_not_see_the_mask_is_told(ids, x):
+    encoder = nested(lambda x: layers.EncoderLayer(12, 2)(x), name="encoder")
+    model = randomize(keras.Model(ids, layers.EncoderLayer(12, 2)(encoder(x))))  # the inner layer gets Keras' mask
+    assert_close(model(IDS[:1])[:, :3], model(IDS[:1, :3]), atol=2e-6)
+    with pytest.warns(UserWarning, match=r"'encoder' \(Functional\) before it mixes padding into other tokens"):
+        layers.EncoderLayer(12, 2)(encoder(x * 2.0))
