@@ -132,7 +132,8 @@ def _trace(x: Any) -> Trace:
                 _begun(tensor, get_keras_mask(tensor)) if made is None else _from_call(tensor, *made)
             )
         waiting.pop()
-    return x.keras_tx_trace
+    found: Trace = x.keras_tx_trace
+    return found
 
 
 def _known(x: Any) -> Trace | None:

@@ -264,7 +264,8 @@ class _Trial:
             return False
         sizes = [self.sizes[key] for key in self.masked]
         ends = np.cumsum([math.prod(size) for size in sizes])
-        digits, codes = [], np.arange(ends[-1])  # the number of each element, in digits that any dtype represents
+        digits: list[Any] = []
+        codes = np.arange(ends[-1])  # the number of each element, in digits that any dtype represents
         while not digits or codes.any():
             digits.append(codes % _BASE + 1)
             codes = codes // _BASE

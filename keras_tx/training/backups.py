@@ -77,9 +77,10 @@ def reading(path: Path, *errors: type[Exception]) -> Iterator[None]:
         path: the file.
         errors: further errors that can only come from such values.
     """
+    wrong: tuple[type[Exception], ...] = (AttributeError, LookupError, OverflowError, TypeError, *errors)
     try:
         yield
-    except (AttributeError, LookupError, OverflowError, TypeError, *errors) as error:
+    except wrong as error:
         raise _damaged(path, error) from error
 
 

@@ -60,9 +60,9 @@ class MultiHeadAttention(Composite):
         scale: the factor applied to the dot products of queries and keys. None: 1 / sqrt(key_dim).
         qk_norm: whether each head of queries and keys is RMS-normalized, with a learned scale (H,), before the product.
         hard_attention: whether, at inference, each query takes only the value of its best key. Training uses softmax.
-        rotary: the rotary position embedding of queries and keys: True for a `RotaryEmbedding` with its defaults; a
-            `RotaryEmbedding`; or any other Keras layer with `get_config()` and `call(inputs, positions)`, which maps
-            `inputs` (B, T, N, H) to the same shape. `positions` are integers (B, T) or (T,), or None for 0 to T - 1.
+        rotary: the rotary position embedding of queries and keys: True for a `RotaryEmbedding` with its defaults, a
+            `RotaryEmbedding`, or any other Keras layer with `get_config()` and `call(inputs, positions)`: (B, T, N, H)
+            -> the same shape, with integer `positions` (B, T) or (T,), or None for 0 to T - 1.
         use_output_bias: whether the output projection has a bias; `use_bias` if None.
         qk_norm_epsilon: a small number that `qk_norm` adds to the mean square.
         blockwise: whether to compute block by block, in memory that grows with T + S instead of T * S. None: if `T * S`
