@@ -345,8 +345,7 @@ class MultiHeadAttention(Composite):
             counted = count_positions(value_mask)
             query_positions = key_positions = ops.slice(counted, (0, start), (ops.shape(counted)[0], query.shape[1]))
         elif positions is None:
-            query_positions = None if query_mask is None else count_positions(query_mask)
-            key_positions = None if value_mask is None else count_positions(value_mask)
+            query_positions, key_positions = (x if x is None else count_positions(x) for x in (query_mask, value_mask))
         rotated = self.rotary(query, query_positions), self.rotary(key, key_positions)
         return [ops.cast(x, self.compute_dtype) for x in rotated]
 
