@@ -13,6 +13,7 @@ from keras import ops
 
 from keras_tx.layers import activations, xla
 from keras_tx.layers.configs import take_own_policy
+from keras_tx.layers.loops import product
 from keras_tx.optional import Lazy
 from keras_tx.types import Shape, Tensor
 
@@ -55,7 +56,7 @@ def _times(rows: Tensor, kernel: Tensor) -> Tensor:
         parts = ops.swapaxes(ops.reshape(rows, (-1, _PARTS, size // _PARTS)), 0, 1)
         parts = ops.matmul(parts, ops.reshape(kernel, (_PARTS, size // _PARTS, made)))
         return ops.sum(parts, axis=0)
-    return ops.matmul(rows, kernel)
+    return product(rows, kernel)
 
 
 def _plus(rows: Tensor, bias: Tensor) -> Tensor:
