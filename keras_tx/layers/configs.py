@@ -6,6 +6,7 @@ import keras
 
 from keras_tx import checks
 from keras_tx.keras_internals import layers_within, replace_dtype_policy
+from keras_tx.layers.precision import wide_dtype
 
 _OF_KERAS = ("activity_regularizer", "autocast", "dtype", "input_dim", "input_shape", "name", "trainable")
 
@@ -37,11 +38,22 @@ def serialized_policy(layer: Any, policy: Any) -> Any:
 
 
 def in_float32(policy: Any) -> Any:
-    """The policy with float32 as its default; the entries of a `DTypePolicyMap` for single layers stay."""
+    """The policy with float32 as its default, unless that is float64; the entries of a `DTypePolicyMap` stay."""
     policy = keras.dtype_policies.get(policy)
     if not _is_map(policy):
-        return "float32"
-    return keras.dtype_policies.DTypePolicyMap("float32", {path: policy[path] for path in policy})
+        return wide_dtype(policy.compute_dtype)
+    default = wide_dtype(policy.default_policy.compute_dtype)
+    return keras.dtype_policies.DTypePolicyMap(default, {path: policy[path] for path in policy})
+
+
+def widened(layer: Any, compute_dtype: str) -> Any:
+    """`layer`, which computes positions for a layer of this dtype; one of keras_tx takes over float64.
+
+    Positions in float32 would make the attention of a float64 model a float32 one.
+    """
+    if isinstance(layer, StrictLayer) and compute_dtype == "float64":
+        replace_dtype_policy(layer, compute_dtype)
+    return layer
 
 
 def take_own_policy(layer: Any) -> None:

@@ -11,6 +11,7 @@ import keras
 from keras import ops
 
 from keras_tx.layers import cache as caches
+from keras_tx.layers.precision import wide_dtype
 from keras_tx.layers.transformer import TransformerLayer, TransformerStack
 from keras_tx.types import Shape, Tensor
 
@@ -208,7 +209,7 @@ class DecoderLayer(TransformerLayer):
         batch, length = inputs.shape[:2]
         keys = [length] if memory is None else [length, memory.shape[1]]
         shapes = [(batch, self.num_heads, length, size) for size in keys]
-        return (outputs, *[keras.KerasTensor(shape, dtype="float32") for shape in shapes])
+        return (outputs, *[keras.KerasTensor(shape, dtype=wide_dtype(self.compute_dtype)) for shape in shapes])
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "cross_attention": self.has_cross_attention}
@@ -389,9 +390,8 @@ class Decoder(TransformerStack):
         **kwargs: Any,
     ) -> Any:
         outputs = self.layers[0].compute_output_spec(inputs, memory, return_attention_scores=return_attention_scores)
-        outputs, *scores = outputs if return_attention_scores else (outputs,)
-        shapes = [(of_layer.shape[0], self.num_layers, *of_layer.shape[1:]) for of_layer in scores]
-        results = [outputs, *[keras.KerasTensor(shape, dtype="float32") for shape in shapes]]
+        results, count = list(outputs) if return_attention_scores else [outputs], self.num_layers
+        results[1:] = [keras.KerasTensor((x.shape[0], count, *x.shape[1:]), dtype=x.dtype) for x in results[1:]]
         if return_hidden_states:
             results.append(self._hidden_spec(inputs))
         return tuple(results) if len(results) > 1 else outputs

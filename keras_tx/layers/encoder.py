@@ -12,6 +12,7 @@ from keras import ops
 from keras_tx import checks
 from keras_tx.layers import masks
 from keras_tx.layers.attention.dispatch import uses_blocks
+from keras_tx.layers.precision import wide_dtype
 from keras_tx.layers.transformer import TransformerLayer, TransformerStack
 from keras_tx.layers.unpadding import Unpadding, is_possible
 from keras_tx.types import Shape, Tensor
@@ -144,7 +145,7 @@ class EncoderLayer(TransformerLayer):
     ) -> Any:
         outputs = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
         batch, length = inputs.shape[:2]
-        scores = keras.KerasTensor((batch, self.num_heads, length, length), dtype="float32")
+        scores = keras.KerasTensor((batch, self.num_heads, length, length), dtype=wide_dtype(self.compute_dtype))
         return (outputs, scores) if return_attention_scores else outputs
 
 
@@ -348,7 +349,7 @@ class Encoder(TransformerStack):
         if return_attention_scores:
             batch, length = inputs.shape[:2]
             shape = (batch, self.num_layers, self.num_heads, length, length)
-            results.append(keras.KerasTensor(shape, dtype="float32"))
+            results.append(keras.KerasTensor(shape, dtype=wide_dtype(self.compute_dtype)))
         if return_hidden_states:
             results.append(self._hidden_spec(inputs))
         return tuple(results) if len(results) > 1 else results[0]

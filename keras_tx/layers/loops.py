@@ -6,6 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tx.layers.precision import wide_dtype
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -17,7 +18,16 @@ def product(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool =
     if keras.backend.backend() == "tensorflow":
         return tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
     a = ops.swapaxes(a, -2, -1) if transpose_a else a
-    return ops.matmul(a, ops.swapaxes(b, -2, -1) if transpose_b else b)
+    b = ops.swapaxes(b, -2, -1) if transpose_b else b
+    return a @ b if wide_dtype(a, b) == "float64" else ops.matmul(a, b)  # Keras' product of float64 is float32 there
+
+
+def logaddexp(a: Tensor, b: Tensor) -> Tensor:
+    """log(exp(a) + exp(b)), also in float64, which Keras computes in float32 on PyTorch."""
+    if wide_dtype(a, b) == "float32" or keras.backend.backend() == "tensorflow":
+        return ops.logaddexp(a, b)
+    largest = ops.where(a > b, a, b)
+    return largest + ops.log(ops.exp(a - largest) + ops.exp(b - largest))
 
 
 def repeat(start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
@@ -35,6 +45,12 @@ def repeat(start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -
     )[1]
 
 
+def corner(*indices: Any) -> tuple[Any, ...]:
+    """Where a slice begins. With 64-bit types on, JAX refuses integers of different dtypes there."""
+    is_jax = keras.backend.backend() == "jax"
+    return tuple(ops.cast(index, "int32") for index in indices) if is_jax else indices
+
+
 def at(x: Tensor, index: Any) -> Tensor:
     """Block `index` of (I, ...). Under XLA, `x[index]` gives wrong results if `index` is a tensor inside a loop."""
     return ops.take(x, index, axis=0)
@@ -47,7 +63,7 @@ def add(x: Tensor, index: Any, blocks: Tensor) -> Tensor:
     if keras.backend.backend() == "torch":
         x[index : index + blocks.shape[0]] += blocks
         return x
-    start, rest = (index, *[0] * (len(x.shape) - 1)), ops.shape(x)[1:]
+    start, rest = corner(index, *[0] * (len(x.shape) - 1)), ops.shape(x)[1:]
     return ops.slice_update(x, start, ops.slice(x, start, (blocks.shape[0], *rest)) + blocks)
 
 
@@ -58,4 +74,4 @@ def put(x: Tensor, index: Any, block: Tensor) -> Tensor:
     if keras.backend.backend() == "torch":  # in place, too: `slice_update` would copy all blocks
         x[index] = block
         return x
-    return ops.slice_update(x, (index, *[0] * (len(x.shape) - 1)), block[None])
+    return ops.slice_update(x, corner(index, *[0] * (len(x.shape) - 1)), block[None])

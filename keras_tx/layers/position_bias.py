@@ -15,6 +15,7 @@ from keras import initializers, ops
 from keras_tx import checks
 from keras_tx.layers.configs import StrictLayer
 from keras_tx.layers.ids import check_integers
+from keras_tx.layers.precision import wide_dtype
 from keras_tx.types import Shape, Tensor
 
 
@@ -41,14 +42,18 @@ class PositionBias(StrictLayer):
         keys = ops.arange(num_keys, dtype="int32")
         return ops.expand_dims(self.bias(ops.expand_dims(keys, 0) - ops.expand_dims(queries, 1)), 0)
 
+    @property
+    def _bias_dtype(self) -> str:
+        return wide_dtype(self.compute_dtype)
+
     def bias(self, relative: Tensor) -> Tensor:
-        """Distances (T, S), key position minus query position -> bias (N, T, S), float32."""
+        """Distances (T, S), key position minus query position -> bias (N, T, S)."""
         raise NotImplementedError(f"{type(self).__name__} must have a method `bias`.")
 
     def compute_output_spec(self, query: Any, key: Any = None, *, start: Any = None, num_keys: Any = None) -> Any:
         _, num_keys = _check_slots(query, key, start, num_keys)
         keys = num_keys or (query if key is None else key).shape[1]
-        return keras.KerasTensor((1, self.num_heads, query.shape[1], keys), dtype="float32")
+        return keras.KerasTensor((1, self.num_heads, query.shape[1], keys), dtype=self._bias_dtype)
 
     def compute_mask(self, inputs: Tensor, previous_mask: Tensor | None = None) -> None:
         return None  # the mask of the query does not fit (1, N, T, S)
@@ -76,7 +81,7 @@ class AlibiBias(PositionBias):
         num_keys: S, the number of slots of a key-value cache, instead of a `key`.
 
     Returns:
-        (1, N, T, S) in float32 under any dtype policy, to be added to the attention logits.
+        (1, N, T, S) in float32, or in float64 under such a policy, to be added to the attention logits.
 
     Raises:
         ValueError: for sizes that are not positive, a `start` that is no scalar integer, queries outside the slots, or
@@ -95,8 +100,8 @@ class AlibiBias(PositionBias):
         self.alibi_bias_max = checks.positive_float("alibi_bias_max", alibi_bias_max)
 
     def bias(self, relative: Tensor) -> Tensor:
-        slopes = ops.convert_to_tensor(-slopes_of(self.num_heads, self.alibi_bias_max), dtype="float32")
-        return slopes[:, None, None] * ops.cast(ops.abs(relative), "float32")
+        slopes = ops.convert_to_tensor(-slopes_of(self.num_heads, self.alibi_bias_max), dtype=self._bias_dtype)
+        return slopes[:, None, None] * ops.cast(ops.abs(relative), self._bias_dtype)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "alibi_bias_max": self.alibi_bias_max}
@@ -123,7 +128,7 @@ class RelativePositionBias(PositionBias):
         num_keys: S, the number of slots of a key-value cache, instead of a `key`.
 
     Returns:
-        (1, N, T, S) in float32 under any dtype policy, to be added to the attention logits.
+        (1, N, T, S) in float32, or in float64 under such a policy, to be added to the attention logits.
 
     Raises:
         ValueError: for sizes that are not positive or too small for the buckets, a `start` that is no scalar integer,
@@ -183,7 +188,7 @@ class RelativePositionBias(PositionBias):
     def bias(self, relative: Tensor) -> Tensor:
         index = ops.clip(relative + self.max_distance, 0, 2 * self.max_distance)
         by_distance = ops.take(ops.convert_to_tensor(self._buckets, dtype="int32"), index)  # (T, S)
-        biases = ops.take(ops.cast(self.embeddings, "float32"), by_distance, axis=0)  # (T, S, N)
+        biases = ops.take(ops.cast(self.embeddings, self._bias_dtype), by_distance, axis=0)  # (T, S, N)
         return ops.transpose(biases, (2, 0, 1))
 
     def get_config(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from keras_tx import checks
 from keras_tx.layers import ids
 from keras_tx.layers.masked_layer import MaskedLayer
 from keras_tx.layers.masks import count_positions
+from keras_tx.layers.precision import wide_dtype
 from keras_tx.types import Shape, Tensor
 
 LAYOUTS = ("interleaved", "concatenated")
@@ -29,8 +30,9 @@ def sinusoids(
     max_wavelength: float = 10000,
     layout: str = "interleaved",
     frequencies: Sequence[float] | None = None,
+    dtype: str = "float32",
 ) -> Tensor:
-    """The sinusoidal encoding of integer `positions` (...) -> (..., D), float32.
+    """The sinusoidal encoding of integer `positions` (...) -> (..., D).
 
     Args:
         positions: integers of any shape.
@@ -38,16 +40,17 @@ def sinusoids(
         max_wavelength: the wavelengths grow from 2 pi positions to this number times 2 pi.
         layout: "interleaved" is sine, cosine, sine, ... as in the paper; "concatenated" all sines, then all cosines.
         frequencies: ceil(D / 2) numbers, the angles between neighbouring positions, in place of `max_wavelength`.
+        dtype: of the computation and of the result.
     """
     pairs = np.arange((hidden_dim + 1) // 2)
-    if frequencies is None:  # rounded to float32 once, at the end
+    if frequencies is None:  # rounded once, at the end
         frequencies = (np.float64(max_wavelength) ** (-2 * pairs / hidden_dim)).tolist()
     elif len(frequencies) != len(pairs):
         raise ValueError(
             "`frequencies` must have one number for each sine, half the last axis of the inputs, rounded up. Received: "
             f"{len(frequencies)} frequencies, last axis of size {hidden_dim}"
         )
-    angles = ops.expand_dims(ops.cast(positions, "float32"), -1) * ops.convert_to_tensor(frequencies, dtype="float32")
+    angles = ops.expand_dims(ops.cast(positions, dtype), -1) * ops.convert_to_tensor(frequencies, dtype=dtype)
     if layout == "concatenated":
         return ops.concatenate([ops.sin(angles), ops.cos(angles)[..., : hidden_dim // 2]], axis=-1)
     both = ops.stack([ops.sin(angles), ops.cos(angles)], axis=-1)  # (..., pairs, 2)
@@ -58,8 +61,9 @@ def sinusoids(
 class SinusoidalPositionalEncoding(MaskedLayer):
     """Adds sines and cosines of the position to the input, which may have any length.
 
-    The encoding is computed in float32 under any dtype policy and then cast to the dtype of the input. If the input has
-    a mask, positions count only real tokens, so padding on the left changes nothing. There are no weights.
+    The encoding is computed in float32, or in float64 under such a policy, and then cast to the dtype of the input. If
+    the input has a mask, positions count only real tokens, so padding on the left changes nothing. There are no
+    weights.
 
     Args:
         max_wavelength: the wavelengths grow from 2 pi positions to this number times 2 pi. 10000 is the paper's.
@@ -117,6 +121,7 @@ class SinusoidalPositionalEncoding(MaskedLayer):
             max_wavelength=self.max_wavelength,
             layout=self.layout,
             frequencies=self.frequencies,
+            dtype=wide_dtype(inputs),
         )
         if positions is None and mask is not None:
             encoding = ops.take(encoding, count_positions(mask), axis=0)

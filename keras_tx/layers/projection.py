@@ -14,6 +14,7 @@ from keras import ops, quantizers
 
 from keras_tx.keras_internals import embeddings_of
 from keras_tx.layers import activations, xla
+from keras_tx.layers.loops import product
 from keras_tx.layers.quantization import Quantizable
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
@@ -57,7 +58,7 @@ def _times(rows: Tensor, kernel: Tensor) -> Tensor:
         parts = ops.swapaxes(ops.reshape(rows, (-1, _PARTS, size // _PARTS)), 0, 1)
         parts = ops.matmul(parts, ops.reshape(kernel, (_PARTS, size // _PARTS, made)))
         return ops.sum(parts, axis=0)
-    return ops.matmul(rows, kernel)
+    return product(rows, kernel)
 
 
 def _plus(rows: Tensor, bias: Tensor) -> Tensor:

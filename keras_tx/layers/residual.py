@@ -5,6 +5,7 @@ Sennrich 2019, arXiv:1910.07467.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -77,7 +78,7 @@ def check_normalization(normalization: Any, epsilon: float, *, none: bool = Fals
             "A layer given as `normalization` must not be built: each place gets a new layer with the same config. "
             f"Received: normalization={given.name} with {len(given.weights)} weights"
         )
-    if epsilon != EPSILON:
+    if not math.isclose(epsilon, EPSILON, rel_tol=1e-6):  # a NumPy float32 differs in its last digits
         raise ValueError(
             "`layer_norm_epsilon` must be left out if `normalization` is a layer, which has its own epsilon. Received: "
             f"layer_norm_epsilon={epsilon}, normalization={given.name}"

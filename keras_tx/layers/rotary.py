@@ -13,6 +13,7 @@ from keras import ops
 from keras_tx import checks
 from keras_tx.layers import ids
 from keras_tx.layers.configs import StrictLayer
+from keras_tx.layers.precision import wide_dtype
 from keras_tx.layers.rotary_scaling import attention_factor, check_scaling, frequencies
 from keras_tx.types import Shape, Tensor
 
@@ -22,7 +23,7 @@ LAYOUTS = ("half", "interleaved")
 def rotate(
     x: Tensor, positions: Tensor, frequencies: Any, *, layout: str = "half", attention_factor: float = 1.0
 ) -> Tensor:
-    """Rotates the first R features of `x` (B, T, N, H), in float32; returns the dtype of `x`.
+    """Rotates the first R features of `x` (B, T, N, H), in float32 or in float64; returns the dtype of `x`.
 
     Args:
         x: (B, T, N, H).
@@ -33,7 +34,8 @@ def rotate(
     """
     size = 2 * frequencies.shape[0]
     turned, rest = (x, None) if x.shape[-1] == size else ops.split(x, [size], axis=-1)
-    turned = ops.cast(turned, "float32")
+    dtype = wide_dtype(x)
+    turned = ops.cast(turned, dtype)
     # (a, b) -> (a cos - b sin, b cos + a sin): swap a and b, and give the first of each pair the negative angle.
     xp = np if isinstance(frequencies, np.ndarray) else ops
     if layout == "half":
@@ -43,7 +45,7 @@ def rotate(
         signed = xp.reshape(xp.stack([-frequencies, frequencies], axis=-1), (size,))
         pairs = ops.reshape(turned, (*ops.shape(turned)[:-1], size // 2, 2))
         swapped = ops.reshape(ops.flip(pairs, axis=-1), ops.shape(turned))
-    angles = ops.expand_dims(ops.cast(positions, "float32"), (-2, -1)) * ops.convert_to_tensor(signed, dtype="float32")
+    angles = ops.expand_dims(ops.cast(positions, dtype), (-2, -1)) * ops.convert_to_tensor(signed, dtype=dtype)
     cos, sin = ops.cos(angles), ops.sin(angles)  # (T, 1, R) or (B, T, 1, R)
     if attention_factor != 1:
         cos, sin = cos * attention_factor, sin * attention_factor
@@ -57,8 +59,8 @@ class RotaryEmbedding(StrictLayer):
 
     It is applied to queries and keys, whose dot products then depend only on the difference of their positions, so
     padding on the left changes nothing. `MultiHeadAttention(rotary=True)` creates and calls such a layer. The layer
-    computes in float32 under any dtype policy; the output has the compute dtype. There are no weights and no maximum
-    length.
+    computes in float32, or in float64 under such a policy; the output has the compute dtype. There are no weights and
+    no maximum length.
 
     With the scaling "dynamic" the frequencies depend on the largest position of the call, over the whole batch. Keys in
     a cache keep the rotation of the call that stored them, as in `transformers`.
@@ -144,13 +146,15 @@ class RotaryEmbedding(StrictLayer):
     def call(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
         if positions is None:
             length = ops.shape(inputs)[1]
-            positions = ops.arange(length, dtype="float32")
+            positions = ops.arange(length, dtype="int32")
         else:
             positions = ids.check_positions(positions, inputs, num_axes=2)
             length = ops.max(positions, initial=0) + 1 if self._is_dynamic else None
         radians = self._frequencies
         if self._is_dynamic:
-            radians = frequencies(self._size, base=self.base, scaling=self.scaling, length=length)
+            radians = frequencies(
+                self._size, base=self.base, scaling=self.scaling, length=length, dtype=wide_dtype(inputs)
+            )
         return rotate(inputs, positions, radians, layout=self.layout, attention_factor=self._attention_factor)
 
     @property
@@ -160,7 +164,7 @@ class RotaryEmbedding(StrictLayer):
     def compute_output_spec(self, inputs: Any, positions: Any = None) -> Any:
         if positions is not None:
             ids.check_positions(positions, inputs, num_axes=2)
-        return keras.KerasTensor(inputs.shape, dtype=inputs.dtype)
+        return keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
 
     def compute_output_shape(self, inputs_shape: Shape) -> Shape:
         return inputs_shape

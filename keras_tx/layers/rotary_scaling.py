@@ -25,7 +25,9 @@ _KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def frequencies(size: int, *, base: float = 10000, scaling: dict[str, Any] | None = None, length: Any = None) -> Any:
+def frequencies(
+    size: int, *, base: float = 10000, scaling: dict[str, Any] | None = None, length: Any = None, dtype: str = "float32"
+) -> Any:
     """The frequencies (R/2,) that `rotate` takes, in radians per position: base ** (-2i / R), changed by `scaling`.
 
     Args:
@@ -33,9 +35,10 @@ def frequencies(size: int, *, base: float = 10000, scaling: dict[str, Any] | Non
         base: the base of the powers. The slowest pair makes one turn in about `base` * 2 pi positions.
         scaling: None or a dict that `check_scaling` returned.
         length: the length of the sequence, an integer or a scalar tensor. Only the type "dynamic" uses it.
+        dtype: of the result if `length` is a tensor.
 
     Returns:
-        A float64 array, or for a dynamic `scaling` with a tensor as `length` a float32 tensor.
+        A float64 array, or for a dynamic `scaling` with a tensor as `length` a tensor.
     """
     plain = np.float64(base) ** (-2 * np.arange(size // 2) / size)
     scaling = scaling or {"rope_type": "default"}
@@ -45,7 +48,7 @@ def frequencies(size: int, *, base: float = 10000, scaling: dict[str, Any] | Non
     if kind == "linear":
         return plain / factor
     if kind == "dynamic":
-        return plain if length is None else _stretched(plain, factor, original, length)
+        return plain if length is None else _stretched(plain, factor, original, length, dtype)
     if kind == "yarn":
         slowed = _yarn_ramp(size, base, scaling)
     elif kind == "llama3":  # pairs that turn often enough over the original length keep their frequency
@@ -119,7 +122,7 @@ def _check_value(name: str, key: str, value: Any) -> Any:
     return number
 
 
-def _stretched(plain: Any, factor: float, original: int, length: Any) -> Any:
+def _stretched(plain: Any, factor: float, original: int, length: Any, dtype: str) -> Any:
     """Dynamic NTK scaling: the base grows with the length, so that the slowest pair turns no further than in training.
 
     Hugging Face's base * growth ** (R / (R - 2)), raised to the power of -2i / R.
@@ -127,8 +130,8 @@ def _stretched(plain: Any, factor: float, original: int, length: Any) -> Any:
     exponents = -np.arange(len(plain)) / (len(plain) - 1)
     if isinstance(length, int):
         return plain * (factor * max(length, original) / original - (factor - 1)) ** exponents
-    growth = factor * ops.maximum(ops.cast(length, "float32"), original) / original - (factor - 1)
-    plain, exponents = (ops.convert_to_tensor(x, dtype="float32") for x in (plain, exponents))
+    growth = factor * ops.maximum(ops.cast(length, dtype), original) / original - (factor - 1)
+    plain, exponents = (ops.convert_to_tensor(x, dtype=dtype) for x in (plain, exponents))
     return plain * ops.power(growth, exponents)
 
 

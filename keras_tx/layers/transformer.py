@@ -12,7 +12,7 @@ from keras import initializers, ops
 from keras_tx import checks
 from keras_tx.layers import activations
 from keras_tx.layers.attention.layer import MultiHeadAttention
-from keras_tx.layers.configs import serialized, set_untracked
+from keras_tx.layers.configs import serialized, set_untracked, widened
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.feed_forward import FeedForward
 from keras_tx.layers.masked_layer import MaskedLayer
@@ -238,7 +238,7 @@ class TransformerStack(MaskedLayer):
             self.final_norm = make_norm(
                 self.normalization, self.layer_norm_epsilon, dtype=self.dtype_policy, name="final_norm"
             )
-        self.position_bias = self._make_position_bias(position_bias)
+        self.position_bias = widened(self._make_position_bias(position_bias), self.compute_dtype)
         self.remat = remat
 
     def _make_position_bias(self, position_bias: Any) -> Any:
@@ -275,7 +275,7 @@ class TransformerStack(MaskedLayer):
             return bias
         if len(attention_bias.shape) == 3:
             attention_bias = ops.expand_dims(attention_bias, 1)
-        return bias + ops.cast(attention_bias, "float32")
+        return bias + ops.cast(attention_bias, bias.dtype)
 
     def _run(self, layer: TransformerLayer, inputs: Tensor, training: bool | None, **options: Any) -> Any:
         """`layer(inputs, ...)`; in training with gradient checkpointing, if `remat` is True."""

@@ -10,6 +10,7 @@ from keras import ops
 
 from keras_tx import checks
 from keras_tx.layers.masked_layer import MaskedLayer
+from keras_tx.layers.precision import wide_dtype
 from keras_tx.types import Shape, Tensor
 
 POOLINGS = ("first", "mean", "max")
@@ -46,12 +47,13 @@ class TokenPooling(MaskedLayer):
                 return ops.zeros_like(ops.sum(inputs, axis=1))  # `ops.max` refuses an axis of length 0
             pooled = ops.max(ops.where(ops.expand_dims(mask, -1), inputs, float("-inf")), axis=1)
             return ops.where(ops.any(mask, axis=1, keepdims=True), pooled, 0.0)
+        dtype = wide_dtype(inputs)
         if self.pooling == "first":  # the first real token: padding may stand on the left
-            weights = ops.cast(ops.logical_and(mask, ops.cumsum(ops.cast(mask, "int32"), axis=1) == 1), "float32")
+            weights = ops.cast(ops.logical_and(mask, ops.cumsum(ops.cast(mask, "int32"), axis=1) == 1), dtype)
         else:
-            weights = ops.cast(mask, "float32")
+            weights = ops.cast(mask, dtype)
             weights = weights / ops.maximum(ops.sum(weights, axis=1, keepdims=True), 1.0)
-        return ops.cast(ops.einsum("BT,BTD->BD", weights, ops.cast(inputs, "float32")), inputs.dtype)
+        return ops.cast(ops.einsum("BT,BTD->BD", weights, ops.cast(inputs, dtype)), inputs.dtype)
 
     def compute_mask(self, inputs: Tensor, mask: Tensor = None) -> None:
         return None

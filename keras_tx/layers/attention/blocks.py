@@ -12,8 +12,9 @@ from keras import ops
 
 from keras_tx.layers import masks
 from keras_tx.layers.dropout import HIGHEST_RATE, random_keep
-from keras_tx.layers.loops import at, product
+from keras_tx.layers.loops import at, corner, product
 from keras_tx.layers.masks import MASKED, Visible, label_range, padding_labels
+from keras_tx.layers.precision import wide_dtype
 from keras_tx.optional import Lazy
 from keras_tx.types import DType, Tensor
 
@@ -36,12 +37,15 @@ class Blocks:
 
     Args:
         query, key, value: (B, T, N, H), (B, S, K, H), (B, S, K, V).
-        bias: float32, broadcastable to (B, N, T, S), or None.
+        bias: in the dtype of the logits, broadcastable to (B, N, T, S), or None.
         visible: which keys each query may attend to.
         scale: the factor applied to the dot products.
         dropout: rate of dropout on the scores.
         seed: (2,) integers for dropout, or None.
         size: queries and keys of a block.
+
+    Attributes:
+        dtype: of logits, softmax and sums: float32, or float64 for such inputs.
     """
 
     def __init__(
@@ -69,8 +73,9 @@ class Blocks:
             self.span = min(self.span, self.num_key_blocks)
         else:
             self.num_key_blocks = ops.maximum(self.num_key_blocks, self.span)
-        self.query = ops.cast(self.cut(query, "query"), "float32") * scale
-        self.key = ops.cast(self.cut(key, "key"), "float32")
+        self.dtype = wide_dtype(query, key, value)
+        self.query = ops.cast(self.cut(query, "query"), self.dtype) * scale
+        self.key = ops.cast(self.cut(key, "key"), self.dtype)
         self.value = self.cut(value, "key")
         self.bias: Any = None if bias is None else self._fill_pairs(bias)
         self.mask: Any = None if visible.mask is None else self._fill_pairs(ops.cast(visible.mask, "bool"))
@@ -186,7 +191,7 @@ class Blocks:
         sides = list(zip(x.shape[2:], (i, j), (1, self.span), strict=True))
         starts = [0 if length == 1 else block * self.size for length, block, _ in sides]
         sizes = [1 if length == 1 else count * self.size for length, _, count in sides]
-        return ops.slice(x, (0, 0, *starts), (*ops.shape(x)[:2], *sizes))
+        return ops.slice(x, corner(0, 0, *starts), (*ops.shape(x)[:2], *sizes))
 
     def logits(self, i: Tensor, j: Tensor) -> Tensor:
         """The attention logits (X, P, R), `MASKED` where a query may not attend to a key."""
@@ -201,11 +206,11 @@ class Blocks:
         return ops.reshape(logits if mask is None else ops.where(mask, logits, MASKED), shape)
 
     def dropout_factors(self, i: Tensor, j: Tensor) -> Tensor:
-        """Factors (X, P, R), float32, for the scores: 0 for dropped scores, 1 / (1 - rate) for all others."""
+        """Factors (X, P, R) for the scores: 0 for dropped scores, 1 / (1 - rate) for all others."""
         shape = (self.batch * self.key_heads, self.groups * self.size, self.span * self.size)
         rate = min(self.dropout, HIGHEST_RATE)
         kept = _random_keep(shape, rate, self.seed, i * self.num_key_blocks + j)
-        return ops.cast(kept, "float32") / (1 - rate)
+        return ops.cast(kept, self.dtype) / (1 - rate)
 
 
 def _span(visible: Visible, size: int) -> int:

@@ -13,8 +13,9 @@ from keras import ops
 
 from keras_tx.layers.attention.blocks import Blocks
 from keras_tx.layers.attention.dense import softmax
-from keras_tx.layers.loops import add, at, product, put, repeat
+from keras_tx.layers.loops import add, at, logaddexp, product, put, repeat
 from keras_tx.layers.masks import MASKED, Visible
+from keras_tx.layers.precision import wide_dtype
 from keras_tx.types import Tensor
 
 LONG = 4096 * 4096  # from this T * S on, `blockwise=None` computes block by block
@@ -35,10 +36,10 @@ def attend_blockwise(
 ) -> Tensor:
     """`attend` in memory that grows with T + S instead of T * S. Blocks that no query may attend to cost nothing.
 
-    Logits, softmax and sums are float32 for any input dtype. A `visible.mask` or a `bias` over (T, S), and the gradient
-    of the bias, are kept in memory as a whole; blocks that only these mask out are computed anyway. The other parts of
-    `visible` need no such memory. With a small window, all keys that a block of queries may attend to are processed at
-    once.
+    Logits, softmax and sums are float32, or float64 for such inputs. A `visible.mask` or a `bias` over (T, S), and the
+    gradient of the bias, are kept in memory as a whole; blocks that only these mask out are computed anyway. The other
+    parts of `visible` need no such memory. With a small window, all keys that a block of queries may attend to are
+    processed at once.
 
     Args:
         query: (B, T, N, H).
@@ -56,7 +57,9 @@ def attend_blockwise(
     """
     size = block_size or _block_size(visible)
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
-    tensors = [query, key, value] if bias is None else [query, key, value, ops.cast(bias, "float32")]
+    tensors = (
+        [query, key, value] if bias is None else [query, key, value, ops.cast(bias, wide_dtype(query, key, value))]
+    )
 
     def with_gradient(*tensors: Tensor) -> Any:
         dtypes = [keras.backend.standardize_dtype(x.dtype) for x in tensors[:3]]
@@ -80,7 +83,7 @@ def _block_size(visible: Visible) -> int:
 
 
 def _forward(blocks: Blocks) -> Any:
-    """The output (I, X, P, V), and the logarithms of the sums of exponentials (I, X, P, 1), both float32."""
+    """The output (I, X, P, V), and the logarithms of the sums of exponentials (I, X, P, 1)."""
     shape, value_size = ops.shape(blocks.query), blocks.value.shape[3]
     begin, end = blocks.key_bounds()
 
@@ -97,18 +100,18 @@ def _forward(blocks: Blocks) -> Any:
             own_logsumexp = largest_logit - ops.log(largest_score)
             kept = scores * blocks.dropout_factors(i, j) if blocks.dropout else scores
             value = blocks.keys_from(blocks.value, j)
-            own_output = ops.cast(ops.matmul(ops.cast(kept, value.dtype), value), "float32")
-            total = ops.logaddexp(logsumexp, own_logsumexp)
+            own_output = ops.cast(product(ops.cast(kept, value.dtype), value), blocks.dtype)
+            total = logaddexp(logsumexp, own_logsumexp)
             return total, output * ops.exp(logsumexp - total) + own_output * ops.exp(own_logsumexp - total)
 
         rows = shape[1], blocks.groups * blocks.size
-        start = _zeros((*rows, 1)) + MASKED, _zeros((*rows, value_size))
+        start = _zeros(blocks, (*rows, 1)) + MASKED, _zeros(blocks, (*rows, value_size))
         logsumexp, output = repeat(at(begin, i), at(end, i), key_block, start)
         sees_any_key = logsumexp > MASKED / 2
         output, logsumexp = ops.where(sees_any_key, output, 0.0), ops.where(sees_any_key, logsumexp, -MASKED)
         return put(outputs, i, output), put(logsumexps, i, logsumexp)
 
-    results = _zeros((*shape[:3], value_size)), _zeros((*shape[:3], 1))
+    results = _zeros(blocks, (*shape[:3], value_size)), _zeros(blocks, (*shape[:3], 1))
     return repeat(0, blocks.num_query_blocks, query_block, results)
 
 
@@ -116,7 +119,7 @@ def _backward(
     blocks: Blocks, output: Tensor, logsumexp: Tensor, upstream: Tensor, dtypes: list[str]
 ) -> tuple[Tensor, ...]:
     """The gradients of query, key, value and (if there is one) bias, from the gradient of the output (B, T, N, V)."""
-    upstream = ops.cast(blocks.cut(ops.cast(upstream, "float32"), "query"), "float32")
+    upstream = blocks.cut(ops.cast(upstream, blocks.dtype), "query")
     inner = ops.sum(upstream * output, axis=-1, keepdims=True)  # (I, X, P, 1)
     backward = _backward_by_queries if blocks.span > 1 else _backward_by_keys
     of_query, of_key, of_value, *of_bias = backward(blocks, (logsumexp, upstream, inner))
@@ -133,13 +136,13 @@ def _block_gradients(blocks: Blocks, i: Tensor, j: Tensor, saved: Any) -> tuple[
     """Gradients from blocks i and j, for queries (X, P, H), keys (X, R, H), values (X, R, V), logits (X, P, R)."""
     logsumexp, upstream, inner = (at(x, i) for x in saved)
     scores = ops.exp(blocks.logits(i, j) - logsumexp)
-    of_scores = product(upstream, ops.cast(blocks.keys_from(blocks.value, j), "float32"), transpose_b=True)
+    of_scores = product(upstream, ops.cast(blocks.keys_from(blocks.value, j), blocks.dtype), transpose_b=True)
     kept = scores
     if blocks.dropout:
         factors = blocks.dropout_factors(i, j)
         kept, of_scores = scores * factors, of_scores * factors
     of_logits = scores * (of_scores - inner)
-    of_query = ops.matmul(of_logits, blocks.keys_from(blocks.key, j))
+    of_query = product(of_logits, blocks.keys_from(blocks.key, j))
     of_key = product(of_logits, at(blocks.query, i), transpose_a=True)
     return of_query, of_key, product(kept, upstream, transpose_a=True), of_logits
 
@@ -157,7 +160,7 @@ def _backward_by_queries(blocks: Blocks, saved: Any) -> Any:
 
         return repeat(at(begin, i), at(end, i), key_blocks, results)
 
-    results = tuple(_zeros(ops.shape(x)) for x in (blocks.query, blocks.key, blocks.value))
+    results = tuple(_zeros(blocks, ops.shape(x)) for x in (blocks.query, blocks.key, blocks.value))
     return repeat(0, blocks.num_query_blocks, query_block, results)
 
 
@@ -182,16 +185,16 @@ def _backward_by_keys(blocks: Blocks, saved: Any) -> Any:
             return of_query, of_key + own_key, of_value + own_value, of_bias
 
         of_query, of_key, of_value, of_bias = results
-        start = (of_query, _zeros(key_shape[1:]), _zeros(value_shape[1:]), of_bias)
+        start = (of_query, _zeros(blocks, key_shape[1:]), _zeros(blocks, value_shape[1:]), of_bias)
         of_query, own_key, own_value, of_bias = repeat(at(begin, j), at(end, j), query_block, start)
         return of_query, put(of_key, j, own_key), put(of_value, j, own_value), of_bias
 
-    of_bias = _zeros(())
+    of_bias = _zeros(blocks, ())
     if blocks.bias is not None:
         count = blocks.num_query_blocks * blocks.num_key_blocks
         sides = [1 if length == 1 else blocks.size for length in blocks.bias.shape[2:]]
-        of_bias = _zeros((count, *ops.shape(blocks.bias)[:2], *sides))
-    results = (_zeros(ops.shape(blocks.query)), _zeros(key_shape), _zeros(value_shape), of_bias)
+        of_bias = _zeros(blocks, (count, *ops.shape(blocks.bias)[:2], *sides))
+    results = (_zeros(blocks, ops.shape(blocks.query)), _zeros(blocks, key_shape), _zeros(blocks, value_shape), of_bias)
     results = repeat(0, blocks.num_key_blocks, key_block, results)
     return results[:3] if blocks.bias is None else results
 
@@ -215,5 +218,5 @@ def _join_bias(blocks: Blocks, parts: Tensor) -> Tensor:
     return whole[:, :, : blocks.num_queries, : blocks.num_keys]
 
 
-def _zeros(shape: Any) -> Tensor:
-    return ops.zeros(shape, dtype="float32")  # not in `floatx`, the default of Keras
+def _zeros(blocks: Blocks, shape: Any) -> Tensor:
+    return ops.zeros(shape, dtype=blocks.dtype)

@@ -14,6 +14,7 @@ from keras_tx.layers import masks, xla
 from keras_tx.layers.attention.axes import Axes
 from keras_tx.layers.cache import KeyValue, Memory
 from keras_tx.layers.masks import MASKED, Visible
+from keras_tx.layers.precision import wide_dtype
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -31,7 +32,9 @@ def attend(
     dropout: Callable[[Tensor], Tensor] | None = None,
     hard: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of each query to the keys that `mask` allows. Logits and softmax are float32 for any input dtype.
+    """Attention of each query to the keys that `mask` allows.
+
+    Logits and softmax are float32, or float64 for such inputs.
 
     Args:
         query: (B, T, N, H).
@@ -46,20 +49,22 @@ def attend(
         hard: whether the key with the highest logit (the first of equal ones) gets the score 1, instead of a softmax.
 
     Returns:
-        The output (B, T, N, V) in the dtype of `value`, and the scores (B, N, T, S) in float32, before dropout.
+        The output (B, T, N, V) in the dtype of `value`, and the scores (B, N, T, S) before dropout, in float32, or
+        in float64 for such inputs.
     """
     heads, key_heads = query.shape[2], key.shape[2]
     batch, queries, keys = ops.shape(query)[0], ops.shape(query)[1], ops.shape(key)[1]
-    query = ops.cast(query, "float32") * (1 / math.sqrt(query.shape[3]) if scale is None else scale)
+    dtype = wide_dtype(query, key, value)
+    query = ops.cast(query, dtype) * (1 / math.sqrt(query.shape[3]) if scale is None else scale)
     query, key, value = (_by_key_head(x, key_heads) for x in (query, key, value))
-    logits = ops.einsum("XQH,XSH->XQS", query, ops.cast(key, "float32"))
+    logits = ops.einsum("XQH,XSH->XQS", query, ops.cast(key, dtype))
     logits = ops.reshape(logits, (batch, heads, queries, keys))
     if bias is not None:
         mask = masks.join(mask, masks.allowed_by_bias(bias))
-        logits = ops.where(mask, logits + ops.cast(bias, "float32"), MASKED)
+        logits = ops.where(mask, logits + ops.cast(bias, dtype), MASKED)
     elif mask is not None:
-        # MASKED absorbs any float32 logit, so this equals `where`; but the gradient of a sum costs nothing.
-        logits = logits + (1 - ops.cast(mask, "float32")) * MASKED
+        # MASKED absorbs any logit, so this equals `where`; but the gradient of a sum costs nothing.
+        logits = logits + (1 - ops.cast(mask, dtype)) * MASKED
     scores = _one_hot_of_best(logits) if hard else softmax(logits)
     weights = ops.cast(scores if dropout is None else dropout(scores), value.dtype)
     weights = ops.reshape(weights, (batch * key_heads, heads // key_heads * queries, keys))
@@ -93,12 +98,13 @@ def attend_cached(
     key, value = cache
     heads, key_heads, size = query.shape[2], key.shape[1], query.shape[3]
     group, mask = heads // key_heads, visible.whole(1, ops.shape(key)[2])
-    query = ops.cast(query, "float32") * (1 / math.sqrt(size) if scale is None else scale)
+    dtype = wide_dtype(query, key, value)
+    query = ops.cast(query, dtype) * (1 / math.sqrt(size) if scale is None else scale)
     query = ops.reshape(query, (-1, key_heads, group, size))
-    logits = _product(query, ops.cast(key, "float32"), adj_y=True)  # (B, K, G, S)
+    logits = _product(query, ops.cast(key, dtype), adj_y=True)  # (B, K, G, S)
     if bias is not None:
         mask = masks.join(mask, masks.allowed_by_bias(bias))
-        logits = logits + ops.cast(_by_group(bias, key_heads, group), "float32")
+        logits = logits + ops.cast(_by_group(bias, key_heads, group), dtype)
     if mask is not None:
         mask = _by_group(mask, key_heads, group)
         logits = ops.where(mask, logits, MASKED)
@@ -135,4 +141,4 @@ def softmax(logits: Tensor) -> Tensor:
 
 def _one_hot_of_best(logits: Tensor) -> Tensor:
     best = ops.argmax(logits, axis=-1, keepdims=True)
-    return ops.cast(ops.equal(ops.arange(ops.shape(logits)[-1], dtype=best.dtype), best), "float32")
+    return ops.cast(ops.equal(ops.arange(ops.shape(logits)[-1], dtype=best.dtype), best), logits.dtype)

@@ -19,11 +19,12 @@ from keras_tx.layers.attention.axes import attended_axes, fold, fold_pairs, unfo
 from keras_tx.layers.attention.dense import attend_cached, can_attend_cached
 from keras_tx.layers.attention.dispatch import dispatch_attention
 from keras_tx.layers.attention.projections import make_projection
-from keras_tx.layers.configs import Composite, serialized
+from keras_tx.layers.configs import Composite, serialized, widened
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.mask_search import find_mask
 from keras_tx.layers.masked_layer import convert_inputs
 from keras_tx.layers.masks import LARGEST_WINDOW, count_positions
+from keras_tx.layers.precision import wide_dtype
 from keras_tx.layers.residual import make_norm
 from keras_tx.types import Shape, Tensor
 
@@ -35,7 +36,7 @@ class MultiHeadAttention(Composite):
     It takes the arguments of Keras' layer, by the same names and in the same order, and has weights of the same shapes
     in the same order, so it can replace that layer in any model, with `set_weights` or `load_weights`. Three things
     differ: a query that may not attend to any key gets zeros before the output projection, not the mean of all values;
-    scores are always float32; a mask of a wrong shape is an error.
+    scores are float32 at least, also in half precision; a mask of a wrong shape is an error.
 
     Args:
         num_heads: N, the number of query heads.
@@ -92,7 +93,7 @@ class MultiHeadAttention(Composite):
 
     Returns:
         The output (B, T, D). With `return_attention_scores` or `cache`, a tuple: the output; if requested the scores
-        (B, N, T, S), in float32 and before dropout; with a `cache` the updated cache.
+        (B, N, T, S), in float32 (in float64 under such a policy) and before dropout; with a `cache` the updated cache.
 
     Raises:
         ValueError: for a size, rate or shape that is not valid, and for arguments that exclude each other.
@@ -175,7 +176,7 @@ class MultiHeadAttention(Composite):
         self.scale = scale if scale is None else checks.positive_float("scale", scale)
         self.qk_norm = qk_norm
         self.hard_attention = hard_attention
-        self.rotary: Any = arguments.make_rotary(rotary)
+        self.rotary: Any = widened(arguments.make_rotary(rotary), self.compute_dtype)
         self.use_output_bias = use_bias if use_output_bias is None else use_output_bias
         self.qk_norm_epsilon = checks.positive_float("qk_norm_epsilon", qk_norm_epsilon)
         self.blockwise = checks.one_of("blockwise", blockwise, (None, True, False))
@@ -226,9 +227,7 @@ class MultiHeadAttention(Composite):
         kwargs.update(zip(_POSITIONAL, args, strict=False))
         for name, tensor in (("query_mask", query), ("value_mask", value), ("key_mask", key)):
             if isinstance(tensor, keras.KerasTensor) and kwargs.get(name) is None:
-                mask = find_mask(tensor, self, name)
-                if mask is not None:
-                    kwargs[name] = mask
+                kwargs[name] = find_mask(tensor, self, name)
         kwargs = convert_inputs(self, {"query": query, "value": value, "key": key, **kwargs})
         if kwargs.get("cache") is not None and kwargs.get("value_mask") is None:
             # All slots count as real; without a mask Keras would fill in that of the queries.
@@ -363,7 +362,7 @@ class MultiHeadAttention(Composite):
         axes = attended_axes(self.attention_axes, len(query.shape))
         free = [size for axis, size in enumerate(query.shape[:-1]) if axis not in axes]
         sides = [side.shape[axis] for side in (query, value) for axis in axes]
-        return output, keras.KerasTensor((*free, self.num_heads, *sides), dtype="float32")
+        return output, keras.KerasTensor((*free, self.num_heads, *sides), dtype=wide_dtype(self.compute_dtype))
 
     def get_config(self) -> dict[str, Any]:
         return {
