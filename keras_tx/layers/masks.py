@@ -186,7 +186,9 @@ def padding_labels(dtype: str) -> tuple[int, int]:
 
 def label_range(labels: Tensor, axis: int) -> Range:
     """The lowest and highest label of real tokens along `axis`; for padding only, a range that overlaps no other."""
-    dtype = keras.backend.standardize_dtype(labels.dtype)
-    largest = ops.convert_to_tensor(int(np.iinfo(dtype).max), dtype=dtype)
-    is_padding = labels <= padding_labels(dtype)[1]
-    return ops.min(ops.where(is_padding, largest, labels), axis=axis), ops.max(labels, axis=axis)
+    limits = np.iinfo(keras.backend.standardize_dtype(labels.dtype))
+    lowest, largest = int(limits.min), int(limits.max)
+    is_padding = labels <= padding_labels(limits.dtype.name)[1]
+    largest_label = ops.convert_to_tensor(largest, dtype=labels.dtype)
+    first = ops.min(ops.where(is_padding, largest_label, labels), axis=axis, initial=largest)
+    return first, ops.max(labels, axis=axis, initial=lowest)

@@ -43,9 +43,10 @@ class TokenPooling(MaskedLayer):
     def call(self, inputs: Tensor, mask: Tensor = None) -> Tensor:
         mask = ops.ones_like(inputs[..., 0], dtype="bool") if mask is None else ops.cast(mask, "bool")
         if self.pooling == "max":
-            if inputs.shape[1] == 0:
-                return ops.zeros_like(ops.sum(inputs, axis=1))  # `ops.max` refuses an axis of length 0
-            pooled = ops.max(ops.where(ops.expand_dims(mask, -1), inputs, float("-inf")), axis=1)
+            if 0 in inputs.shape[:2]:
+                return ops.zeros_like(ops.sum(inputs, axis=1))  # `ops.max` refuses empty tensors
+            lowest = float("-inf")
+            pooled = ops.max(ops.where(ops.expand_dims(mask, -1), inputs, lowest), axis=1, initial=lowest)
             return ops.where(ops.any(mask, axis=1, keepdims=True), pooled, 0.0)
         dtype = wide_dtype(inputs)
         if self.pooling == "first":  # the first real token: padding may stand on the left

@@ -8,6 +8,7 @@ keys that are processed at once: those of one block, or of all blocks within the
 from typing import Any, Literal
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_tx.layers import masks
@@ -147,13 +148,18 @@ class Blocks:
             return ops.ones((self.num_query_blocks, self.num_key_blocks), dtype="bool")
         return ops.any(is_open, axis=2)  # open for at least one example of the batch
 
+    def steps(self, count: Any) -> Any:
+        """`count`, or 0 for a batch that turns out to have no rows: TensorFlow refuses to update an empty tensor."""
+        return count if isinstance(self.batch, int) else ops.where(self.batch > 0, count, 0)
+
     def bounds(self, axis: int) -> tuple[Tensor, Tensor]:
         """For each block of the other side: the first open block along `axis`, and the last plus 1; 0 and 0 if none."""
         numbers = ops.arange(ops.shape(self.open)[axis], dtype="int32")
         numbers = numbers[:, None] if axis == 0 else numbers[None]
         count = ops.cast(ops.shape(self.open)[axis], "int32")
-        end = ops.max(ops.where(self.open, numbers + 1, 0), axis=axis)
-        return ops.minimum(ops.min(ops.where(self.open, numbers, count), axis=axis), end), end
+        end = ops.max(ops.where(self.open, numbers + 1, 0), axis=axis, initial=0)
+        begin = ops.min(ops.where(self.open, numbers, count), axis=axis, initial=np.iinfo("int32").max)
+        return ops.minimum(begin, end), end
 
     def key_bounds(self) -> tuple[Tensor, Tensor]:
         """The bounds (I,) of the loop over key blocks, for each query block. If `span` > 1, at most one iteration."""

@@ -12,7 +12,7 @@ import keras
 from keras import ops
 
 from keras_tx.layers.attention.blocks import Blocks
-from keras_tx.layers.attention.dense import softmax
+from keras_tx.layers.attention.dense import attend, softmax
 from keras_tx.layers.loops import add, at, logaddexp, product, put, repeat
 from keras_tx.layers.masks import MASKED, Visible
 from keras_tx.layers.precision import wide_dtype
@@ -55,6 +55,9 @@ def attend_blockwise(
     Returns:
         (B, T, N, V) in the dtype of `value`.
     """
+    if 0 in (*query.shape[:2], key.shape[1]):  # no rows, queries or keys: there are no blocks, and nothing to save
+        mask = visible.whole(ops.shape(query)[1], ops.shape(key)[1])
+        return attend(query, key, value, mask=mask, bias=bias, scale=scale)[0]
     size = block_size or _block_size(visible)
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
     tensors = (
@@ -112,7 +115,7 @@ def _forward(blocks: Blocks) -> Any:
         return put(outputs, i, output), put(logsumexps, i, logsumexp)
 
     results = _zeros(blocks, (*shape[:3], value_size)), _zeros(blocks, (*shape[:3], 1))
-    return repeat(0, blocks.num_query_blocks, query_block, results)
+    return repeat(0, blocks.steps(blocks.num_query_blocks), query_block, results)
 
 
 def _backward(
@@ -161,7 +164,7 @@ def _backward_by_queries(blocks: Blocks, saved: Any) -> Any:
         return repeat(at(begin, i), at(end, i), key_blocks, results)
 
     results = tuple(_zeros(blocks, ops.shape(x)) for x in (blocks.query, blocks.key, blocks.value))
-    return repeat(0, blocks.num_query_blocks, query_block, results)
+    return repeat(0, blocks.steps(blocks.num_query_blocks), query_block, results)
 
 
 def _add_keys(blocks: Blocks, x: Tensor, j: Tensor, more: Tensor) -> Tensor:
@@ -195,7 +198,7 @@ def _backward_by_keys(blocks: Blocks, saved: Any) -> Any:
         sides = [1 if length == 1 else blocks.size for length in blocks.bias.shape[2:]]
         of_bias = _zeros(blocks, (count, *ops.shape(blocks.bias)[:2], *sides))
     results = (_zeros(blocks, ops.shape(blocks.query)), _zeros(blocks, key_shape), _zeros(blocks, value_shape), of_bias)
-    results = repeat(0, blocks.num_key_blocks, key_block, results)
+    results = repeat(0, blocks.steps(blocks.num_key_blocks), key_block, results)
     return results[:3] if blocks.bias is None else results
 
 

@@ -108,7 +108,7 @@ def attend_cached(
     if mask is not None:
         mask = _by_group(mask, key_heads, group)
         logits = ops.where(mask, logits, MASKED)
-    weights = ops.exp(logits - ops.max(logits, axis=-1, keepdims=True))
+    weights = ops.exp(logits - tf.reduce_max(logits, axis=-1, keepdims=True))  # `ops.max` refuses empty tensors
     weights = weights / ops.sum(weights, axis=-1, keepdims=True)
     output = _product(ops.cast(weights, value.dtype), value)  # (B, K, G, V)
     if mask is not None:
@@ -140,5 +140,12 @@ def softmax(logits: Tensor) -> Tensor:
 
 
 def _one_hot_of_best(logits: Tensor) -> Tensor:
-    best = ops.argmax(logits, axis=-1, keepdims=True)
+    keys = logits.shape[-1]
+    if keys == 0:
+        return logits
+    if keys is None:  # there may be none, and then nothing has the highest logit
+        none = ops.full((*ops.shape(logits)[:-1], 1), MASKED, dtype=logits.dtype)
+        best = ops.argmax(ops.concatenate([logits, none], axis=-1), axis=-1, keepdims=True)
+    else:
+        best = ops.argmax(logits, axis=-1, keepdims=True)
     return ops.cast(ops.equal(ops.arange(ops.shape(logits)[-1], dtype=best.dtype), best), logits.dtype)
