@@ -20,8 +20,9 @@ class MaskedLayer(Composite):
     """A layer whose call argument `mask` (B, T) is by default the Keras mask of its first argument.
 
     Keras does this only for a layer without other tensor arguments, and its operators (`x * 8`, `x + y`, `ops.tanh(x)`)
-    lose the mask. This layer finds the mask in both cases: a symbolic input without a mask gets the mask of the tensors
-    from which it was computed element by element. An argument `memory` gets its `memory_mask` in the same way.
+    lose the mask. In a functional model this layer finds it in both cases, and warns if padding can change real tokens:
+    see `mask_search`. In eager code it can only read the mask that Keras attached to the tensor. An argument `memory`
+    gets its `memory_mask` in the same way.
     """
 
     def __init__(self, **kwargs: Any) -> None:

@@ -68,6 +68,7 @@ def test_attention_to_an_empty_cache(shape):
     assert_zeros(attend_cached(query, cache, visible_keys(*shape, True, 3, True, False)), (*shape[:2], 6, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_every_way_of_attention_in_a_graph_of_unknown_lengths():
     import tensorflow as tf
