@@ -134,7 +134,8 @@ def pickled(directory: str | Path, file: str | Path) -> ValueError:
 def remedy(directory: str | Path) -> str:
     """The command that converts a checkpoint with pickled weights to `model.safetensors`."""
     code = "c = t.AutoConfig.from_pretrained(d); getattr(t, c.architectures[0]).from_pretrained(d).save_pretrained(d)"
-    return shlex.join(["python", "-c", f"import transformers as t; d = {str(directory)!r}; {code}"])
+    path = json.dumps(str(directory), ensure_ascii=False)  # in double quotes, as the shell's are single ones
+    return shlex.join(["python", "-c", f"import transformers as t; d = {path}; {code}"])
 
 
 @dataclass(frozen=True)
