@@ -1,6 +1,9 @@
 """Changed files of tokenizers, and strange texts through the tokenizers of all kinds."""
 
+import atexit
 import functools
+import shutil
+import tempfile
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +18,14 @@ from benchmarks.attack.outcome import Case, Outcome
 from keras_tx import text
 from tests.pretrained import tiny
 
-WITH_TOKENIZER = ["bart", "bert", "distilbert", "gpt2", "llama", "marian", "roberta", "t5"]
+OF_CHECKPOINTS = ["bart", "bert", "distilbert", "gpt2", "llama", "marian", "roberta", "t5"]
+TRAINED = {  # on the probes; no checkpoint has such a tokenizer
+    "words": lambda: text.WordLevelTokenizer.train(PROBES, 50),
+    "characters": lambda: text.CharacterTokenizer.train(PROBES, split_special_tokens=False),
+    "byte pairs": lambda: text.BytePairTokenizer.train(PROBES, 300),
+    "pieces": lambda: text.SentencePieceTokenizer.train(PROBES, 350),
+}
+WITH_TOKENIZER = [*OF_CHECKPOINTS, *TRAINED]
 OLD_FILES = {"gpt2": "tokenizer.json", "roberta": "tokenizer.json", "bert": "tokenizer.json", "t5": "tokenizer.json"}
 PROBES = ["the quick brown fox", "", " a  b\n", "don't é 東京 </s> [SEP] <mask> x", "attention is all you need!"]
 
@@ -23,8 +33,7 @@ PROBES = ["the quick brown fox", "", " a  b\n", "don't é 東京 </s> [SEP] <mas
 def files(case: Case) -> Outcome:
     """A changed tokenizer.json, vocab.txt, vocab.json, merges.txt, spiece.model, *.spm or tokenizer_config.json."""
     name = WITH_TOKENIZER[case.number % len(WITH_TOKENIZER)]
-    folder = copied(case, name)
-    (folder / "model.safetensors").unlink()
+    folder = _copied(case, name)
     if case.random.random() < 0.5 and name in OLD_FILES:  # so that the older files are read
         (folder / OLD_FILES[name]).unlink()
     known = ("vocab.txt", "merges.txt", "vocab.json", "tokenizer.json", "tokenizer_config.json")
@@ -40,21 +49,41 @@ def files(case: Case) -> Outcome:
     return _as_transformers(case, name, folder)
 
 
+def _copied(case: Case, name: str) -> Path:
+    if name in TRAINED:
+        case.changed = name
+        return shutil.copytree(source(name), case.folder / "tokenizer")
+    folder = copied(case, name)
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+@functools.cache
+def source(name: str) -> Path:
+    """The folder of a tokenizer."""
+    if name not in TRAINED:
+        return tiny.checkpoint(name)
+    holder = tempfile.TemporaryDirectory()
+    atexit.register(holder.cleanup)
+    TRAINED[name]().save(holder.name)
+    return Path(holder.name)
+
+
 def _as_transformers(case: Case, name: str, folder: Path) -> Outcome:
     def load():
         tokenizer = text.load_tokenizer(folder)
-        return [_listed(tokenizer(one)["token_ids"]) for one in PROBES], tokenizer.vocabulary_size
+        return [_listed(tokenizer(one)["token_ids"]) for one in PROBES], tokenizer.vocabulary_size, _cut(tokenizer)
 
     found, outcome = case.attempt(load)
     if outcome is not None:
         return outcome
-    ids, size = found
+    ids, size, cut = found
     if any(not 0 <= i < size for row in ids for i in row):
         return Outcome("wrong", f"ids outside of the vocabulary of {size}: {ids}")
     before = original_ids(name)
     try:
         peer = transformers.AutoTokenizer.from_pretrained(folder)
-        expected = [peer(one)["input_ids"] for one in PROBES]
+        expected = [peer(one, **cut)["input_ids"] for one in PROBES]
     except BaseException as error:  # `tokenizers` panics, too
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
@@ -70,7 +99,7 @@ def _as_transformers(case: Case, name: str, folder: Path) -> Outcome:
 
 @functools.cache
 def original_ids(name: str) -> list[list[int]]:
-    tokenizer = text.load_tokenizer(tiny.checkpoint(name))
+    tokenizer = text.load_tokenizer(source(name))
     return [_listed(tokenizer(one)["token_ids"]) for one in PROBES]
 
 
@@ -128,10 +157,9 @@ def texts(case: Case) -> Outcome:
         return Outcome("wrong", f"texts must not be refused: {outcome.told}")
     rows, whole, decoded = found
     expected = theirs(list(given), add_special_tokens=False)["input_ids"]
-    cut = {"truncation": True, "max_length": ours.max_length} if ours.max_length else {}
     pairs = [
         ("ids", rows, expected),
-        ("ids with special tokens", whole, [theirs(one, **cut)["input_ids"] for one in given[:10]]),
+        ("ids with special tokens", whole, [theirs(one, **_cut(ours))["input_ids"] for one in given[:10]]),
         ("texts", decoded, theirs.batch_decode(expected, skip_special_tokens=True, **_cleaned(theirs))),
     ]
     for what, one, other in pairs:
@@ -139,6 +167,11 @@ def texts(case: Case) -> Outcome:
             if a != b:
                 return Outcome("wrong", f"{what}: {_first_difference(a, b)} in {value!r}"[:600])
     return Outcome("right", f"{len(given)} texts")
+
+
+def _cut(tokenizer: Any) -> dict[str, Any]:
+    """The options with which transformers truncates as this tokenizer does by itself."""
+    return {"truncation": True, "max_length": tokenizer.max_length} if tokenizer.max_length else {}
 
 
 def _first_difference(found: Any, expected: Any) -> str:
@@ -154,7 +187,7 @@ def _cleaned(tokenizer: Any) -> dict[str, bool]:
 @functools.cache
 def pair(name: str) -> tuple[Any, Any]:
     """The tokenizer of a checkpoint, and that of transformers."""
-    folder = tiny.checkpoint(name)
+    folder = source(name)
     return text.load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
 
 

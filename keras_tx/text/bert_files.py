@@ -32,7 +32,7 @@ def read_arguments(directory: str | Path) -> dict[str, Any]:
 
     Raises:
         ValueError: there is no such directory, it has neither vocab.txt nor tokenizer.json, or its tokenizer is not
-            BERT's or has special tokens beyond the five.
+            BERT's, has special tokens beyond the five, or is said to lack one of them.
     """
     folder = folder_of(directory)
     settings = read_settings(folder)
@@ -54,6 +54,11 @@ def read_arguments(directory: str | Path) -> dict[str, Any]:
             f"which contains {sorted(path.name for path in folder.iterdir())}"
         )
     options |= _flags(config, OPTIONS, folder / "tokenizer_config.json")
+    if absent := [theirs for theirs in TOKENS if config.get(theirs, "") is None]:
+        raise ValueError(
+            "`directory` must name each of BERT's special tokens, or leave the name out for the usual one. Received: "
+            f"{absent[0]}=None in {folder / 'tokenizer_config.json'}"
+        )
     options |= {ours: settings.tokens[theirs] for theirs, ours in TOKENS.items() if theirs in settings.tokens}
     options |= {name: value for name, value in settings.options.items() if name == "max_length"}
     added |= {token["content"]: token["id"] for token in settings.added if token["id"] is not None}
@@ -100,7 +105,7 @@ def _read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     options["unknown_token"] = model.get("unk_token")
     added = data.get("added_tokens") or []
     if not isinstance(added, list) or not all(
-        isinstance(token, dict) and {"id", "content"} <= set(token) for token in added
+        isinstance(token, dict) and isinstance(token.get("content"), str) and "id" in token for token in added
     ):
         raise ValueError(
             f"`directory` must list added tokens with their ids. Received: added_tokens={added!r:.200} in {path}"

@@ -203,9 +203,9 @@ def _token(token: Any, key: str, place: Path) -> dict[str, Any]:
 def _options(config: dict[str, Any], place: Path) -> dict[str, Any]:
     options: dict[str, Any] = {}
     length = config.get("model_max_length", config.get("max_len"))
-    if isinstance(length, bool) or not isinstance(length, (int, float, type(None))):
+    if isinstance(length, bool) or (length is not None and not (isinstance(length, (int, float)) and length > 0)):
         raise ValueError(
-            "`directory` must have a number as `model_max_length`. Received: "
+            "`directory` must have a positive number as `model_max_length`. Received: "
             f"model_max_length={length!r:.200} in {place}"
         )
     if length is not None and length < UNLIMITED:
@@ -214,6 +214,7 @@ def _options(config: dict[str, Any], place: Path) -> dict[str, Any]:
         "truncation_side": ("right", "left"),
         "clean_up_tokenization_spaces": (True, False),
         "split_special_tokens": (True, False),
+        "add_prefix_space": (True, False),
     }.items():
         if config.get(theirs) is not None:
             if type(config[theirs]) is not type(allowed[0]) or config[theirs] not in allowed:
@@ -221,6 +222,7 @@ def _options(config: dict[str, Any], place: Path) -> dict[str, Any]:
                     f"`directory` must give one of {allowed}. Received: {theirs}={config[theirs]!r:.200} in {place}"
                 )
             options[theirs] = config[theirs]
+    options.pop("add_prefix_space", None)  # those who build a tokenizer read it
     return options
 
 

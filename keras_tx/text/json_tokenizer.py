@@ -10,7 +10,7 @@ from keras_tx.text.argument_checks import check_boolean
 from keras_tx.text.files import ROLES, Settings, tokens_in_order
 from keras_tx.text.library_tokenizer import LibraryTokenizer
 from keras_tx.text.template import Template
-from keras_tx.text.tokenizer_json import parse_tokenizer_json
+from keras_tx.text.tokenizer_json import call_library, parse_tokenizer_json
 
 PROBES = ("a", "b", "1", ".")  # a definition may delete some of them, such as a pre-tokenizer that splits at "."
 
@@ -80,15 +80,20 @@ class JsonTokenizer(LibraryTokenizer):
     def _template(self, pair: bool) -> Template:
         """Finds out where the post-processor puts special tokens, by encoding one text or two."""
         for probe in PROBES:
-            try:
-                found = self._tokenizer.encode(probe, probe if pair else None)
-            except Exception as error:
-                raise ValueError(f"`definition` must encode every text. Received: {error} for {probe!r}") from error
+            found = call_library(
+                lambda probe=probe: self._tokenizer.encode(probe, probe if pair else None),  # type: ignore[misc]
+                f"`definition` must encode every text. Received: text {probe!r}",
+            )
             ids, sides = found.ids, found.sequence_ids
             if 0 in sides and (not pair or 1 in sides):
                 break
         else:
             raise ValueError(f"`definition` must keep the texts that it encodes. Received: ids {ids} for {probe!r}")
+        if unknown := [i for i in ids if i >= self._tokenizer.get_vocab_size()]:
+            raise ValueError(
+                "`definition` must put tokens of its vocabulary around texts. Received: token id "
+                f"{unknown[0]}, of {self._tokenizer.get_vocab_size()} tokens"
+            )
         start, end = sides.index(0), len(sides) - sides[::-1].index(0)
         if not pair:
             return Template(tuple(ids[:start]), (), tuple(ids[end:]))

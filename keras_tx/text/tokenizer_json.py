@@ -42,6 +42,7 @@ MODEL_FILES = {"T5": "spiece.model", "Llama": "tokenizer.model"}  # all others h
 
 _ROBERTA = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>"}
 _ROBERTA |= {"pad_token": "<pad>", "mask_token": "<mask>"}
+_ENDS = {"sep_token": "sep", "cls_token": "cls"}  # role -> its name in RoBERTa's post-processor
 _END = "<|endoftext|>"
 DEFAULTS = {  # the default tokens of a class in transformers
     "GPT2": {"unk_token": _END, "bos_token": _END, "eos_token": _END},
@@ -79,8 +80,20 @@ def read_tokenizer_json(folder: Path, settings: Settings) -> Any:
                 "`directory` must number its tokens without gaps. "
                 f"Received: {token['content']!r:.200} with id {token['id']}, which would be {i}, in {path}"
             )
-    _name_defaults(tokenizer, settings, (BYTE_PAIR | SENTENCEPIECE).get(settings.kind))
+    kind = (BYTE_PAIR | SENTENCEPIECE).get(settings.kind)
+    _name_defaults(tokenizer, settings, kind)
     _add_tokens(tokenizer, settings, folder)
+    ends = data.get("post_processor")
+    if kind == "Roberta" and isinstance(ends, dict) and ends.get("type") == "RobertaProcessing":
+        given = [settings.tokens.get(role, ends[end][0]) for role, end in _ENDS.items()]
+        if given != [ends[end][0] for end in _ENDS.values()]:
+            _put_around_texts(tokenizer, *given)  # tokenizer_config.json decides, as in transformers
+    last, put = settings.tokens.get("eos_token"), ends.get("special_tokens") if isinstance(ends, dict) else None
+    if kind == "T5" and put and last is not None and last not in put:
+        raise ValueError(
+            "`directory` must end texts with the same token in tokenizer.json and tokenizer_config.json. Received: "
+            f"{list(put)!r:.200} and {last!r:.200} in {folder}"
+        )
     return tokenizer
 
 
@@ -221,8 +234,7 @@ def _add_special_tokens(tokenizer: Any, settings: Settings, kind: str, folder: P
     _add_tokens(tokenizer, settings, folder)
     tokens, config = settings.tokens, settings.config
     if kind == "Roberta":
-        ends = [(tokens[role], tokenizer.token_to_id(tokens[role])) for role in ("sep_token", "cls_token")]
-        tokenizer.post_processor = tokenizers.processors.RobertaProcessing(*ends)
+        _put_around_texts(tokenizer, *[tokens[role] for role in _ENDS])
         return
     first = tokens.get("bos_token") if config.get("add_bos_token", kind == "Llama") else None
     last = tokens.get("eos_token") if config.get("add_eos_token", kind == "T5") else None
@@ -235,6 +247,11 @@ def _add_special_tokens(tokenizer: Any, settings: Settings, kind: str, folder: P
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single=single, pair=pair, special_tokens=special
     )
+
+
+def _put_around_texts(tokenizer: Any, last: str, first: str) -> None:
+    ends = [(token, tokenizer.token_to_id(token)) for token in (last, first)]
+    tokenizer.post_processor = tokenizers.processors.RobertaProcessing(*ends)
 
 
 def _name_defaults(tokenizer: Any, settings: Settings, kind: str | None) -> None:
@@ -269,13 +286,17 @@ def _add_tokens(tokenizer: Any, settings: Settings, folder: Path) -> None:
             )
 
 
-def _build(make: Callable[[], Any], place: Any) -> Any:
-    """Returns `make()`. Raises ValueError, which names `place`, if the `tokenizers` library fails."""
+def call_library(call: Callable[[], Any], what: str) -> Any:
+    """Returns `call()`. Raises ValueError, which begins with `what`, if the `tokenizers` library fails or panics."""
     try:
-        return make()
+        return call()
     except ImportError:
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"`directory` must hold a tokenizer that can be read. Received: {place}: {error}") from error
+        raise ValueError(f"{what}: {str(error):.300}") from error
+
+
+def _build(make: Callable[[], Any], place: Any) -> Any:
+    return call_library(make, f"`directory` must hold a tokenizer that can be read. Received: {place}")

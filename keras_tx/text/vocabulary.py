@@ -17,6 +17,7 @@ from keras_tx.text.python_inputs import is_encodable
 tokenizers = Lazy("tokenizers", extra="text")
 
 PREFIX = "##"  # marks a piece that continues a word
+LONGEST = 256  # bytes of a token of WordPiece in TensorFlow Text, without the prefix
 SPECIAL_TOKENS = {  # in the order of a trained vocabulary
     "pad_token": "[PAD]",
     "unknown_token": "[UNK]",
@@ -43,11 +44,12 @@ def check_vocabulary(vocabulary: Sequence[str], needed: dict[str, str], lines: b
     Args:
         vocabulary: the tokens in the order of their ids.
         needed: maps an argument name to the special token that must be among them.
-        lines: whether every token must be one line.
+        lines: whether the tokens are those of a vocab.txt of WordPiece, each in one line.
 
     Raises:
         TypeError: the vocabulary is not a list of strings.
-        ValueError: it is empty, lacks a special token, or has a repeated token, an empty one or one with a line break.
+        ValueError: it is empty or lacks a special token; a token is repeated, empty or has a line break; or, with
+            `lines`, TensorFlow Text cannot look it up.
     """
     if isinstance(vocabulary, (str, bytes)) or not isinstance(vocabulary, Iterable):
         raise TypeError(f"`vocabulary` must be a list of strings. Received: vocabulary={vocabulary!r:.200}")
@@ -61,6 +63,11 @@ def check_vocabulary(vocabulary: Sequence[str], needed: dict[str, str], lines: b
         if not token or (lines and ("\n" in token or "\r" in token)):
             rule = "tokens of one line, not empty" if lines else "tokens that are not empty"
             raise ValueError(f"`vocabulary` must hold {rule}. Received: line {line}={token!r:.200}")
+        if lines and ("\0" in token or len(token.removeprefix(PREFIX).encode("utf-8", "surrogatepass")) > LONGEST):
+            raise ValueError(
+                f"`vocabulary` must hold tokens of at most {LONGEST} bytes without the character '\\0', as TensorFlow "
+                f"Text requires. Received: line {line}={token!r:.200}"
+            )
         if token in line_of:
             raise ValueError(
                 f"`vocabulary` must hold every token once. Received: {token!r:.99} in lines {line_of[token]} and {line}"

@@ -210,6 +210,8 @@ def test_a_megabyte_in_one_string(tiny):
         (7, TypeError, "`vocabulary` must be a list of strings. Received: vocabulary=7"),
         ([*BASE, 7], TypeError, "`vocabulary` must be a list of strings. Received: line 6=7"),
         ([*BASE, ""], ValueError, "`vocabulary` must hold tokens of one line, not empty. Received: line 6=''"),
+        ([*BASE, "a\0"], ValueError, r"of at most 256 bytes without the character '\0', as TensorFlow Text requires."),
+        ([*BASE, "é" * 129], ValueError, f"as TensorFlow Text requires. Received: line 6='{'é' * 129}'"),
         ([*BASE, "a\n"], ValueError, "Received: line 6='a\\n'"),
         ([*BASE, "a", "b", "a", "b"], ValueError, "every token once. Received: 'a' in lines 6 and 8"),
         (
@@ -358,6 +360,11 @@ def test_other_tokenizers_are_refused(tiny, tmp_path):
         config.write_text(json.dumps({name: 1}))
         with pytest.raises(ValueError, match=rf"must give one of \(True, False.*Received: {name}=1 in .*_config.json"):
             BertTokenizer.from_pretrained(tmp_path)
+    config.write_text(json.dumps({"sep_token": None}))
+    with pytest.raises(
+        ValueError, match="each of BERT's special tokens, or .*Received: sep_token=None in .*_config.js"
+    ):
+        BertTokenizer.from_pretrained(tmp_path)
     config.write_text(json.dumps({"tokenizer_class": "EsmTokenizer"}))
     with pytest.raises(ValueError, match="must hold a BERT tokenizer. Received: tokenizer_class='EsmTokenizer'"):
         BertTokenizer.from_pretrained(tmp_path)

@@ -154,12 +154,35 @@ def test_a_definition_of_another_kind(made):
     parts["model"]["unk_id"] = None
     parts["model"]["vocab"] = [["b", 0.0]]
     parts["added_tokens"], parts["post_processor"] = [], None
-    with pytest.raises(ValueError, match="`definition` must encode every text. Received: .* for 'a'"):
+    with pytest.raises(ValueError, match="`definition` must encode every text. Received: text 'a': .+"):
         text.SentencePieceTokenizer(parts)
+    parts = json.loads(text.WordLevelTokenizer.train(["a b"], 9).definition)
+    first = parts["post_processor"]["special_tokens"].pop("[SOS]")  # then the library panics
+    with pytest.raises(ValueError, match="must encode every text. Received: text 'a': .*no entry found"):
+        text.WordLevelTokenizer(parts)
+    parts["post_processor"]["special_tokens"]["[SOS]"] = first | {"ids": [6]}
+    with pytest.raises(ValueError, match="tokens of its vocabulary around texts. Received: token id 6, of 6 tokens"):
+        text.WordLevelTokenizer(parts)
     parts = json.loads(gpt2)
     parts["normalizer"] = {"type": "Replace", "pattern": {"Regex": "."}, "content": ""}
     with pytest.raises(ValueError, match=r"must keep the texts that it encodes. Received: ids \[\] for '.'"):
         text.BytePairTokenizer(parts)
+
+
+def test_tokenizer_config_names_what_roberta_puts_around_texts(copy):
+    transformers = pytest.importorskip("transformers")
+    folder = copy("roberta")
+    change(folder / "tokenizer_config.json", lambda config: config.update(cls_token="[A]", sep_token="the"))
+    ours, theirs = text.load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    found, expected = ours("a cat")["token_ids"].tolist(), theirs("a cat")["input_ids"]
+    assert found == expected and ours.vocabulary[found[0]] == "[A]" and ours.vocabulary[found[-1]] == "the"
+
+
+def test_t5_ends_texts_with_one_token(copy):
+    folder = copy("t5")
+    (folder / "tokenizer.json").write_text(text.load_tokenizer(folder).definition)
+    change(folder / "tokenizer_config.json", lambda config: config.update(eos_token="the"))
+    refused(folder, r"the same token in tokenizer.json and tokenizer_config.json. Received: \['</s>'\] and 'the' in")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +196,9 @@ def test_a_definition_of_another_kind(made):
         ({"split_special_tokens": 1}, r"one of \(True, False\). Received: split_special_tokens=1 in"),
         ({"separate_vocabs": True}, "must not ask for separate_vocabs. Received: separate_vocabs=True in"),
         ({"tokenizer_class": 7}, "must name its class. Received: tokenizer_class=7 in"),
-        ({"model_max_length": "7"}, "must have a number as `model_max_length`. Received: model_max_length='7' in"),
+        ({"model_max_length": "7"}, "a positive number as `model_max_length`. Received: model_max_length='7' in"),
+        ({"model_max_length": float("-inf")}, "a positive number as `model_max_length`. Received: .*=-inf in"),
+        ({"model_max_length": float("nan")}, "a positive number as `model_max_length`. Received: .*=nan in"),
         ({"pad_token": 7}, "must give tokens as text. Received: pad_token: 7 in"),
         ({"pad_token": {"content": ""}}, "must give tokens as text. Received: pad_token: {'content': ''} in"),
         ({"pad_token": {"content": "a", "lstrip": 1}}, "flags as true or false. Received: pad_token: {'content': 'a'"),
@@ -186,6 +211,7 @@ def test_a_definition_of_another_kind(made):
             {"added_tokens_decoder": {"3": "<mask>"}},
             r"the same token ids in all files. Received: '<mask>' with ids 3 and 400 in",
         ),
+        ({"add_prefix_space": 1}, r"must give one of \(True, False\). Received: add_prefix_space=1 in"),
         ({"truncation_side": "top"}, r"must give one of \('right', 'left'\). Received: truncation_side='top' in"),
         ({"clean_up_tokenization_spaces": 1}, r"one of \(True, False\). Received: clean_up_tokenization_spaces=1 in"),
     ],
