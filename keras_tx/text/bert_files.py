@@ -63,7 +63,9 @@ def read_arguments(directory: str | Path) -> dict[str, Any]:
     options |= {name: value for name, value in settings.options.items() if name == "max_length"}
     added |= {token["content"]: token["id"] for token in settings.added if token["id"] is not None}
     if extra := sorted(set(added).difference((SPECIAL_TOKENS | options)[name] for name in SPECIAL_TOKENS)):
-        raise ValueError(f"`directory` must have no special tokens except BERT's five. Received: {extra} in {folder}")
+        raise ValueError(
+            f"`directory` must have no special tokens except BERT's five. Received: {extra!r:.200} in {folder}"
+        )
     options["vocabulary"] = _with_added_tokens(options["vocabulary"], added, folder)
     return options
 

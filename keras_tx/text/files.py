@@ -216,7 +216,8 @@ def _options(config: dict[str, Any], place: Path) -> dict[str, Any]:
         "split_special_tokens": (True, False),
         "add_prefix_space": (True, False),
     }.items():
-        if config.get(theirs) is not None:
+        # transformers ignores null, except here
+        if config.get(theirs) is not None or (theirs == "split_special_tokens" and theirs in config):
             if type(config[theirs]) is not type(allowed[0]) or config[theirs] not in allowed:
                 raise ValueError(
                     f"`directory` must give one of {allowed}. Received: {theirs}={config[theirs]!r:.200} in {place}"

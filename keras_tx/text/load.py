@@ -64,6 +64,9 @@ def load_tokenizer(directory: str | Path, **overrides: Any) -> Tokenizer:
 def _class_of(path: Path) -> type[Tokenizer]:
     """The class for the kind of tokenizer that a tokenizer.json defines."""
     parts = read_json(path)
+    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if not isinstance(parts.get(name), (dict, type(None))):
+            raise ValueError(f"`directory` must describe its {name}. Received: {parts[name]!r:.200} in {path}")
     model = parts.get("model")
     if isinstance(model, dict):
         kind = model.get("type") or _kind_without_type(model)

@@ -233,6 +233,15 @@ def _add_special_tokens(tokenizer: Any, settings: Settings, kind: str, folder: P
     _name_defaults(tokenizer, settings, kind)
     _add_tokens(tokenizer, settings, folder)
     tokens, config = settings.tokens, settings.config
+    around = {
+        "Roberta": tuple(_ENDS),
+        "XLMRoberta": ("bos_token", "eos_token"),
+        "Camembert": ("bos_token", "eos_token"),
+    }
+    if absent := [role for role in around.get(kind, ()) if role not in tokens]:
+        raise ValueError(
+            f"`directory` must name its {absent[0]}. Received: none in the vocabulary and files of {folder}"
+        )
     if kind == "Roberta":
         _put_around_texts(tokenizer, *[tokens[role] for role in _ENDS])
         return

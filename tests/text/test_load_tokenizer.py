@@ -178,6 +178,27 @@ def test_tokenizer_config_names_what_roberta_puts_around_texts(copy):
     assert found == expected and ours.vocabulary[found[0]] == "[A]" and ours.vocabulary[found[-1]] == "the"
 
 
+def test_what_stands_around_texts_must_be_named(copy):
+    folder = copy("roberta")
+    tokenizer = text.load_tokenizer(folder)
+    model = tokenizer.parts["model"]
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokenizer.vocabulary)}))
+    (folder / "merges.txt").write_text("".join(f"{a} {b}\n" for a, b in model["merges"]))
+    for role in ("cls_token", "sep_token"):
+        change(folder / "tokenizer_config.json", lambda config, role=role: config.update({role: None}))
+        refused(folder, f"must name its {role}. Received: none in the vocabulary and files of")
+        change(folder / "tokenizer_config.json", lambda config, role=role: config.pop(role))
+
+
+def test_steps_are_objects(copy):
+    folder = copy("gpt2")
+    tokenizer = text.load_tokenizer(folder)
+    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer.parts | {name: 7.0}))
+        refused(folder, rf"must describe its {name}. Received: 7.0 in .*tokenizer.json")
+
+
 def test_t5_ends_texts_with_one_token(copy):
     folder = copy("t5")
     (folder / "tokenizer.json").write_text(text.load_tokenizer(folder).definition)
@@ -194,6 +215,7 @@ def test_t5_ends_texts_with_one_token(copy):
         ('{"a": ' + "[" * 500 + "]" * 500 + "}", r"tokenizer_config.json. Received: .*: values nested more than 100"),
         ({"auto_map": {"AutoTokenizer": ["a.py", None]}}, "must not need code of its own. Received: auto_map={'Auto"),
         ({"split_special_tokens": 1}, r"one of \(True, False\). Received: split_special_tokens=1 in"),
+        ({"split_special_tokens": None}, r"one of \(True, False\). Received: split_special_tokens=None in"),
         ({"separate_vocabs": True}, "must not ask for separate_vocabs. Received: separate_vocabs=True in"),
         ({"tokenizer_class": 7}, "must name its class. Received: tokenizer_class=7 in"),
         ({"model_max_length": "7"}, "a positive number as `model_max_length`. Received: model_max_length='7' in"),
