@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -19,6 +19,7 @@ from keras_tx.layers.ids import check_integers, check_no_texts, check_range, val
 from keras_tx.models.base import BaseModel
 from keras_tx.optional import Lazy
 from keras_tx.training import PaddedCrossentropy
+from keras_tx.under_strategy import guard_model
 
 tf = Lazy("tensorflow")
 
@@ -163,31 +164,31 @@ class CheckedModel(BaseModel):
 
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_checks(super().fit, args, kwargs)
+        return self._with_checks("fit", args, kwargs)
 
     @functools.wraps(keras.Model.evaluate)
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_checks(super().evaluate, args, kwargs)
+        return self._with_checks("evaluate", args, kwargs)
 
     @functools.wraps(keras.Model.predict)
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_checks(super().predict, args, kwargs, has_labels=False)
+        return self._with_checks("predict", args, kwargs, has_labels=False)
 
     @functools.wraps(keras.Model.train_on_batch)
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_checks(super().train_on_batch, args, kwargs)
+        return self._with_checks("train_on_batch", args, kwargs)
 
     @functools.wraps(keras.Model.test_on_batch)
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_checks(super().test_on_batch, args, kwargs)
+        return self._with_checks("test_on_batch", args, kwargs)
 
     @functools.wraps(keras.Model.predict_on_batch)
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_checks(super().predict_on_batch, args, kwargs, has_labels=False)
+        return self._with_checks("predict_on_batch", args, kwargs, has_labels=False)
 
-    def _with_checks(
-        self, method: Callable[..., Any], args: Any, kwargs: dict[str, Any], has_labels: bool = True
-    ) -> Any:
+    def _with_checks(self, name: str, args: Any, kwargs: dict[str, Any], has_labels: bool = True) -> Any:
+        guard_model(self)
+        method = getattr(super(), name)
         bound = inspect.signature(method).bind(*args, **kwargs)
         given = bound.arguments
         labels = self._labels() if has_labels else None

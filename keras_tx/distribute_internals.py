@@ -1,0 +1,250 @@
+"""The private parts of Keras and TensorFlow for training under a strategy of `tf.distribute`, and what is mended there.
+
+A mend replaces a function of Keras in this process, and only if a check finds its fault in the Keras that is installed.
+Like `keras_internals.py`, this is a door: `tests/test_distribute_internals.py` has a test for each function, which names
+the version when Keras or TensorFlow has changed. Nothing here is called on other backends than TensorFlow's.
+"""
+
+import functools
+import inspect
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+
+from keras_tx.optional import Lazy
+
+tf = Lazy("tensorflow")
+_context = Lazy("tensorflow.python.eager.context")
+_data = Lazy("tensorflow.python.data.experimental.ops.distribute")
+_trainer = Lazy("keras.src.backend.tensorflow.trainer")
+_optimizer = Lazy("keras.src.backend.tensorflow.optimizer")
+
+
+# What Keras and TensorFlow know.
+
+
+def strategy_of(model: Any) -> Any | None:
+    """The strategy in whose scope a model was made, or None."""
+    return getattr(model, "_distribute_strategy", None)
+
+
+def strategy_of_optimizer(optimizer: Any) -> Any | None:
+    """The strategy in whose scope an optimizer was made, which is TensorFlow's default one outside of all scopes."""
+    return getattr(optimizer, "_distribution_strategy", None)
+
+
+def is_multi_worker(strategy: Any) -> bool:
+    """Whether a strategy trains in several processes."""
+    return bool(strategy.extended._in_multi_worker_mode())
+
+
+def batch_size_of(dataset: Any) -> int | None:
+    """The size of the batches of a `tf.data.Dataset`, also if the last may be smaller; None if it cannot be known."""
+    try:
+        size = int(_data.compute_batch_size(dataset))
+    except tf.errors.OpError:
+        return None
+    return None if size < 0 else size
+
+
+def tensorflow_has_started() -> bool:
+    """Whether this process has set its devices up. Only before can it become a member of a cluster."""
+    return _context.context()._context_handle is not None
+
+
+@contextmanager
+def coordination_options(**options: Any) -> Iterator[None]:
+    """In here, a multi-worker strategy is made with these options of TensorFlow's coordination service.
+
+    They are those of `configure_coordination_service`, such as `heartbeat_timeout_in_ms`.
+    """
+    context = _context.context()
+    context.configure_coordination_service = functools.partial(context.configure_coordination_service, **options)
+    try:
+        yield
+    finally:
+        del context.configure_coordination_service
+
+
+_made: Counter[type] = Counter()
+
+
+@contextmanager
+def fresh_collective_keys(strategy_class: type) -> Iterator[None]:
+    """In here, a strategy is made whose sums over devices have keys that no other strategy of this process has.
+
+    Two `MirroredStrategy`s on CPUs have the same keys otherwise, and TensorFlow ends all training with "Shape mismatch
+    in the collective instance". The keys depend only on how many strategies of a class were made before, and so agree
+    between workers.
+    """
+    base = 1_000_000 * (_made[strategy_class] + 500 * issubclass(strategy_class, tf.distribute.MirroredStrategy))
+    _made[strategy_class] += 1
+    default = strategy_class._collective_key_base  # type: ignore[attr-defined]
+    strategy_class._collective_key_base = base  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        strategy_class._collective_key_base = default  # type: ignore[attr-defined]
+
+
+# What is mended.
+
+
+def mend() -> None:
+    """Mends the functions of Keras whose faults keep models from training under a strategy, once in a process."""
+    for is_faulty, mend_it in (
+        (draws_a_batch_to_build, _build_from_specs),
+        (averages_over_an_axis, _average_over_replicas),
+        (loops_over_batches_in_a_graph, _loop_over_batches_in_python),
+        (updates_across_replicas_from_one, _overwrite_in_each_replica),
+    ):
+        if is_faulty():
+            mend_it()
+
+
+def draws_a_batch_to_build() -> bool:
+    """Whether `fit` draws a batch under a strategy to build loss, metrics and optimizer.
+
+    Keras then takes the mean of the batch over the replicas: ids become floats, and batches that the replicas do not
+    share evenly, or of several workers, raise errors. And of a generator, the batches drawn are lost.
+    """
+    drawn = []
+
+    def batches() -> Iterator[Any]:
+        drawn.append(True)
+        yield 0, 0, iter([()])
+
+    strategy = SimpleNamespace(scope=nullcontext, reduce=lambda *_, **__: ())
+    model = SimpleNamespace(
+        _distribute_strategy=strategy, distribute_strategy=strategy, _symbolic_build=lambda **_: None
+    )
+    _trainer.TensorFlowTrainer._maybe_symbolic_build(model, iterator=_Batches(batches))
+    return bool(drawn)
+
+
+class _Batches:
+    """Stands for the iterator of `fit`."""
+
+    def __init__(self, batches: Callable[[], Iterator[Any]]):
+        self.batches = batches
+        self._distributed_dataset = SimpleNamespace(element_spec=())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.batches()
+
+
+def _build_from_specs() -> None:
+    original = _trainer.TensorFlowTrainer._maybe_symbolic_build
+
+    @functools.wraps(original)
+    def build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        if self._distribute_strategy is not None and iterator is not None:
+            data_batch = _batch_of_one_replica(iterator, self._distribute_strategy)
+        original(self, data_batch=data_batch)
+
+    _trainer.TensorFlowTrainer._maybe_symbolic_build = build
+
+
+def _batch_of_one_replica(iterator: Any, strategy: Any) -> Any:
+    """Something with the shapes and dtypes of a replica's batch."""
+
+    def of_one_replica(spec: Any) -> Any:
+        spec = getattr(spec, "_value_specs", (spec,))[0]
+        return spec if hasattr(spec, "shape") else None  # None is an optional value in a data set
+
+    specs = keras.tree.map_structure(of_one_replica, iterator._distributed_dataset.element_spec)
+    if all(spec is None or spec.shape.rank is not None for spec in keras.tree.flatten(specs)):
+        return specs
+    _, _, batches = next(iter(iterator))
+    return keras.tree.map_structure(lambda x: strategy.experimental_local_results(x)[0], next(batches))
+
+
+def averages_over_an_axis() -> bool:
+    """Whether Keras averages the numbers that the workers return over their first axis, which they do not have."""
+    axes = []
+
+    class Strategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
+        extended = SimpleNamespace(_in_multi_worker_mode=lambda: True)
+
+        def __init__(self) -> None:
+            pass
+
+        def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+            axes.append(axis)
+            return value
+
+    _trainer.reduce_per_replica(0.0, Strategy(), "auto")
+    return axes == [0]
+
+
+def _average_over_replicas() -> None:
+    original = _trainer.reduce_per_replica
+
+    @functools.wraps(original)
+    def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+        if reduction not in ("auto", "mean") or not is_multi_worker(strategy):
+            return original(values, strategy, reduction)
+        return keras.tree.map_structure(lambda value: strategy.reduce("MEAN", value, axis=None), values)
+
+    vars(sys.modules[original.__module__])["reduce_per_replica"] = reduce_per_replica  # `_trainer` only stands for it
+
+
+def loops_over_batches_in_a_graph() -> bool:
+    """Whether the batches of one execution are a loop in the graph, which TensorFlow cannot run for several replicas."""
+    code = _trainer.TensorFlowTrainer._make_function.__code__
+    return "next_optional_inputs" in inspect.getsource(code)
+
+
+def _loop_over_batches_in_python() -> None:
+    original = _trainer.TensorFlowTrainer._make_function
+
+    @functools.wraps(original)
+    def make_function(self: Any, step_function: Any) -> Any:
+        run, num_steps = original(self, step_function), self.steps_per_execution
+
+        def execute(iterator: Any) -> Any:
+            if num_steps > 1 and isinstance(iterator, tf.distribute.DistributedIterator):
+                iterator = itertools.chain([next(iterator)], iterator)  # of which Keras takes the batches one by one
+            return run(iterator)
+
+        return execute
+
+    _trainer.TensorFlowTrainer._make_function = make_function
+
+
+def updates_across_replicas_from_one() -> bool:
+    """Whether an optimizer with `ema_overwrite_frequency` leaves its replica to overwrite the variables of all."""
+    asked = []
+    strategy = SimpleNamespace(extended=SimpleNamespace(update=lambda *_, **__: asked.append(True)))
+    variable = SimpleNamespace(value=SimpleNamespace(assign=lambda _: None))
+    optimizer = SimpleNamespace(_distribution_strategy=strategy, _model_variables_moving_average=[variable])
+    _optimizer.TFOptimizer._overwrite_model_variables_with_average_value(optimizer, [variable])
+    return bool(asked)
+
+
+def _overwrite_in_each_replica() -> None:
+    name = "_overwrite_model_variables_with_average_value"
+    original = getattr(_optimizer.TFOptimizer, name)
+
+    @functools.wraps(original)
+    def overwrite(self: Any, trainable_variables: Any) -> None:
+        if tf.distribute.in_cross_replica_context():  # at the end of `fit`
+            original(self, trainable_variables)
+            return
+        for variable, average in zip(trainable_variables, self._model_variables_moving_average, strict=True):
+            if average is not None:
+                _of_this_replica(variable).assign(_of_this_replica(average))
+
+    setattr(_optimizer.TFOptimizer, name, overwrite)
+
+
+def _of_this_replica(variable: Any) -> Any:
+    """The copy that the current replica has of a variable."""
+    replica = tf.distribute.get_replica_context()
+    return replica.strategy.experimental_local_results(variable.value)[replica._replica_id]

@@ -1,0 +1,164 @@
+"""What `fit` and the like need under a strategy of `tf.distribute`, for any Keras model.
+
+Keras is mended, what cannot work is refused in one sentence before training starts, and the loss of a worker is told
+with its address.
+"""
+
+import functools
+import inspect
+import re
+import types
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_tx import distribute_internals
+from keras_tx.optional import Lazy
+
+tf = Lazy("tensorflow")
+
+_METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+_UPDATES = ("fit", "train_on_batch")
+_TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
+_guarded: set[str] = set()
+_made: weakref.WeakSet[Any] = weakref.WeakSet()  # strategies
+
+
+def remember(strategy: Any) -> None:
+    """From now on, `fit` tells if a model was not made in the scope of `strategy`, while that exists."""
+    _made.add(strategy)
+
+
+def guard_training() -> None:
+    """Mends Keras in this process, and lets `fit` and the like of every model check what a strategy needs."""
+    distribute_internals.mend()
+    for name in _METHODS:
+        if name not in _guarded:
+            _guarded.add(name)
+            setattr(keras.Model, name, _with_guard(getattr(keras.Model, name)))
+
+
+def guard_model(model: Any) -> None:
+    """Calls `guard_training` if `model` was made under a strategy; refuses `keras.distribution`, which does nothing.
+
+    Raises:
+        ValueError: `keras.distribution.set_distribution` was called on the TensorFlow backend.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return
+    distribution = keras.distribution.distribution()
+    if distribution is not None:
+        raise ValueError(
+            "`keras.distribution` does nothing on the TensorFlow backend. Use "
+            "`keras_tx.distribution.mirrored_strategy()` or `multi_worker_strategy()`, or the JAX backend. Received: "
+            f"keras.distribution.distribution()={distribution!r}"
+        )
+    if distribute_internals.strategy_of(model) is not None:
+        guard_training()
+
+
+def _with_guard(method: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        guard_model(self)
+        strategy = distribute_internals.strategy_of(self)
+        if strategy is None:
+            _check_that_no_scope_is_meant(self, method.__name__)
+            return method(self, *args, **kwargs)
+        _check(self, strategy, method.__name__, signature.bind(self, *args, **kwargs).arguments)
+        try:
+            outputs = method(self, *args, **kwargs)
+        except tf.errors.OpError as error:
+            raise _lost_worker(strategy, error) or error from error
+        if method.__name__ == "predict_on_batch":  # every replica was given the whole batch
+            copies = strategy.num_replicas_in_sync
+            outputs = keras.tree.map_structure(lambda rows: rows[: len(rows) // copies], outputs)
+        return outputs
+
+    return guarded
+
+
+def _check_that_no_scope_is_meant(model: Any, method: str) -> None:
+    """Raises or warns if a model outside of all scopes was meant to be under a strategy."""
+    optimizer = distribute_internals.strategy_of_optimizer(getattr(model, "optimizer", None))
+    if tf.distribute.has_strategy() or (optimizer is not None and type(optimizer) is not _default()):
+        raise ValueError(
+            f"The model was made outside of the scope of the strategy: make or load it, and compile it, inside "
+            f"`with strategy.scope():`. Received: model {model.name!r}"
+        )
+    several = [one for one in _made if one.num_replicas_in_sync > 1] if method in _UPDATES else []
+    text = (
+        f"`{method}` trains the model {model.name!r} in this process alone, because it was made outside of the scope of "
+        "the strategy: make or load it, and compile it, inside `with strategy.scope():`."
+    )
+    if any(map(distribute_internals.is_multi_worker, several)):
+        raise ValueError(text)
+    if several:
+        warnings.warn(text, stacklevel=3)
+
+
+def _default() -> type:
+    return type(tf.distribute.get_strategy())  # outside of all scopes
+
+
+def _check(model: Any, strategy: Any, method: str, arguments: dict[str, Any]) -> None:
+    """Raises for what cannot work under `strategy`."""
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        raise ValueError(
+            "`ParameterServerStrategy` is not supported: use `keras_tx.distribution.multi_worker_strategy()`. Received: "
+            f"model {model.name!r}"
+        )
+    optimizer = getattr(model, "optimizer", None)
+    for one in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if distribute_internals.strategy_of_optimizer(one) not in (None, strategy):
+            raise ValueError(
+                "The optimizer was made outside of the scope of the strategy: make it, and compile the model, inside "
+                f"`with strategy.scope():`. Received: {type(one).__name__} of the model {model.name!r}"
+            )
+    replicas = strategy.num_replicas_in_sync
+    if replicas > 1 and model.jit_compile and not method.startswith("predict"):
+        raise ValueError(
+            "`jit_compile` must be False or 'auto' under a strategy, because XLA cannot compile what several devices "
+            f"do together. Received: jit_compile=True, {replicas} replicas"
+        )
+    size = _batch_size(arguments) if method == "fit" else None
+    if size is not None and size < replicas:
+        raise ValueError(
+            f"The batch size must be at least the number of replicas, {replicas}, each of which gets a part of every "
+            f"batch. Received: batches of {size}"
+        )
+
+
+def _batch_size(arguments: dict[str, Any]) -> int | None:
+    """The size of the batches that `fit` is given or makes; None if it is not known."""
+    x = arguments.get("x")
+    if isinstance(x, tf.data.Dataset):
+        return distribute_internals.batch_size_of(x)
+    if isinstance(x, (types.GeneratorType, keras.utils.PyDataset, tf.distribute.DistributedDataset)):
+        return None
+    return arguments.get("batch_size") or (
+        32 if keras.tree.flatten(x) and hasattr(keras.tree.flatten(x)[0], "shape") else None
+    )
+
+
+def _lost_worker(strategy: Any, error: Exception) -> Exception | None:
+    """The error to raise if `error` says that another worker is gone."""
+    kinds = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError)
+    if not isinstance(error, kinds) or not distribute_internals.is_multi_worker(strategy):
+        return None
+    resolver = strategy.cluster_resolver
+    jobs = resolver.cluster_spec().as_dict()
+    own = (resolver.task_type, resolver.task_id)
+    named = [(job, int(index)) for job, index in _TASK.findall(str(error))]
+    leader = ("chief" if "chief" in jobs else "worker", 0)  # which all others report to
+    lost = next((task for task in named if task != own and task[1] < len(jobs.get(task[0], ()))), leader)
+    job, index = lost
+    return ConnectionError(
+        f"The connection to {job} {index} ({jobs[job][index]}) was lost, so the training has ended: that process has "
+        "ended, or the network has failed. Look at its messages, and start all workers again."
+    )
