@@ -1,8 +1,8 @@
 """The private parts of Keras and TensorFlow for training under a strategy of `tf.distribute`, and what is mended there.
 
 A mend replaces a function of Keras in this process, and only if a check finds its fault in the Keras that is installed.
-Like `keras_internals.py`, this is a door: `tests/test_distribute_internals.py` has a test for each function, which names
-the version when Keras or TensorFlow has changed. Nothing here is called on other backends than TensorFlow's.
+This is a door like `keras_internals.py`, with a test for each function in `tests/test_distribute_internals.py`, which
+names the version when Keras or TensorFlow has changed. Nothing here is called on the other backends.
 """
 
 import functools
@@ -196,7 +196,7 @@ def _average_over_replicas() -> None:
 
 
 def loops_over_batches_in_a_graph() -> bool:
-    """Whether the batches of one execution are a loop in the graph, which TensorFlow cannot run for several replicas."""
+    """Whether `steps_per_execution` makes a loop in the graph, which TensorFlow cannot run for several replicas."""
     code = _trainer.TensorFlowTrainer._make_function.__code__
     return "next_optional_inputs" in inspect.getsource(code)
 

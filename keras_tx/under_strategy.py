@@ -7,10 +7,9 @@ with its address.
 import functools
 import inspect
 import re
-import types
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -41,11 +40,16 @@ def guard_training() -> None:
             setattr(keras.Model, name, _with_guard(getattr(keras.Model, name)))
 
 
-def guard_model(model: Any) -> None:
-    """Calls `guard_training` if `model` was made under a strategy; refuses `keras.distribution`, which does nothing.
+def check_training(model: Any, method: str, arguments: Mapping[str, Any]) -> None:
+    """Raises for what cannot work under the strategy in whose scope `model` was made; mends Keras for what can.
+
+    Args:
+        method: the name of the method that is called, such as "fit".
+        arguments: those of the call, by their names.
 
     Raises:
-        ValueError: `keras.distribution.set_distribution` was called on the TensorFlow backend.
+        ValueError: `keras.distribution` on TensorFlow, a model or an optimizer from outside of the scope of the
+            strategy, `jit_compile=True`, a batch size below the number of replicas, or `ParameterServerStrategy`.
     """
     if keras.backend.backend() != "tensorflow":
         return
@@ -56,8 +60,12 @@ def guard_model(model: Any) -> None:
             "`keras_tx.distribution.mirrored_strategy()` or `multi_worker_strategy()`, or the JAX backend. Received: "
             f"keras.distribution.distribution()={distribution!r}"
         )
-    if distribute_internals.strategy_of(model) is not None:
+    strategy = distribute_internals.strategy_of(model)
+    if strategy is None:
+        _check_that_no_scope_is_meant(model, method)
+    else:
         guard_training()
+        _check(model, strategy, method, arguments)
 
 
 def _with_guard(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,16 +73,17 @@ def _with_guard(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        guard_model(self)
+        check_training(self, method.__name__, signature.bind(self, *args, **kwargs).arguments)
         strategy = distribute_internals.strategy_of(self)
         if strategy is None:
-            _check_that_no_scope_is_meant(self, method.__name__)
             return method(self, *args, **kwargs)
-        _check(self, strategy, method.__name__, signature.bind(self, *args, **kwargs).arguments)
         try:
             outputs = method(self, *args, **kwargs)
         except tf.errors.OpError as error:
-            raise _lost_worker(strategy, error) or error from error
+            lost = _lost_worker(strategy, error)
+            if lost is None:
+                raise
+            raise lost from error
         if method.__name__ == "predict_on_batch":  # every replica was given the whole batch
             copies = strategy.num_replicas_in_sync
             outputs = keras.tree.map_structure(lambda rows: rows[: len(rows) // copies], outputs)
@@ -93,8 +102,8 @@ def _check_that_no_scope_is_meant(model: Any, method: str) -> None:
         )
     several = [one for one in _made if one.num_replicas_in_sync > 1] if method in _UPDATES else []
     text = (
-        f"`{method}` trains the model {model.name!r} in this process alone, because it was made outside of the scope of "
-        "the strategy: make or load it, and compile it, inside `with strategy.scope():`."
+        f"`{method}` trains the model {model.name!r} in this process alone, because it was made outside of the scope "
+        "of the strategy: make or load it, and compile it, inside `with strategy.scope():`."
     )
     if any(map(distribute_internals.is_multi_worker, several)):
         raise ValueError(text)
@@ -106,12 +115,12 @@ def _default() -> type:
     return type(tf.distribute.get_strategy())  # outside of all scopes
 
 
-def _check(model: Any, strategy: Any, method: str, arguments: dict[str, Any]) -> None:
+def _check(model: Any, strategy: Any, method: str, arguments: Mapping[str, Any]) -> None:
     """Raises for what cannot work under `strategy`."""
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise ValueError(
-            "`ParameterServerStrategy` is not supported: use `keras_tx.distribution.multi_worker_strategy()`. Received: "
-            f"model {model.name!r}"
+            "`ParameterServerStrategy` is not supported: use `keras_tx.distribution.multi_worker_strategy()`. "
+            f"Received: model {model.name!r}"
         )
     optimizer = getattr(model, "optimizer", None)
     for one in (optimizer, getattr(optimizer, "inner_optimizer", None)):
@@ -134,16 +143,13 @@ def _check(model: Any, strategy: Any, method: str, arguments: dict[str, Any]) ->
         )
 
 
-def _batch_size(arguments: dict[str, Any]) -> int | None:
+def _batch_size(arguments: Mapping[str, Any]) -> int | None:
     """The size of the batches that `fit` is given or makes; None if it is not known."""
     x = arguments.get("x")
     if isinstance(x, tf.data.Dataset):
         return distribute_internals.batch_size_of(x)
-    if isinstance(x, (types.GeneratorType, keras.utils.PyDataset, tf.distribute.DistributedDataset)):
-        return None
-    return arguments.get("batch_size") or (
-        32 if keras.tree.flatten(x) and hasattr(keras.tree.flatten(x)[0], "shape") else None
-    )
+    is_array = any(hasattr(one, "shape") for one in keras.tree.flatten(x))
+    return (arguments.get("batch_size") or 32) if is_array else None  # 32 is the default of Keras
 
 
 def _lost_worker(strategy: Any, error: Exception) -> Exception | None:

@@ -40,7 +40,7 @@ def mirrored_strategy(devices: Sequence[str] | None = None) -> Any:
     Examples:
         >>> strategy = keras_tx.distribution.mirrored_strategy()
         >>> with strategy.scope():
-        ...     model = keras_tx.models.TextClassifier(11, 2, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=8)
+        ...     model = keras_tx.models.TextClassifier(11, 2, num_layers=1, hidden_dim=8, num_heads=2)
         ...     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         >>> history = model.fit(np.array([[1, 2, 0], [3, 4, 5]]), np.array([0, 1]), verbose=0)
         >>> strategy.num_replicas_in_sync

@@ -19,7 +19,7 @@ from keras_tx.layers.ids import check_integers, check_no_texts, check_range, val
 from keras_tx.models.base import BaseModel
 from keras_tx.optional import Lazy
 from keras_tx.training import PaddedCrossentropy
-from keras_tx.under_strategy import guard_model
+from keras_tx.under_strategy import check_training
 
 tf = Lazy("tensorflow")
 
@@ -187,10 +187,9 @@ class CheckedModel(BaseModel):
         return self._with_checks("predict_on_batch", args, kwargs, has_labels=False)
 
     def _with_checks(self, name: str, args: Any, kwargs: dict[str, Any], has_labels: bool = True) -> Any:
-        guard_model(self)
-        method = getattr(super(), name)
-        bound = inspect.signature(method).bind(*args, **kwargs)
+        bound = inspect.signature(getattr(super(), name)).bind(*args, **kwargs)
         given = bound.arguments
+        check_training(self, name, given)
         labels = self._labels() if has_labels else None
         check = DataCheck(self._id_sizes(), self._input_names(), labels)
         given["x"] = _checked(check, given.get("x"), given.get("y"), given.get("sample_weight"))
@@ -199,7 +198,7 @@ class CheckedModel(BaseModel):
             is_arrays = isinstance(data, (list, tuple))
             given["validation_data"] = (_checked(check, *data), *data[1:]) if is_arrays else _checked(check, data)
         try:
-            return method(*bound.args, **bound.kwargs)
+            return getattr(super(), name)(*bound.args, **bound.kwargs)
         except Exception as error:
             is_of_graph = _is_tensorflow_imported() and isinstance(error, tf.errors.InvalidArgumentError)
             text = str(error) if is_of_graph else ""

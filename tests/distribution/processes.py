@@ -1,0 +1,143 @@
+"""Processes that train under strategies, one for several logical devices and one for each worker, for many tests.
+
+A process takes seconds to start, so that all tests of a file share one. `Devices()(function, ...)` calls a function of a
+test module in a process with four logical CPU devices, `Workers(2)(function, ...)` in each worker of a cluster. The
+function gets the strategy, and arguments as JSON has them; what it returns comes back as JSON. Errors are raised here
+too, by their type and message.
+"""
+
+import builtins
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+
+MARK = "\x01"  # begins a line that is an answer
+LIMIT = 240  # seconds that a call may take
+
+
+class Process:
+    """One process, in which functions of test modules are called."""
+
+    def __init__(self, kind, **environment):
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "tests.distribution.processes", kind],
+            env={**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+        )
+
+    def ask(self, function, **arguments):
+        request = {"module": function.__module__, "name": function.__name__, "arguments": arguments}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self):
+        """What the function returned that was asked for last; raises if that raised an error, or has ended."""
+        timer = threading.Timer(LIMIT, self.process.kill)
+        timer.start()
+        for line in self.process.stdout:
+            if line.startswith(MARK):
+                break
+        else:
+            self.errors.seek(0)
+            raise ChildProcessError(f"{self.process.wait()}: {self.errors.read()[-3000:]}")
+        timer.cancel()
+        answer = json.loads(line[1:])
+        if "error" in answer:
+            kind = getattr(builtins, answer["error"], RuntimeError)
+            raise kind(answer["message"] if kind is not RuntimeError else f"{answer['error']}: {answer['message']}")
+        return answer["value"]
+
+    def stop(self):
+        self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Devices:
+    """A process with four logical CPU devices: `devices(function, replicas=2, ...)`."""
+
+    def __init__(self):
+        self.process = Process("devices")
+
+    def __call__(self, function, **arguments):
+        self.process.ask(function, **arguments)
+        return self.process.answer()
+
+    def stop(self):
+        self.process.stop()
+
+
+class Workers:
+    """The processes of a cluster: `workers(function, ...)` returns the list of what each of them returned."""
+
+    def __init__(self, number):
+        addresses = free_addresses(number)
+        self.addresses = addresses
+        self.processes = [Process("worker", TF_CONFIG=tf_config(addresses, i)) for i in range(number)]
+
+    def __call__(self, function, **arguments):
+        for process in self.processes:
+            process.ask(function, **arguments)
+        return [process.answer() for process in self.processes]
+
+    def stop(self):
+        for process in self.processes:  # all at once, because at its end each waits for the others
+            process.process.stdin.close()
+        for process in self.processes:
+            process.stop()
+
+
+def free_addresses(number):
+    """Addresses of this machine at which nothing listens."""
+    servers = [socket.create_server(("", 0)) for _ in range(number)]
+    addresses = [f"localhost:{server.getsockname()[1]}" for server in servers]
+    for server in servers:
+        server.close()
+    return addresses
+
+
+def tf_config(addresses, index):
+    return json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
+
+
+def main(kind):
+    import tensorflow as tf
+
+    from keras_tx.distribution import mirrored_strategy, multi_worker_strategy
+
+    if kind == "devices":
+        devices = [tf.config.LogicalDeviceConfiguration()] * 4
+        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
+        strategies = {}
+    else:
+        strategy = multi_worker_strategy(timeout=60)
+    for line in sys.stdin:
+        request = json.loads(line)
+        arguments = request["arguments"]
+        if kind == "devices":
+            replicas = arguments.pop("replicas", 2)
+            if replicas not in strategies:
+                strategies[replicas] = mirrored_strategy([f"CPU:{i}" for i in range(replicas)])
+            strategy = strategies[replicas]
+        try:
+            function = getattr(importlib.import_module(request["module"]), request["name"])
+            answer = {"value": function(strategy, **arguments)}
+        except Exception as error:
+            answer = {"error": type(error).__name__, "message": str(error)}
+        print(MARK + json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

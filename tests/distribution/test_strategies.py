@@ -1,0 +1,345 @@
+"""Under strategies a model ends with the weights that it gets on one device; what cannot work is refused before."""
+
+import functools
+import os
+import re
+import signal
+import time
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx import distribute_internals
+from keras_tx.distribution import mirrored_strategy, multi_worker_strategy
+from keras_tx.training import PaddedAccuracy, PaddedCrossentropy, Perplexity
+from tests.distribution import cases
+from tests.distribution.processes import Workers, free_addresses, tf_config
+
+tf = pytest.importorskip("tensorflow")
+
+pytestmark = pytest.mark.tensorflow
+PROCESS = pytest.mark.process
+# With KERAS_TX_TEST_ALL_CASES=1 every case is trained under every strategy, which takes minutes.
+ALL = os.environ.get("KERAS_TX_TEST_ALL_CASES") == "1"
+ON_DEVICES = "text_classifier masked_lm seq2seq checkpoint functional options float16 ema_overwrite muon".split()
+ON_WORKERS = "functional checkpoint seq2seq adam ema_overwrite".split()
+
+
+def chosen(names):
+    return list(cases.CASES) if ALL else names
+
+
+@functools.cache
+def on_one_device(name):
+    return cases.train(name)[0]
+
+
+def assert_equal_weights(path, name):
+    with np.load(path) as weights:
+        found = [weights[one] for one in weights.files]
+    expected = on_one_device(name)
+    begun = cases.built(name).get_weights()
+    assert any(np.abs(one - two).max() > 0.01 for one, two in zip(expected, begun, strict=True))
+    for one, two in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, two, atol=cases.CASES[name].atol, rtol=0)
+
+
+# Equal weights.
+
+
+def train(strategy, name, path):
+    weights, _ = cases.train(name, strategy)
+    np.savez(path, *weights)
+    return strategy.num_replicas_in_sync
+
+
+def train_in_worker(strategy, name, paths):
+    return train(strategy, name, paths[strategy.cluster_resolver.task_id])
+
+
+@PROCESS
+@pytest.mark.parametrize("name", chosen(ON_DEVICES))
+def test_two_devices_end_with_the_weights_of_one(name, devices, tmp_path):
+    assert devices(train, name=name, path=f"{tmp_path}/weights.npz") == 2
+    assert_equal_weights(f"{tmp_path}/weights.npz", name)
+
+
+@PROCESS
+@pytest.mark.parametrize("name", chosen(["functional"]))
+def test_four_devices_end_with_the_weights_of_one(name, devices, tmp_path):
+    assert devices(train, replicas=4, name=name, path=f"{tmp_path}/weights.npz") == 4
+    assert_equal_weights(f"{tmp_path}/weights.npz", name)
+
+
+@PROCESS
+@pytest.mark.parametrize("name", chosen(ON_WORKERS))
+def test_two_workers_end_with_the_weights_of_one_device(name, workers, tmp_path):
+    paths = [f"{tmp_path}/{i}.npz" for i in range(2)]
+    assert workers(train_in_worker, name=name, paths=paths) == [2, 2]
+    for path in paths:
+        assert_equal_weights(path, name)
+
+
+@PROCESS
+@pytest.mark.skipif(not ALL, reason="takes minutes; KERAS_TX_TEST_ALL_CASES=1 runs it")
+def test_three_workers_end_with_the_weights_of_one_device(tmp_path):
+    workers = Workers(3)
+    for name in cases.CASES:
+        paths = [f"{tmp_path}/{name}-{i}.npz" for i in range(3)]
+        assert workers(train_in_worker, name=name, paths=paths) == [3, 3, 3]
+        for path in paths:
+            assert_equal_weights(path, name)
+    workers.stop()
+
+
+# What a model says of data: uneven batches, the results of evaluate and predict.
+
+ROWS = 33  # with batches of 8, one row is left for the last
+
+
+def evaluated(strategy, name="causal_lm", eager=False):
+    """The results of `evaluate` and the sums of the rows of predictions for 33 rows."""
+    model = cases.built(name, strategy, metrics=[PaddedAccuracy(), Perplexity()], run_eagerly=eager)
+    x, y = (one[:ROWS] for one in cases.CASES[name].data())
+    results = model.evaluate(x, y, batch_size=8, verbose=0)
+    outputs = model.predict(x, batch_size=8, verbose=0)
+    batch = model.predict_on_batch(x[:8])
+    return results, outputs.sum((1, 2)).tolist(), batch.sum((1, 2)).tolist()
+
+
+@functools.cache
+def evaluated_on_one_device():
+    return evaluated(None, eager=True)
+
+
+def assert_evaluated(found):
+    for one, two in zip(found, evaluated_on_one_device(), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5)
+
+
+@PROCESS
+def test_two_devices_evaluate_and_predict_as_one(devices):
+    assert_evaluated(devices(evaluated))
+
+
+@PROCESS
+def test_two_workers_evaluate_and_predict_as_one_device(workers):
+    for found in workers(evaluated):
+        assert_evaluated(found)
+
+
+def fit_uneven(strategy):
+    """The weights' sums after a first batch of three rows, and after batches whose last leaves a replica none."""
+    sums, model = [], cases.built("causal_lm", strategy)
+    for rows in (3, ROWS):
+        x, y = (one[:rows] for one in cases.tokens())
+        model.fit(x, y, batch_size=8, verbose=0)
+        sums.append(float(sum(np.abs(w).sum() for w in model.get_weights())))
+    return sums
+
+
+@PROCESS
+def test_a_replica_without_rows_gives_no_nan(devices):
+    assert np.isfinite(devices(fit_uneven)).all()
+
+
+def fit_generator(strategy):
+    """How many batches of a generator `fit` trains on."""
+    model, seen = cases.built("small", strategy), []
+    batches = (tuple(one[i : i + 8] for one in cases.tokens()) for i in range(0, 40, 8))
+    count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs=None: seen.append(batch))
+    with warnings.catch_warnings(action="ignore"):
+        model.fit(batches, verbose=0, callbacks=[count])
+    return len(seen)
+
+
+@PROCESS
+def test_no_batch_of_a_generator_is_lost(devices):
+    assert devices(fit_generator) == 5
+
+
+def fit_under_the_stock_strategy(_):
+    """A model of keras_tx under a strategy that `mirrored_strategy` did not make."""
+    strategy = tf.distribute.OneDeviceStrategy("CPU:1")
+    return cases.built("small", strategy).fit(*cases.tokens(), verbose=0).history["loss"]
+
+
+def callbacks_in(strategy):
+    """The batches of which callbacks hear with `steps_per_execution`, and the loss of the epoch."""
+    model, seen = cases.built("small", strategy, steps_per_execution=2), []
+    count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs=None: seen.append(batch))
+    history = model.fit(*cases.tokens(), batch_size=8, shuffle=False, verbose=0, callbacks=[count])
+    return seen, history.history["loss"]
+
+
+@PROCESS
+def test_callbacks_are_called_once_for_steps_per_execution(devices):
+    (seen, loss), (expected_seen, expected_loss) = devices(callbacks_in), callbacks_in(None)
+    assert seen == expected_seen
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+
+
+# What is refused.
+
+
+def fit_with(strategy, batch_size=8, kind="arrays", labels=0, **compile):
+    model = cases.built("causal_lm", strategy, **compile)
+    x, y = cases.tokens()
+    y = np.where(y == 0, 0, y + labels)
+    if kind == "dataset":
+        return model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size), verbose=0)
+    return model.fit(x, y, batch_size=batch_size, verbose=0)
+
+
+@PROCESS
+def test_xla_is_refused_for_several_replicas(devices):
+    expected = "`jit_compile` must be False or 'auto' under a strategy.*Received: jit_compile=True, 2 replicas"
+    with pytest.raises(ValueError, match=expected):
+        devices(fit_with, jit_compile=True)
+
+
+@PROCESS
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+def test_a_batch_smaller_than_the_number_of_replicas_is_refused(kind, devices):
+    expected = "The batch size must be at least the number of replicas, 4.*Received: batches of 3"
+    with pytest.raises(ValueError, match=expected):
+        devices(fit_with, replicas=4, batch_size=3, kind=kind)
+
+
+@PROCESS
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+def test_wrong_labels_are_named_as_on_one_device(kind, devices):
+    with pytest.raises(ValueError, match=re.escape("The labels must be in [0, 13) or the `padding_id` 0. Received:")):
+        devices(fit_with, labels=9, kind=kind)
+
+
+def fit_model_of_before(strategy, where):
+    if where == "optimizer":
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    with strategy.scope():
+        if where in ("optimizer", "compile"):
+            model = cases.small()
+    if where not in ("optimizer", "compile"):
+        model = cases.small()
+    with strategy.scope():
+        if where == "optimizer":
+            model.compile(optimizer, "mse")
+        if where == "model":
+            model.compile("sgd", "mse")
+    if where in ("compile", "fit"):
+        model.compile("sgd", "mse")
+    x, y = cases.tokens()
+    if where == "fit":
+        with strategy.scope():
+            return model.fit(x, np.ones((*x.shape, cases.VOCABULARY)), verbose=0)
+    return model.fit(x, np.ones((*x.shape, cases.VOCABULARY)), verbose=0)
+
+
+@PROCESS
+@pytest.mark.parametrize("where", ["optimizer", "compile", "model", "fit"])
+def test_what_was_made_outside_of_the_scope_is_refused(where, devices):
+    thing = "optimizer" if where in ("optimizer", "compile") else "model"
+    with pytest.raises(ValueError, match=f"The {thing} was made outside of the scope of the strategy: .* inside `with"):
+        devices(fit_model_of_before, where=where)
+
+
+def fit_alone(strategy):
+    model = cases.built("small")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model.fit(*cases.tokens(), verbose=0)
+    return [str(one.message) for one in told]
+
+
+@PROCESS
+def test_a_model_that_trains_alone_is_told_about(devices, workers):
+    expected = "`fit` trains the model '.*' in this process alone, because it was made outside of the scope"
+    assert any(re.search(expected, text) for text in devices(fit_alone))
+    with pytest.raises(ValueError, match=expected):
+        workers(fit_alone)
+
+
+def test_keras_distribution_is_refused_on_tensorflow():
+    model = cases.causal()
+    model.compile("sgd", PaddedCrossentropy())
+    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0"]))
+    try:
+        with pytest.raises(ValueError, match="`keras.distribution` does nothing on the TensorFlow backend. Use"):
+            model.fit(*cases.tokens())
+    finally:
+        keras.distribution.set_distribution(None)
+
+
+def test_parameter_servers_are_refused(monkeypatch):
+    model = cases.causal()
+    model.compile("sgd", PaddedCrossentropy())
+    servers = tf.distribute.ParameterServerStrategy.__new__(tf.distribute.ParameterServerStrategy)
+    monkeypatch.setattr(distribute_internals, "strategy_of", lambda _: servers)
+    with pytest.raises(ValueError, match="`ParameterServerStrategy` is not supported: use"):
+        model.fit(*cases.tokens())
+
+
+@pytest.mark.parametrize("strategy", [mirrored_strategy, multi_worker_strategy])
+def test_another_backend_is_refused(strategy, monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(ValueError, match="needs the TensorFlow backend. On JAX use `keras.distribution.*='jax'"):
+        strategy()
+
+
+@pytest.mark.parametrize("wrong", [["CPU:9"], ["CPU:0", "/device:cpu:0"], [], "CPU:0", ["XPU:0"], [0]])
+def test_devices_that_do_not_exist_or_come_twice_are_refused(wrong):
+    with pytest.raises(ValueError, match=re.escape(f"`devices` must be different ones of ['CPU:0'")):
+        mirrored_strategy(wrong)
+
+
+def test_one_machine_of_several_is_told_about(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", tf_config(["a:1", "b:2"], 0))
+    with pytest.warns(UserWarning, match="ignores TF_CONFIG, .*: use `multi_worker_strategy`"):
+        mirrored_strategy()
+
+
+def test_workers_are_refused_when_tensorflow_has_started(monkeypatch):
+    tf.constant(1)
+    monkeypatch.setenv("TF_CONFIG", tf_config(free_addresses(2), 0))
+    with pytest.raises(RuntimeError, match="`multi_worker_strategy` must be called before anything else uses Tensor"):
+        multi_worker_strategy()
+    with pytest.raises(ValueError, match="The argument `timeout` must be a positive finite number"):
+        multi_worker_strategy(timeout=0)
+
+
+def test_a_cluster_resolver_is_checked():
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": ["a:1", "b:2"]}), task_type="worker", task_id=2
+    )
+    with pytest.raises(ValueError, match=re.escape("The task index in `cluster_resolver` must be in [0, 2)")):
+        multi_worker_strategy(cluster_resolver=resolver)
+
+
+# The end of a worker. This test is the last, because it ends the workers.
+
+
+def train_until_killed(strategy, victim, pids):
+    if pids is None:
+        return os.getpid()
+
+    def on_batch_end(batch, logs=None):
+        if batch == 5 and strategy.cluster_resolver.task_id == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    model = cases.built("small", strategy)
+    data = tf.data.Dataset.from_tensor_slices(cases.tokens()).batch(8).repeat()
+    callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=on_batch_end)]
+    model.fit(data, steps_per_epoch=10**6, verbose=0, callbacks=callbacks)
+
+
+@PROCESS
+def test_the_others_name_a_worker_that_was_killed(workers):
+    for process in workers.processes:
+        process.ask(train_until_killed, victim=0, pids=[])
+    start = time.monotonic()
+    expected = re.escape(f"The connection to worker 0 ({workers.addresses[0]}) was lost, so the training has ended")
+    with pytest.raises(ConnectionError, match=expected):
+        workers.processes[1].answer()
+    assert time.monotonic() - start < 60
