@@ -39,6 +39,13 @@ def strategy_of_optimizer(optimizer: Any) -> Any | None:
     return getattr(optimizer, "_distribution_strategy", None)
 
 
+def metrics_compiled_with(model: Any) -> list[Any]:
+    """The metrics that a model was compiled with, as they were given: objects, names or functions."""
+    compiled = getattr(model, "_compile_metrics", None)
+    given = () if compiled is None else (compiled._user_metrics, compiled._user_weighted_metrics)
+    return list(keras.tree.flatten(given))
+
+
 def is_multi_worker(strategy: Any) -> bool:
     """Whether a strategy trains in several processes."""
     return bool(strategy.extended._in_multi_worker_mode())

@@ -123,12 +123,17 @@ def _check(model: Any, strategy: Any, method: str, arguments: Mapping[str, Any])
             f"Received: model {model.name!r}"
         )
     optimizer = getattr(model, "optimizer", None)
-    for one in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-        if distribute_internals.strategy_of_optimizer(one) not in (None, strategy):
-            raise ValueError(
-                "The optimizer was made outside of the scope of the strategy: make it, and compile the model, inside "
-                f"`with strategy.scope():`. Received: {type(one).__name__} of the model {model.name!r}"
-            )
+    metrics = [
+        one for one in distribute_internals.metrics_compiled_with(model) if isinstance(one, keras.metrics.Metric)
+    ]
+    parts = {"model": [model], "optimizer": [optimizer, getattr(optimizer, "inner_optimizer", None)], "metric": metrics}
+    for kind, owners in parts.items():
+        for variable in [one for owner in owners for one in getattr(owner, "variables", ())]:
+            if not strategy.extended.variable_created_in_scope(variable.value):
+                raise ValueError(
+                    f"The {kind} was made outside of the scope of the strategy: make it, and compile the model, inside "
+                    f"`with strategy.scope():`. Received: the variable {variable.path!r} of the {kind}"
+                )
     replicas = strategy.num_replicas_in_sync
     if replicas > 1 and model.jit_compile and not method.startswith("predict"):
         raise ValueError(

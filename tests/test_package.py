@@ -20,7 +20,8 @@ FILES = sorted((ROOT / "keras_tx").rglob("*.py"))
 ORDER = [
     ["types", "version"],
     ["optional"],
-    ["keras_internals"],
+    ["distribute_internals", "keras_internals"],
+    ["under_strategy"],
     ["checks", "disk", "functional_graph", "json_text", "locks"],
     ["text"],
     ["data"],
@@ -28,9 +29,20 @@ ORDER = [
     ["generation", "training"],
     ["models"],
 ]
-ORDER += [["pretrained"], ["serving"], ["plots"]]
+ORDER += [["distribution", "pretrained"], ["serving"], ["plots"]]
 RANK = {folder: rank for rank, folders in enumerate(ORDER) for folder in folders}
-PUBLIC = ["data", "generation", "layers", "models", "pretrained", "serving", "text", "training", "plots"]
+PUBLIC = [
+    "data",
+    "distribution",
+    "generation",
+    "layers",
+    "models",
+    "pretrained",
+    "serving",
+    "text",
+    "training",
+    "plots",
+]
 
 
 def imports(path):

@@ -126,6 +126,7 @@ CASES = {
     ),
     "float16": Case(lambda: causal(dtype="mixed_float16"), atol=2e-4),
     "bfloat16": Case(lambda: causal(dtype="mixed_bfloat16"), atol=2e-3),
+    "small": Case(small),
     "adam": Case(small, optimizer=lambda: keras.optimizers.Adam(0.001), atol=1e-4),
     "adamw": Case(small, optimizer=lambda: keras.optimizers.AdamW(0.001), atol=1e-4),
     "muon": Case(small, optimizer=lambda: Muon(0.001), atol=1e-4),
@@ -135,13 +136,13 @@ CASES = {
 }
 
 
-def built(case, strategy=None, **compile):
-    """The compiled model of a case."""
+def built(case, strategy=None, metrics=lambda: [], **compile):
+    """The compiled model of a case; `metrics()` are its metrics."""
     case = CASES[case]
     with strategy.scope() if strategy else contextlib.nullcontext():
         keras.utils.set_random_seed(3)
         model = case.model()
-        model.compile(case.optimizer(), case.loss(), **{**case.compile, **compile})
+        model.compile(case.optimizer(), case.loss(), metrics=metrics(), **{**case.compile, **compile})
     return model
 
 

@@ -1,12 +1,13 @@
 """Processes that train under strategies, one for several logical devices and one for each worker, for many tests.
 
-A process takes seconds to start, so that all tests of a file share one. `Devices()(function, ...)` calls a function of a
-test module in a process with four logical CPU devices, `Workers(2)(function, ...)` in each worker of a cluster. The
+A process takes seconds to start, so that all tests of a file share one. `Devices()(function, ...)` calls a function of
+a test module in a process with four logical CPU devices, `Workers(2)(function, ...)` in each worker of a cluster. The
 function gets the strategy, and arguments as JSON has them; what it returns comes back as JSON. Errors are raised here
 too, by their type and message.
 """
 
 import builtins
+import contextlib
 import importlib
 import json
 import os
@@ -17,7 +18,7 @@ import tempfile
 import threading
 
 MARK = "\x01"  # begins a line that is an answer
-LIMIT = 240  # seconds that a call may take
+LIMIT = 120  # seconds that a call may take
 
 
 class Process:
@@ -57,12 +58,15 @@ class Process:
         return answer["value"]
 
     def stop(self):
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self.process.stdout.close()
+        self.errors.close()
 
 
 class Devices:
@@ -94,7 +98,8 @@ class Workers:
 
     def stop(self):
         for process in self.processes:  # all at once, because at its end each waits for the others
-            process.process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.process.stdin.close()
         for process in self.processes:
             process.stop()
 

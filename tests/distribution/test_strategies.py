@@ -1,5 +1,6 @@
 """Under strategies a model ends with the weights that it gets on one device; what cannot work is refused before."""
 
+import contextlib
 import functools
 import os
 import re
@@ -11,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx import distribute_internals
+from keras_tx import distribute_internals, under_strategy
 from keras_tx.distribution import mirrored_strategy, multi_worker_strategy
 from keras_tx.training import PaddedAccuracy, PaddedCrossentropy, Perplexity
 from tests.distribution import cases
@@ -101,7 +102,7 @@ ROWS = 33  # with batches of 8, one row is left for the last
 
 def evaluated(strategy, name="causal_lm", eager=False):
     """The results of `evaluate` and the sums of the rows of predictions for 33 rows."""
-    model = cases.built(name, strategy, metrics=[PaddedAccuracy(), Perplexity()], run_eagerly=eager)
+    model = cases.built(name, strategy, metrics=lambda: [PaddedAccuracy(), Perplexity()], run_eagerly=eager)
     x, y = (one[:ROWS] for one in cases.CASES[name].data())
     results = model.evaluate(x, y, batch_size=8, verbose=0)
     outputs = model.predict(x, batch_size=8, verbose=0)
@@ -160,10 +161,12 @@ def test_no_batch_of_a_generator_is_lost(devices):
     assert devices(fit_generator) == 5
 
 
-def fit_under_the_stock_strategy(_):
-    """A model of keras_tx under a strategy that `mirrored_strategy` did not make."""
-    strategy = tf.distribute.OneDeviceStrategy("CPU:1")
-    return cases.built("small", strategy).fit(*cases.tokens(), verbose=0).history["loss"]
+def test_a_stock_strategy_is_enough_for_the_models_of_keras_tx(monkeypatch):
+    guarded = []
+    monkeypatch.setattr(under_strategy, "guard_training", lambda: guarded.append(True))
+    model = cases.built("causal_lm", tf.distribute.OneDeviceStrategy("CPU:0"), run_eagerly=True)
+    model.fit(*(one[:8] for one in cases.tokens()), verbose=0)
+    assert guarded
 
 
 def callbacks_in(strategy):
@@ -215,34 +218,30 @@ def test_wrong_labels_are_named_as_on_one_device(kind, devices):
         devices(fit_with, labels=9, kind=kind)
 
 
-def fit_model_of_before(strategy, where):
-    if where == "optimizer":
-        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
-    with strategy.scope():
-        if where in ("optimizer", "compile"):
-            model = cases.small()
-    if where not in ("optimizer", "compile"):
-        model = cases.small()
-    with strategy.scope():
-        if where == "optimizer":
-            model.compile(optimizer, "mse")
-        if where == "model":
-            model.compile("sgd", "mse")
-    if where in ("compile", "fit"):
-        model.compile("sgd", "mse")
-    x, y = cases.tokens()
-    if where == "fit":
-        with strategy.scope():
-            return model.fit(x, np.ones((*x.shape, cases.VOCABULARY)), verbose=0)
-    return model.fit(x, np.ones((*x.shape, cases.VOCABULARY)), verbose=0)
+def fit_with_a_part_from_outside(strategy, outside):
+    def scope(*parts):
+        return strategy.scope() if outside not in parts else contextlib.nullcontext()
+
+    with scope("layers", "model", "all"):
+        layers = cases.small()
+    with scope("model", "all"):
+        model = keras.Model(layers.inputs, layers.outputs)
+    with scope("optimizer", "all"):
+        optimizer = keras.optimizers.SGD()
+    with scope("metric", "all"):
+        metrics = [Perplexity()]
+    with scope("all"):
+        model.compile(keras.optimizers.LossScaleOptimizer(optimizer), PaddedCrossentropy(), metrics=metrics)
+    with strategy.scope() if outside == "all" else contextlib.nullcontext():
+        model.fit(*cases.tokens(), verbose=0)
 
 
 @PROCESS
-@pytest.mark.parametrize("where", ["optimizer", "compile", "model", "fit"])
-def test_what_was_made_outside_of_the_scope_is_refused(where, devices):
-    thing = "optimizer" if where in ("optimizer", "compile") else "model"
-    with pytest.raises(ValueError, match=f"The {thing} was made outside of the scope of the strategy: .* inside `with"):
-        devices(fit_model_of_before, where=where)
+@pytest.mark.parametrize("outside", ["model", "layers", "optimizer", "metric", "all"])
+def test_what_was_made_outside_of_the_scope_is_refused(outside, devices):
+    part = outside if outside in ("optimizer", "metric") else "model"
+    with pytest.raises(ValueError, match=f"The {part} was made outside of the scope of the strategy: .* inside `with"):
+        devices(fit_with_a_part_from_outside, outside=outside)
 
 
 def fit_alone(strategy):
@@ -290,7 +289,7 @@ def test_another_backend_is_refused(strategy, monkeypatch):
 
 @pytest.mark.parametrize("wrong", [["CPU:9"], ["CPU:0", "/device:cpu:0"], [], "CPU:0", ["XPU:0"], [0]])
 def test_devices_that_do_not_exist_or_come_twice_are_refused(wrong):
-    with pytest.raises(ValueError, match=re.escape(f"`devices` must be different ones of ['CPU:0'")):
+    with pytest.raises(ValueError, match=re.escape("`devices` must be different ones of ['CPU:0'")):
         mirrored_strategy(wrong)
 
 

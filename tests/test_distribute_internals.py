@@ -1,0 +1,141 @@
+"""What is mended for strategies of `tf.distribute`, and what is read of Keras' and TensorFlow's private parts.
+
+A test that fails here because Keras or TensorFlow has changed says so, with the version. A mend whose fault Keras no
+longer has is not applied, and can go.
+"""
+
+import importlib.metadata
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx import distribute_internals
+from tests.test_keras_internals import DISTRIBUTE_DOOR as DOOR
+from tests.test_keras_internals import still
+
+tf = pytest.importorskip("tensorflow")
+
+pytestmark = pytest.mark.tensorflow
+FAULTS = {  # the check that finds a fault, and what it concerns
+    distribute_internals.draws_a_batch_to_build: "_maybe_symbolic_build",
+    distribute_internals.averages_over_an_axis: "reduce_per_replica",
+    distribute_internals.loops_over_batches_in_a_graph: "_make_function",
+    distribute_internals.updates_across_replicas_from_one: "_overwrite_model_variables_with_average_value",
+}
+
+
+@pytest.fixture
+def stock(monkeypatch):
+    """Keras without mends, also if this process has applied them, until the end of a test."""
+    trainer, optimizer = distribute_internals._trainer, distribute_internals._optimizer
+    owners = [trainer.TensorFlowTrainer, importlib.import_module("keras.src.backend.tensorflow.trainer")]
+    for owner in [*owners, optimizer.TFOptimizer]:
+        for name in FAULTS.values():
+            if name in vars(owner):
+                original = getattr(vars(owner)[name], "__wrapped__", vars(owner)[name])
+                monkeypatch.setattr(owner, name, original)
+
+
+@pytest.mark.parametrize("is_faulty", FAULTS, ids=lambda one: one.__name__)
+def test_a_fault_is_found_and_mended(is_faulty, stock):
+    has = f"Keras {keras.__version__} no longer has the fault of {FAULTS[is_faulty]} or a function that the check calls"
+    assert is_faulty(), f"{has}: its mend in keras_tx/{DOOR.name} can go"
+    distribute_internals.mend()
+    assert not is_faulty()
+
+
+def test_what_is_not_faulty_stays(stock, monkeypatch):
+    for is_faulty in FAULTS:
+        monkeypatch.setattr(distribute_internals, is_faulty.__name__, lambda: False)
+    trainer = distribute_internals._trainer.TensorFlowTrainer
+    before = [trainer._maybe_symbolic_build, trainer._make_function]
+    distribute_internals.mend()
+    assert before == [trainer._maybe_symbolic_build, trainer._make_function]
+
+
+def model_of(strategy):
+    with strategy.scope():
+        x = keras.Input((3,))
+        model = keras.Model(x, keras.layers.Dense(2)(x))
+        model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=[keras.metrics.MeanSquaredError()])
+    return model
+
+
+@still("keeps the strategy of models and optimizers, and the metrics of a model", door=DOOR)
+def test_what_models_know():
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    model = model_of(strategy)
+    assert distribute_internals.strategy_of(model) is strategy
+    assert distribute_internals.strategy_of_optimizer(model.optimizer) is strategy
+    default = distribute_internals.strategy_of_optimizer(keras.optimizers.SGD())
+    assert default is tf.distribute.get_strategy() and distribute_internals.strategy_of_optimizer(None) is None
+    assert distribute_internals.strategy_of(keras.Sequential([keras.layers.Dense(1)])) is None
+    first, second = distribute_internals.metrics_compiled_with(model)
+    assert first == "mae" and isinstance(second, keras.metrics.MeanSquaredError)
+    assert distribute_internals.metrics_compiled_with(keras.Sequential([])) == []
+    assert not distribute_internals.is_multi_worker(strategy)
+
+
+@still("builds a model from the specs of a data set, or from a batch where their ranks are unknown", door=DOOR)
+def test_the_batch_of_one_replica():
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    model, built = model_of(strategy), []
+    distribute_internals.mend()
+    x, y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
+    for rank in ((None, 3), None):
+        signature = (tf.TensorSpec(rank), tf.TensorSpec((None, 2)))
+        data = tf.data.Dataset.from_generator(lambda: [(x, y)], output_signature=signature)
+        built.append(model_of(strategy).evaluate(data, verbose=0))
+    np.testing.assert_allclose(built[0][0], np.mean((model_of(strategy).predict(x, verbose=0) - y) ** 2), rtol=2)
+    assert len(built) == 2 and model.metrics
+
+
+@still("finds the batch size of a data set", library="tensorflow", door=DOOR)
+def test_batch_size_of():
+    rows = tf.data.Dataset.range(10)
+    assert distribute_internals.batch_size_of(rows.batch(4)) == 4
+    assert distribute_internals.batch_size_of(rows.batch(4).repeat().prefetch(1)) == 4
+    assert distribute_internals.batch_size_of(rows) is None
+
+
+@still("says whether its devices are set up", library="tensorflow", door=DOOR)
+def test_tensorflow_has_started(monkeypatch):
+    tf.constant(1)
+    assert distribute_internals.tensorflow_has_started()
+    context = SimpleNamespace(_context_handle=None)
+    monkeypatch.setattr(distribute_internals, "_context", SimpleNamespace(context=lambda: context))
+    assert not distribute_internals.tensorflow_has_started()
+
+
+@still("has these options of the coordination service", library="tensorflow", door=DOOR)
+def test_coordination_options(monkeypatch):
+    context = distribute_internals._context.context()
+    before = context.coordination_service
+    with distribute_internals.coordination_options(heartbeat_timeout_in_ms=7, cluster_register_timeout_in_ms=11):
+        context.configure_coordination_service(service_type="standalone", service_leader="/job:worker/task:0")
+    found = context.coordination_service
+    monkeypatch.setattr(context, "_coordination_service_config", before)
+    assert found.heartbeat_timeout_in_ms == 7 and found.cluster_register_timeout_in_ms == 11
+    assert "configure_coordination_service" not in vars(context)
+
+
+@still("begins the keys of a strategy with a number that can be set", library="tensorflow", door=DOOR)
+def test_fresh_collective_keys():
+    bases = []
+    for _ in range(2):
+        with distribute_internals.fresh_collective_keys(tf.distribute.MirroredStrategy):
+            bases.append(tf.distribute.MirroredStrategy(["CPU:0"]).extended._collective_key_base)
+    assert tf.distribute.MirroredStrategy._collective_key_base == 0
+    with distribute_internals.fresh_collective_keys(tf.distribute.MultiWorkerMirroredStrategy):
+        bases.append(tf.distribute.MultiWorkerMirroredStrategy._collective_key_base)
+    assert len(set(bases)) == 3 and max(bases) < 2**31
+
+
+def test_the_door_is_documented_and_tested():
+    for name, thing in vars(distribute_internals).items():
+        if getattr(thing, "__module__", None) == distribute_internals.__name__ and not name.startswith("_"):
+            assert thing.__doc__ and len(thing.__doc__.split()) > 5, name
+            assert f"distribute_internals.{name}" in open(__file__).read(), name
+    assert importlib.metadata.version("keras") == keras.__version__
