@@ -55,7 +55,7 @@ def batch_size_of(dataset: Any) -> int | None:
     """The size of the batches of a `tf.data.Dataset`, also if the last may be smaller; None if it cannot be known."""
     try:
         size = int(_data.compute_batch_size(dataset))
-    except tf.errors.OpError:
+    except (tf.errors.OpError, IndexError):  # which it raises for scalars
         return None
     return None if size < 0 else size
 
@@ -152,31 +152,23 @@ def _build_from_specs() -> None:
     @functools.wraps(original)
     def build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         if self._distribute_strategy is not None and iterator is not None:
-            data_batch = _batch_of_one_replica(iterator, self._distribute_strategy)
+            data_batch = keras.tree.map_structure(_of_one_replica, iterator._distributed_dataset.element_spec)
         original(self, data_batch=data_batch)
 
     _trainer.TensorFlowTrainer._maybe_symbolic_build = build
 
 
-def _batch_of_one_replica(iterator: Any, strategy: Any) -> Any:
-    """Something with the shapes and dtypes of a replica's batch."""
-
-    def of_one_replica(spec: Any) -> Any:
-        spec = getattr(spec, "_value_specs", (spec,))[0]
-        return spec if hasattr(spec, "shape") else None  # None is an optional value in a data set
-
-    specs = keras.tree.map_structure(of_one_replica, iterator._distributed_dataset.element_spec)
-    if all(spec is None or spec.shape.rank is not None for spec in keras.tree.flatten(specs)):
-        return specs
-    _, _, batches = next(iter(iterator))
-    return keras.tree.map_structure(lambda x: strategy.experimental_local_results(x)[0], next(batches))
+def _of_one_replica(spec: Any) -> Any:
+    """The shape and dtype of a tensor in a replica's batch; None for an optional value, which stands for None."""
+    spec = getattr(spec, "_value_specs", (spec,))[0]
+    return spec if hasattr(spec, "shape") else None
 
 
 def averages_over_an_axis() -> bool:
     """Whether Keras averages the numbers that the workers return over their first axis, which they do not have."""
     axes = []
 
-    class Strategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
+    class Strategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[name-defined]
         extended = SimpleNamespace(_in_multi_worker_mode=lambda: True)
 
         def __init__(self) -> None:

@@ -37,7 +37,7 @@ def guard_training() -> None:
     for name in _METHODS:
         if name not in _guarded:
             _guarded.add(name)
-            setattr(keras.Model, name, _with_guard(getattr(keras.Model, name)))
+            setattr(keras.Model, name, _with_guard(name, getattr(keras.Model, name)))
 
 
 def check_training(model: Any, method: str, arguments: Mapping[str, Any]) -> None:
@@ -68,12 +68,12 @@ def check_training(model: Any, method: str, arguments: Mapping[str, Any]) -> Non
         _check(model, strategy, method, arguments)
 
 
-def _with_guard(method: Callable[..., Any]) -> Callable[..., Any]:
+def _with_guard(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(method)
 
     @functools.wraps(method)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        check_training(self, method.__name__, signature.bind(self, *args, **kwargs).arguments)
+        check_training(self, name, signature.bind(self, *args, **kwargs).arguments)
         strategy = distribute_internals.strategy_of(self)
         if strategy is None:
             return method(self, *args, **kwargs)
@@ -84,7 +84,7 @@ def _with_guard(method: Callable[..., Any]) -> Callable[..., Any]:
             if lost is None:
                 raise
             raise lost from error
-        if method.__name__ == "predict_on_batch":  # every replica was given the whole batch
+        if name == "predict_on_batch":  # every replica was given the whole batch
             copies = strategy.num_replicas_in_sync
             outputs = keras.tree.map_structure(lambda rows: rows[: len(rows) // copies], outputs)
         return outputs

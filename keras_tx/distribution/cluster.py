@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 TRAINING = ("chief", "worker")
@@ -15,7 +16,8 @@ _ADDRESS = re.compile(r"(?:\w+://)?(.+):(\d+)")
 _logger = logging.getLogger("keras_tx")
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True)
+class Task:
     """A process of a cluster: `type` is "worker", "chief" or "evaluator", `address` is "host:port"."""
 
     type: str
