@@ -94,7 +94,15 @@ class Workers:
     def __call__(self, function, **arguments):
         for process in self.processes:
             process.ask(function, **arguments)
-        return [process.answer() for process in self.processes]
+        answers, errors = [], []
+        for process in self.processes:  # all of them, so that none is left for the next call
+            try:
+                answers.append(process.answer())
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return answers
 
     def stop(self):
         for process in self.processes:  # all at once, because at its end each waits for the others
