@@ -79,6 +79,10 @@ def sgd(**options):
     return keras.optimizers.SGD(0.1, **options)
 
 
+def scaled():
+    return keras.optimizers.LossScaleOptimizer(sgd())
+
+
 def padded(**options):
     return lambda: PaddedCrossentropy(**options)
 
@@ -106,25 +110,24 @@ class Case(NamedTuple):
     atol: float = 2e-6
 
 
-def small():
+def small(dtype=None):
     """A model with a matrix, a table and a vector, for optimizers."""
     x = keras.Input((7,), dtype="int32")
-    return keras.Model(x, keras.layers.Dense(VOCABULARY)(keras.layers.Embedding(VOCABULARY, 6)(x)))
+    vectors = keras.layers.Embedding(VOCABULARY, 6, dtype=dtype)(x)
+    return keras.Model(x, keras.layers.Dense(VOCABULARY, dtype=dtype)(vectors))
 
-
-LONG_WAY = {"remat": True, "attention_options": {"blockwise": True}}
 
 CASES = {
     "text_classifier": Case(lambda: classifier(encoder_options={"skip_padding": True}), classes, loss=sparse),
     "masked_lm": Case(lambda: models.MaskedLM(VOCABULARY, **SIZES), masked),
-    "causal_lm": Case(causal),
+    "causal_lm": Case(causal, loss=padded(chunk_size=16), compile={"steps_per_execution": 2}),
     "seq2seq": Case(seq2seq, pairs),
     "checkpoint": Case(lambda: from_pretrained(tiny.checkpoint("llama")), of_a_checkpoint, loss=by_name),
     "functional": Case(of_a_user, numbers, loss=keras.losses.MeanSquaredError),
-    "options": Case(
-        lambda: causal(decoder_options=LONG_WAY), loss=padded(chunk_size=16), compile={"steps_per_execution": 2}
-    ),
-    "float16": Case(lambda: causal(dtype="mixed_float16"), atol=2e-4),
+    "remat": Case(lambda: causal(decoder_options={"remat": True})),
+    "blockwise": Case(lambda: causal(decoder_options={"attention_options": {"blockwise": True}})),
+    "float16": Case(lambda: small("mixed_float16"), optimizer=scaled, atol=2e-4),
+    "float16_model": Case(lambda: causal(dtype="mixed_float16"), atol=2e-4),
     "bfloat16": Case(lambda: causal(dtype="mixed_bfloat16"), atol=2e-3),
     "small": Case(small),
     "adam": Case(small, optimizer=lambda: keras.optimizers.Adam(0.001), atol=1e-4),
