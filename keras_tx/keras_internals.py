@@ -226,6 +226,11 @@ def metrics_are_built(model: Any) -> bool:
     return model._compile_metrics is None or bool(model._compile_metrics.built)
 
 
+def build_metrics(model: Any, batch: Any) -> None:
+    """Builds the metrics that a model was compiled with for such a batch; on TensorFlow the first step does it."""
+    model._symbolic_build(data_batch=batch)
+
+
 def sum_of_added_losses(model: Any) -> Tensor:
     """The sum of `model.losses` (regularizers, `add_loss`), as `fit` adds it to the loss."""
     return sum(map(model._aggregate_additional_loss, model.losses))

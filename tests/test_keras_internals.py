@@ -327,6 +327,14 @@ def test_parts_of_a_compiled_model():
     assert keras_internals.loss_weights(model) is None and keras_internals.metrics_are_built(model)
 
 
+@still("builds the metrics that a model was compiled with for a batch")
+def test_build_metrics():
+    model = keras.Sequential([layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    keras_internals.build_metrics(model, (np.ones((2, 3)), np.ones((2, 1))))
+    assert keras_internals.metrics_are_built(model) and len(model.metrics_variables) == 4
+
+
 @still("lets a subclass of Muon say what AdamW updates, and how the others are updated")
 def test_muon_by_variable():
     class Muon(keras_internals.MuonByVariable):

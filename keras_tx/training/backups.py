@@ -5,34 +5,32 @@ Also what is saved in it: descriptions of variables, states of callbacks and of 
 
 import contextlib
 import inspect
+import io
 import json
 import os
 import random
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import keras
 import numpy as np
 
 from keras_tx.optional import Lazy
-from keras_tx.types import Tensor
 
 torch = Lazy("torch")
 
-FORMAT = "keras_tx.training.Resume 1"
+FORMAT = "keras_tx.training.Resume 2"
 
 
 def write(path: Path, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """Writes `state` and the arrays. An interruption at any moment leaves a complete file, the old or the new one."""
-    text = json.dumps({"format": FORMAT, "arrays": list(arrays), **state}, default=_as_json).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     try:
         with open(part, "wb") as file:
-            entries: dict[str, Any] = {"state": np.frombuffer(text, "uint8"), **arrays}
-            np.savez(file, **entries)
+            save(file, state, arrays)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
@@ -44,6 +42,21 @@ def write(path: Path, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> N
         os.close(folder)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a short text file whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def save(file: IO[bytes], state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Writes `state`, which JSON can hold, and the arrays to an open file."""
+    text = json.dumps({"format": FORMAT, "arrays": list(arrays), **state}, default=_as_json).encode()
+    entries: dict[str, Any] = {"state": np.frombuffer(text, "uint8"), **arrays}
+    np.savez(file, **entries)
+
+
 def _as_json(value: Any) -> float | str:
     """Converts a logged value that JSON does not know, such as a NumPy scalar or a tensor, to a number or a string."""
     try:
@@ -52,15 +65,19 @@ def _as_json(value: Any) -> float | str:
         return str(value)
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def read(path: Path, file: IO[bytes] | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The (state, arrays) of a file that `write` wrote.
+
+    Args:
+        path: the file.
+        file: what it contains, if it is not read from the disk.
 
     Raises:
         ValueError: for a damaged file, or one that `write` did not write.
     """
     try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        with open(path, "rb") if file is None else file as opened, np.load(opened, allow_pickle=False) as entries:
+            arrays = {name: entries[name] for name in entries.files}
         state = json.loads(arrays.pop("state").tobytes())
         if state["format"] != FORMAT or state["arrays"] != list(arrays):
             raise ValueError(f"format {state['format']!r} for {FORMAT!r}, {len(arrays)} arrays")
@@ -96,6 +113,11 @@ def describe(variable: Any) -> list[Any]:
     return [variable.path, list(variable.shape), str(variable.dtype)]
 
 
+def path_of(variable: Any) -> str:
+    """The path of a variable, or of its description, without the numbers that Keras adds to equal names."""
+    return _without_numbers(variable[0] if isinstance(variable, list) else variable.path)
+
+
 def check_same(saved: Sequence[Any], present: Sequence[Any], path: Path | str) -> None:
     """Raises a ValueError unless the descriptions of two lists of variables are equal and in the same order."""
     for old, new in zip(saved, present, strict=False):
@@ -122,9 +144,8 @@ def _without_numbers(path: str) -> str:
     return re.sub(r"_\d+(?=[/_]|$)", "", path)
 
 
-def as_array(value: Tensor) -> np.ndarray:
-    """Converts a variable or tensor to an array that NumPy can write; bfloat16 becomes float32, which is exact."""
-    array = np.asarray(keras.ops.convert_to_numpy(value))
+def as_array(array: np.ndarray) -> np.ndarray:
+    """Converts an array to one that NumPy can write; bfloat16 becomes float32, which is exact."""
     return array.astype("float32") if array.dtype.kind == "V" else array
 
 
@@ -167,6 +188,20 @@ def restore_random_states(states: Any, arrays: dict[str, np.ndarray]) -> None:
     if torch_states:
         torch.set_rng_state(torch.from_numpy(torch_states[0]))
         torch.cuda.set_rng_state_all([torch.from_numpy(state) for state in torch_states[1:]])
+
+
+def packed_random_states() -> bytes:
+    """The states of the global random generators as a file, which one process can send to another."""
+    arrays: dict[str, np.ndarray] = {}
+    states, file = random_states(arrays), io.BytesIO()
+    save(file, {"random": states}, arrays)
+    return file.getvalue()
+
+
+def restore_packed_random_states(packed: bytes, path: Path) -> None:
+    """Restores what `packed_random_states` returned; errors name `path`, which it comes from."""
+    state, arrays = read(path, io.BytesIO(packed))
+    restore_random_states(state["random"], arrays)
 
 
 def _encoded(value: Any, arrays: dict[str, np.ndarray]) -> Any:

@@ -1,27 +1,32 @@
-"""A callback with which an interrupted `fit` continues after its last complete epoch."""
+"""A callback with which an interrupted `fit` continues where it was last saved."""
 
+import hashlib
+import io
+import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
-from keras_tx.keras_internals import begin_fit_at
+from keras_tx.keras_internals import begin_fit_at, build_metrics
 from keras_tx.optional import Lazy
-from keras_tx.training import backups
+from keras_tx.training import backups, workers
 from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
 
 class Resume(keras.callbacks.Callback):
-    """A callback that backs up the training after each epoch, so that an interrupted `fit` continues when run again.
+    """A callback that backs up the training, so that an interrupted `fit` continues when run again.
 
-    At the end of each epoch it saves the variables of the model (with the seeds of dropout), the variables of the
-    optimizer (moments, number of updates, learning rate, moving averages, loss scale), the states of Python's, NumPy's
-    and PyTorch's random generators, the number of the epoch and the history. A process that is killed at any moment,
-    even while writing, leaves a complete backup. Started again, `fit` repeats the epoch that was interrupted, and its
+    At the end of each epoch, and after every `save_freq` steps if that is a number, it saves the variables of the model
+    (with the seeds of dropout), the variables of the optimizer (moments, accumulated gradients, number of updates,
+    learning rate, moving averages, loss scale), the states of Python's, NumPy's and PyTorch's random generators, the
+    history, and the position: the epoch, and within it the step and the metrics. A process that is killed at any
+    moment, even while writing, leaves a complete backup. Started again, `fit` repeats what was done since, and its
     history contains all epochs. The backup stays after the last epoch: the same command then trains no further; with
     more `epochs` it continues, unless a callback stopped the training. Delete the directory to start from the
     beginning, and use one directory for each run.
@@ -29,25 +34,35 @@ class Resume(keras.callbacks.Callback):
     The result is equal, bit by bit, to that of an uninterrupted run, if the data of an epoch depend only on its number.
     `shuffle` of `tf.data`, and of `fit` on TensorFlow, restarts its random sequence in each process; so let
     `Resume.dataset` create the data of each epoch, as below. Operations must also be deterministic: see
-    `tf.config.experimental.enable_op_determinism`.
+    `tf.config.experimental.enable_op_determinism`. In the middle of an epoch, the batches before the position are read
+    again but not trained on; callbacks see these steps again, and then those in `callbacks` get their saved state.
 
     `Resume` must be the last in the list of callbacks, so that the backup contains what the others log, and whether
     they stopped the training. A callback that writes its own file (such as `CSVLogger(append=True)`) may write the
     interrupted epoch twice. The learning rate comes from the backup, not from `compile`, unless it is a schedule.
+
+    **Several workers** (`keras_tx.distribution.multi_worker_strategy`, or several processes of `keras.distribution` on
+    JAX): every worker has a `Resume`, and the first one, the chief, writes the backup. At the start all workers agree:
+    they begin with the backup of the chief, which sends it to those that do not find it in their own directory. If the
+    chief has none but another worker knows of one, all of them raise an error. So `directory` may be shared, or be on
+    the own disk of each machine. Each worker gets its own random states; workers that were added keep theirs.
 
     `keras.callbacks.BackupAndRestore`, in comparison, overwrites its files in place, does not restore the seeds of
     dropout, the history or other callbacks, and deletes the backup at the end.
 
     Args:
         directory: the directory of the backup, which is created if it does not exist.
+        save_freq: "epoch", or a number of steps, as in `keras.callbacks.BackupAndRestore`: then the backup is also
+            written after so many steps. This needs data from `Resume.dataset`.
         callbacks: the callbacks of `fit` whose state is saved too, such as `EarlyStopping`, `ReduceLROnPlateau` or
             `ModelCheckpoint(save_best_only=True)`. Their state is numbers, strings and arrays (such as the best
             weights) that are not arguments of their constructors.
 
     Raises:
-        TypeError: for a `directory` that is not a path, or for `callbacks` that are not callbacks. ValueError: at the
-            start of `fit`, for a backup that is damaged, or was made with another model, optimizer or other
-            `callbacks`.
+        TypeError: for a `directory` that is not a path, or for `callbacks` that are not callbacks.
+        ValueError: for another `save_freq`; and, at the start of `fit`, for a backup that is damaged, or was made with
+            another model, optimizer, `steps_per_execution` or other `callbacks`; for a number as `save_freq` without
+            `Resume.dataset`; and if the chief of several workers has lost its backup.
 
     Examples:
         >>> def train(epochs):
@@ -63,10 +78,10 @@ class Resume(keras.callbacks.Callback):
         >>> second.history["loss"][:2] == first.history["loss"]
         True
 
-        Data that are shuffled differently in each epoch:
+        Data that are shuffled differently in each epoch, and a backup every 1,000 steps:
 
         >>> import tensorflow as tf
-        >>> resume = keras_tx.training.Resume("runs/translate")
+        >>> resume = keras_tx.training.Resume("runs/translate", save_freq=1000)
         >>> pairs = tf.data.Dataset.range(10)
         >>> train_data = resume.dataset(lambda epoch: pairs.shuffle(10, seed=epoch).batch(5))
         >>> len(train_data)
@@ -77,18 +92,28 @@ class Resume(keras.callbacks.Callback):
         self,
         directory: str | os.PathLike[str],
         *,
+        save_freq: str | int = "epoch",
         callbacks: keras.callbacks.Callback | Iterable[keras.callbacks.Callback] = (),
     ):
         super().__init__()
         if not isinstance(directory, (str, os.PathLike)):
             raise TypeError(f"`directory` must be a path. Received: directory={directory!r}")
+        is_number = isinstance(save_freq, (int, np.integer)) and not isinstance(save_freq, bool)
+        if save_freq != "epoch" and (not is_number or int(save_freq) < 1):
+            raise ValueError(
+                f"`save_freq` must be 'epoch' or a positive number of steps. Received: save_freq={save_freq!r}"
+            )
         self.path = Path(directory) / "backup.npz"
+        self.save_freq: int | None = int(save_freq) if is_number else None
         self.callbacks = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
         for callback in self.callbacks:
             if not isinstance(callback, keras.callbacks.Callback):
                 raise TypeError(f"`callbacks` must be a list of Keras callbacks. Received: {callback!r} among them")
+        if self.save_freq is not None:  # otherwise Keras need not wait for each step, to call a method of it
+            self.on_train_batch_end = self._after_step
         self._epoch: Any = None  # a tf.Variable, once there is a dataset that reads it
         self._unrestored: Any = None  # (state, arrays) of a backup until all of it is restored
+        self._workers = workers.Workers()
 
     def dataset(self, make: Callable[[Tensor], Any]) -> Any:
         """A `tf.data.Dataset` whose elements in each epoch are those of `make(epoch)`.
@@ -112,35 +137,54 @@ class Resume(keras.callbacks.Callback):
         return dataset if count < 0 else dataset.apply(tf.data.experimental.assert_cardinality(count))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if self.save_freq is not None and self._epoch is None:
+            raise ValueError(
+                "`save_freq` must be 'epoch' unless the data come from `Resume.dataset`, with which each epoch can be "
+                f"read again from its beginning. Received: save_freq={self.save_freq}"
+            )
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
+        self._workers = workers.of_model(self.model)
         self._epochs: list[int] = []
         self._logs: dict[str, list[Any]] = {}
         self._unrestored = None
-        if self.path.exists():
+        self._unsaved_steps = 0
+        found = self._agreed_backup()
+        if found is not None:
             with backups.reading(self.path):
-                self._restore()
+                self._restore(*found)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._epoch is not None:
             self._epoch.assign(epoch)
+        self._current, self._steps, self._calls, self._calls_to_skip = epoch, 0, 0, 0
         self._restore_late()
+        if self.save_freq is not None:
+            self._random_at_begin = backups.packed_random_states()
+        if self._unrestored is not None:  # the position is in this epoch
+            self._begin_in_the_middle()
+
+    def _after_step(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        steps, self._steps = batch + 1 - self._steps, batch + 1
+        self._calls += 1
+        if self._calls_to_skip:
+            self._calls_to_skip -= 1
+            if not self._calls_to_skip:
+                self._end_of_skipping()
+            return
+        self._unsaved_steps += steps
+        if self._unsaved_steps >= (self.save_freq or 0):
+            position = {"epoch": self._current, "steps": self._steps, "calls": self._calls}
+            self._save(position | {"steps_per_execution": self.model.steps_per_execution})
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._calls_to_skip:
+            raise self._too_few(self._steps)
         self._epochs.append(epoch)
         for name, value in (logs or {}).items():
             self._logs.setdefault(name, []).append(value)
-        arrays = {f"variable {index}": backups.as_array(v) for index, v in enumerate(self._variables())}
-        state = {
-            "epochs": self._epochs,
-            "logs": self._logs,
-            "stopped": bool(self.model.stop_training),
-            "variables": [backups.describe(variable) for variable in self._variables()],
-            "random": backups.random_states(arrays),
-            "callbacks": [[type(c).__name__, backups.callback_state(c, arrays)] for c in self.callbacks],
-        }
-        backups.write(self.path, state, arrays)
+        self._save(None)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._restore_late()  # if no epoch was left
@@ -149,40 +193,191 @@ class Resume(keras.callbacks.Callback):
         optimizer = self.model.optimizer
         return [*self.model.variables, *(optimizer.variables if optimizer is not None else ())]
 
-    def _restore(self) -> None:
-        state, arrays = backups.read(self.path)
+    def _save(self, position: dict[str, int] | None) -> None:
+        """Writes the backup; `position` is None at the end of an epoch."""
+        self._unsaved_steps = 0
+        kept = self._variables()
+        metrics = self.model.metrics_variables if position is not None else []
+        arrays = {f"variable {i}": backups.as_array(self._workers.array(one)) for i, one in enumerate(kept)}
+        arrays |= {f"metric {i}": backups.as_array(self._workers.array(one)) for i, one in enumerate(metrics)}
+        state = {
+            "epochs": self._epochs,
+            "logs": self._logs,
+            "position": position,
+            "stopped": bool(self.model.stop_training),
+            "variables": [backups.describe(variable) for variable in kept],
+            "metrics": [backups.describe(variable) for variable in metrics],
+            "callbacks": [[type(c).__name__, backups.callback_state(c, arrays)] for c in self.callbacks],
+        }
+        arrays |= self._gathered("random", backups.packed_random_states())
+        if position is not None:
+            arrays |= self._gathered("random at begin", self._random_at_begin)
+        if self._workers.index == 0:
+            backups.write(self.path, state, arrays)
+        else:
+            backups.write_text(self._note, f"{self._workers.names[0]} has a backup {_after(state)}")
+
+    def _gathered(self, name: str, own: bytes) -> dict[str, np.ndarray]:
+        """Bytes of each worker, as arrays."""
+        return {f"{name} {i}": np.frombuffer(one, "uint8") for i, one in enumerate(self._workers.gather(own))}
+
+    @property
+    def _note(self) -> Path:
+        """A file in which a worker that is not the chief writes which backup there is."""
+        return self.path.with_name(f"worker-{self._workers.index}.txt")
+
+    def _agreed_backup(self) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
+        """The content of the chief's backup, which all workers begin with; None if there is none."""
+        if len(self._workers.names) == 1:
+            return backups.read(self.path) if self.path.exists() else None
+        own = {"digest": "", "found": "none", "error": ""}
+        if self.path.exists():
+            with open(self.path, "rb") as file:
+                own["digest"] = hashlib.file_digest(file, "sha256").hexdigest()
+            try:
+                own["found"] = f"a backup {_after(backups.read(self.path)[0])}"
+            except (ValueError, LookupError, TypeError) as error:
+                own["found"], own["error"] = "a damaged backup", str(error)
+        elif self._note.exists():
+            own["found"] = f"the note that {self._note.read_text()}"
+        found = [json.loads(one) for one in self._workers.gather(json.dumps(own).encode())]
+        if found[0]["error"]:
+            raise ValueError(found[0]["error"])
+        if not found[0]["digest"]:
+            if all(one["found"] == "none" for one in found):
+                return None
+            listed = "; ".join(f"{name}: {one['found']}" for name, one in zip(self._workers.names, found, strict=True))
+            raise ValueError(
+                f"The chief, {self._workers.names[0]}, must have the backup {str(self.path)!r}, which other workers "
+                "know of. Give it that file, or delete the directory of every worker to begin anew. "
+                f"Received: {listed}"
+            )
+        if all(one["digest"] == found[0]["digest"] for one in found):
+            return backups.read(self.path)
+        content = self._workers.from_chief(self.path.read_bytes() if self._workers.index == 0 else b"")
+        return backups.read(self.path, io.BytesIO(content))
+
+    def _restore(self, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         classes, given = [name for name, _ in state["callbacks"]], [type(c).__name__ for c in self.callbacks]
         if classes != given:
             raise ValueError(
                 f"`callbacks` must be those of the backup, {classes}. Received: {given}, backup {str(self.path)!r}"
             )
-        variables = self._variables()
+        variables, position = self._variables(), state["position"]
         backups.check_same(state["variables"], [backups.describe(v) for v in variables], self.path)
+        if position is not None:
+            self._check_position(position)
         for index, variable in enumerate(variables):
             variable.assign(arrays.pop(f"variable {index}"))
         self._epochs, self._logs = state["epochs"], state["logs"]
         self._unrestored = state, arrays
         self._restore_callbacks()
-        start = self._epochs[-1] + 1
+        start = self._epochs[-1] + 1 if position is None else position["epoch"]
         if self.params.get("verbose"):
-            print(f"Resuming after {start} epochs: {self.path}")
+            print(f"Resuming {_after(state)}: {self.path}")
         # `fit` reads it after this call, as Keras' BackupAndRestore relies on; beyond the last epoch it trains nothing.
-        begin_fit_at(self.model, max(start, self.params["epochs"]) if state["stopped"] else start)
+        is_over = state["stopped"] and position is None
+        begin_fit_at(self.model, max(start, self.params["epochs"]) if is_over else start)
+
+    def _check_position(self, position: dict[str, int]) -> None:
+        if self.save_freq is None:
+            raise ValueError(
+                "`save_freq` must be a number of steps for this backup, which is from the middle of an epoch. "
+                f"Received: save_freq='epoch', backup {str(self.path)!r}"
+            )
+        if position["steps_per_execution"] != self.model.steps_per_execution:
+            raise ValueError(
+                f"`steps_per_execution` must be that of the backup, {position['steps_per_execution']}. Received: "
+                f"steps_per_execution={self.model.steps_per_execution}, backup {str(self.path)!r}"
+            )
 
     def _restore_late(self) -> None:
         """Restores, once, what later callbacks (the history is one) reset at the start of training."""
         if self._unrestored is None:
             return
+        state, arrays = self._unrestored
+        in_the_middle = state["position"] is not None
         with backups.reading(self.path, ValueError):
             self._restore_callbacks()
-            backups.restore_random_states(self._unrestored[0]["random"], self._unrestored[1])
-        self._unrestored = None
+            self._restore_random("random at begin" if in_the_middle else "random")
         begin_fit_at(self.model, None)  # the next `fit` begins at its own `initial_epoch`
         history = getattr(self.model, "history", None)
         if history is not None:
             history.epoch, history.history = list(self._epochs), {name: list(v) for name, v in self._logs.items()}
+        if not in_the_middle:
+            self._unrestored = None
+
+    def _begin_in_the_middle(self) -> None:
+        """Lets `fit` read the batches before the position without training on them, and restores the metrics."""
+        state, model = self._unrestored[0], self.model  # within a step, `self.model` would change the state on JAX
+        position, train, batches = state["position"], model.train_function, 0
+        self._calls_to_skip = left = position["calls"]
+        logs = self._restored_metrics(model) if self._has_metrics(model) else None
+
+        def skip(*arguments: Any) -> Any:
+            nonlocal batches, left, logs
+            if not left:
+                model.train_function = train
+                return train(*arguments)
+            left -= 1
+            # PyTorch passes the batches of the step, the others an iterator of batches.
+            read = iter(arguments[-1]) if keras.backend.backend() == "torch" else arguments[-1]
+            for _ in range(min(position["steps_per_execution"], position["steps"] - batches)):
+                batch = next(read, None)
+                if batch is None:
+                    raise self._too_few(batches)
+                batches += 1
+                if logs is None:
+                    build_metrics(model, batch)
+                    logs = self._restored_metrics(model)
+            return logs if len(arguments) == 1 else (logs, arguments[0])  # JAX passes a state, too
+
+        model.train_function = skip
+
+    def _too_few(self, batches: int) -> ValueError:
+        position = self._unrestored[0]["position"]
+        return ValueError(
+            f"The data of epoch {position['epoch'] + 1} must be those of the backup, which has seen "
+            f"{position['steps']} batches of it. Received: {batches} batches"
+        )
+
+    def _has_metrics(self, model: Any) -> bool:
+        saved = {backups.path_of(description) for description in self._unrestored[0]["metrics"]}
+        return saved <= {backups.path_of(variable) for variable in model.metrics_variables}
+
+    def _restored_metrics(self, model: Any) -> Any:
+        """Gives the metrics of the epoch their values of the backup; returns what they are."""
+        state, arrays = self._unrestored
+        with backups.reading(self.path, ValueError):
+            values = {backups.path_of(one): arrays[f"metric {i}"] for i, one in enumerate(state["metrics"])}
+            for variable in model.metrics_variables:
+                if backups.path_of(variable) in values:  # a metric of the evaluation alone may not be built yet
+                    variable.assign(values[backups.path_of(variable)])
+        return model.get_metrics_result()
+
+    def _end_of_skipping(self) -> None:
+        with backups.reading(self.path, ValueError):
+            self._restore_callbacks()
+            self._restore_random("random")
+        self._unrestored = None
 
     def _restore_callbacks(self) -> None:
         state, arrays = self._unrestored
         for callback, (_, values) in zip(self.callbacks, state["callbacks"], strict=True):
             backups.restore_callback(callback, values, arrays)
+
+    def _restore_random(self, name: str) -> None:
+        """Restores the random states that this worker has in the backup; a worker that was added has none."""
+        arrays = self._unrestored[1]
+        if "random 0" not in arrays or f"{name} 0" not in arrays:
+            raise LookupError(f"no {name} states")
+        own = arrays.get(f"{name} {self._workers.index}")
+        if own is not None:
+            backups.restore_packed_random_states(own.tobytes(), self.path)
+
+
+def _after(state: dict[str, Any]) -> str:
+    """The position of a backup in words."""
+    position, epochs = state["position"], len(state["epochs"])
+    counts = [(epochs, "epoch")] + ([(position["steps"], "step")] if position is not None else [])
+    return "after " + " and ".join(f"{count} {name}{'s' * (count != 1)}" for count, name in counts)

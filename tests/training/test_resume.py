@@ -56,10 +56,10 @@ def cut_off(epoch, batch):
     return keras.callbacks.LambdaCallback(on_epoch_begin=lambda e, logs: now.append(e), on_train_batch_end=on_batch)
 
 
-def fit(folder, *callbacks, epochs=3, kept=(), **model):
+def fit(folder, *callbacks, epochs=3, kept=(), save_freq="epoch", **model):
     """(history, model) of a model made anew, as by the same command started again."""
     keras.utils.set_random_seed(1)
-    resume, model = Resume(folder, callbacks=kept), new_model(**model)
+    resume, model = Resume(folder, save_freq=save_freq, callbacks=kept), new_model(**model)
     history = model.fit(data_of(resume), epochs=epochs, shuffle=False, verbose=0, callbacks=[*callbacks, *kept, resume])
     return history, model
 
@@ -67,6 +67,79 @@ def fit(folder, *callbacks, epochs=3, kept=(), **model):
 def assert_same_weights(model, other):
     for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+class Counts(keras.callbacks.Callback):
+    """Has a state that its hooks for batches change."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun, self.draws = 0, []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.begun += 1
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.draws.append(float(np.random.random()))
+
+
+# Steps after which a backup is written, in an epoch of 5 steps, and where the run is cut off.
+@pytest.mark.parametrize("save_freq, cuts", [(2, [(0, 2), (1, 1), (2, 4)]), (1, [(1, 3), (1, 4)]), (7, [(1, 3)])])
+def test_save_freq_continues_in_the_middle_of_an_epoch(save_freq, cuts, tmp_path):
+    accumulating = {"optimizer": lambda: keras.optimizers.Adam(gradient_accumulation_steps=3)}
+    options = {"save_freq": save_freq, **(accumulating if save_freq == 2 else {})}
+    whole = Counts()
+    history, model = fit(tmp_path / "whole", kept=[whole], **options)
+    for cut in cuts:
+        with pytest.raises(CutOff):
+            fit(tmp_path / "cut", cut_off(*cut), kept=[Counts()], **options)
+    counted = Counts()
+    cut_history, cut_model = fit(tmp_path / "cut", kept=[counted], **options)
+    assert_same_weights(cut_model, model)
+    assert (cut_history.epoch, cut_history.history) == (history.epoch, history.history)
+    assert (counted.begun, counted.draws) == (whole.begun, whole.draws) and whole.begun == 15
+
+
+def test_save_freq_in_a_graph_with_several_steps_per_execution(tmp_path):
+    def run(folder, *callbacks, epochs=2):
+        keras.utils.set_random_seed(1)
+        model, resume = new_model(), Resume(folder, save_freq=2)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=["accuracy"], steps_per_execution=2)
+        options = {"shuffle": False, "verbose": 0, "callbacks": [*callbacks, resume]}
+        return model.fit(data_of(resume), epochs=epochs, **options), model
+
+    history, model = run(tmp_path / "whole")
+    with pytest.raises(CutOff):
+        run(tmp_path / "cut", cut_off(1, 5))
+    cut_history, cut_model = run(tmp_path / "cut")
+    assert_same_weights(cut_model, model)
+    assert cut_history.history == history.history
+    with pytest.raises(CutOff):
+        run(tmp_path / "cut", cut_off(2, 5), epochs=3)
+    with pytest.raises(
+        ValueError, match=r"`steps_per_execution` must be that of the backup, 2. Received: .*=1, backup"
+    ):
+        fit(tmp_path / "cut", save_freq=2)
+
+
+def test_what_a_position_needs(tmp_path):
+    for wrong in (0, -2, 1.5, "batch", True, None):
+        with pytest.raises(ValueError, match=f"must be 'epoch' or a positive number of steps. Received: .*={wrong!r}"):
+            Resume(tmp_path, save_freq=wrong)
+    assert Resume(tmp_path, save_freq=np.int64(3)).save_freq == 3
+    with pytest.raises(ValueError, match=r"must be 'epoch' unless the data come from `Resume.dataset`.*save_freq=2"):
+        new_model().fit(IDS, IDS, verbose=0, callbacks=[Resume(tmp_path, save_freq=2)])
+    with pytest.raises(CutOff):
+        fit(tmp_path, cut_off(0, 3), save_freq=3)
+    with pytest.raises(ValueError, match="`save_freq` must be a number of steps for this backup.*save_freq='epoch'"):
+        fit(tmp_path)
+    resume, ids = Resume(tmp_path, save_freq=3), tf.data.Dataset.from_tensor_slices((IDS, IDS))
+    short = resume.dataset(lambda epoch: ids.take(8).batch(5))
+    with pytest.raises(
+        ValueError, match="The data of epoch 1 must be .* has seen 3 batches of it. Received: 2 batches"
+    ):
+        new_model().fit(short, shuffle=False, verbose=0, callbacks=[resume])
 
 
 def killed(folder, *arguments):
@@ -290,7 +363,6 @@ def test_a_damaged_or_foreign_backup_is_refused(tmp_path):
         ("epochs", 5),
         ("callbacks", None),
         ("variables", 3),
-        ("random", [[3, "x", 1]] * 3),
     ):
         backups.write(path, {**state, name: value}, arrays)
         with pytest.raises(ValueError, match=r"must be a whole file of `Resume`; .* Received: '.*backup.npz'"):
