@@ -1,11 +1,12 @@
 """Transformer layers for Keras 3, with tokenizers, models, training, generation, checkpoints and serving."""
 
-from keras_tx import data, generation, layers, models, plots, pretrained, serving, text, training
+from keras_tx import data, distribution, generation, layers, models, plots, pretrained, serving, text, training
 from keras_tx.version import __version__
 
 __all__ = [
     "__version__",
     "data",
+    "distribution",
     "generation",
     "layers",
     "models",

@@ -26,11 +26,22 @@ ORDER = [
     ["data"],
     ["layers"],
     ["generation", "training"],
-    ["models"],
+    ["models", "distribution"],
 ]
 ORDER += [["pretrained"], ["serving"], ["plots"]]
 RANK = {folder: rank for rank, folders in enumerate(ORDER) for folder in folders}
-PUBLIC = ["data", "generation", "layers", "models", "pretrained", "serving", "text", "training", "plots"]
+PUBLIC = [
+    "data",
+    "distribution",
+    "generation",
+    "layers",
+    "models",
+    "pretrained",
+    "serving",
+    "text",
+    "training",
+    "plots",
+]
 
 
 def imports(path):
