@@ -7,7 +7,7 @@ process that uses them must run without Keras and without keras_tx.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -204,11 +204,16 @@ def layout_of(variable: Any) -> Any:
     return variable._layout
 
 
-def initialize_with(variable: Any, value: Tensor) -> None:
-    """Gives a variable of JAX, created in `variables_initialized_at_end`, its value: an array laid out as it will be."""
-    variable._value, variable._initializer = value, None
+def initialize_now(values: Iterable[tuple[Any, Tensor]]) -> None:
+    """Gives variables of JAX that were created in `variables_initialized_at_end` their values.
+
+    Args:
+        values: pairs of a variable and an array, which already lies on the devices as the layout says.
+    """
+    for variable, value in values:
+        variable._value, variable._initializer = value, None
     waiting = _global_state.get_global_attribute("uninitialized_variables")
-    waiting[:] = [one for one in waiting if one is not variable]
+    waiting[:] = [one for one in waiting if one._value is None]
 
 
 def keras_hub_positions(layer: Any) -> int | None:

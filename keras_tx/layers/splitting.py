@@ -1,4 +1,4 @@
-"""Model parallelism: which axis of a kernel is split over devices, and the `LayoutMap` that layers fill while they build.
+"""Model parallelism: which axis of a kernel is split over devices, and the `LayoutMap` that layers fill.
 
 D model, N heads, H head, F feed-forward, V vocabulary. Shoeybi et al. 2019, arXiv:1909.08053: the products into heads
 and into the feed-forward dimension are split by their outputs, those back by their inputs, tables by the vocabulary.
@@ -115,19 +115,16 @@ class SplitLayouts(keras.distribution.LayoutMap):
             model: a built model.
             print_fn: the function that is called with each line.
         """
-        sizes = dict(zip(self.device_mesh.axis_names, self.device_mesh.shape, strict=True))
         counted: dict[tuple[Any, ...], int] = {}
         whole = held = 0
         for weight in model.weights:
-            axes = tuple(getattr(layout_of_variable(weight, self), "axes", ()))
-            parts = [sizes.get(axis, 1) for axis in axes] + [1] * (len(weight.shape) - len(axes))
-            part = tuple(-(-size // count) for size, count in zip(weight.shape, parts, strict=True))
-            size = keras.backend.standardize_dtype(weight.dtype)
-            number = _bytes(size)
-            whole, held = whole + number * math.prod(weight.shape), held + number * math.prod(part)
-            row = (re.sub(r"\d+", "*", weight.path), tuple(weight.shape), axes, part)
+            value = weight.value
+            axes = tuple(getattr(value.sharding, "spec", ()))
+            part = tuple(value.sharding.shard_shape(value.shape))
+            whole, held = whole + value.nbytes, held + value.dtype.itemsize * math.prod(part)
+            row = (re.sub(r"\d+", "*", weight.path), tuple(value.shape), axes, part)
             counted[row] = counted.get(row, 0) + 1
-        print_fn(f"Mesh: {sizes}")
+        print_fn(f"Mesh: {dict(zip(self.device_mesh.axis_names, self.device_mesh.shape, strict=True))}")
         for (path, shape, axes, part), count in counted.items():
             times = f" ({count} times)" if count > 1 else ""
             where = f"{part} on each device, split over {axes}" if part != shape else "whole"
@@ -173,13 +170,3 @@ def whole_model_first() -> AbstractContextManager[None]:
     So a mesh that does not fit one of its layers is refused before memory is allocated for any.
     """
     return nullcontext() if active_layouts() is None else variables_initialized_at_end()
-
-
-def layout_of_variable(variable: Any, layouts: SplitLayouts) -> Any:
-    """The layout of a variable of a built model."""
-    return layouts[variable.path]
-
-
-def _bytes(dtype: str) -> int:
-    """The size of a number, in bytes."""
-    return 1 if dtype == "bool" else int(re.sub(r"\D", "", dtype)) // 8
