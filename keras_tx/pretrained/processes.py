@@ -14,8 +14,13 @@ jax, multihost_utils = Lazy("jax"), Lazy("jax.experimental.multihost_utils")
 def on_host(variable: Any) -> np.ndarray:
     """The value of a variable or tensor; if its slices lie in several processes, all of them must call this."""
     value = variable.value if isinstance(variable, keras.Variable) else variable
-    if not getattr(value, "is_fully_addressable", True) and not value.is_fully_replicated:
-        value = multihost_utils.process_allgather(value, tiled=True)
+    if keras.backend.backend() == "jax":
+        if not (value.is_fully_addressable or value.is_fully_replicated):
+            gathered: np.ndarray = multihost_utils.process_allgather(value, tiled=True)
+            return gathered
+        # JAX keeps the copy on the host as long as the array lives. Here that is another array with the same buffers.
+        parts = [shard.data for shard in value.addressable_shards]
+        value = jax.make_array_from_single_device_arrays(value.shape, value.sharding, parts)
     found: np.ndarray = keras.ops.convert_to_numpy(value)
     return found
 
