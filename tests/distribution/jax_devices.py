@@ -9,6 +9,8 @@ mesh of 2 x 2. The rows of a batch have different numbers of tokens, so the devi
 
 import json
 import sys
+import tempfile
+import tracemalloc
 
 import keras
 import numpy as np
@@ -18,6 +20,8 @@ from keras_tx.training import PaddedCrossentropy
 from tests.pretrained.tiny import checkpoint
 
 VOCABULARY, ROWS, LENGTH, STEPS, FEW = 26, 8, 10, 20, 4
+# Fused projections in both orders, and tables of positions and of relative positions; half precision; HDF5
+LOADED = ["gpt2", "modernbert", "t5", "vit", "llama_bf16_sharded", "distilbert_cls_tf_h5"]
 SIZES = {"num_layers": 1, "hidden_dim": 16, "num_heads": 4, "intermediate_dim": 24, "dropout": 0.0}
 
 
@@ -154,9 +158,36 @@ def used(model):
     return [loss], model.predict(x, batch_size=ROWS, verbose=0), generated
 
 
+def loaded(name):
+    """Whether a checkpoint has the same weights on four devices, and how many of them are split."""
+    keras.distribution.set_distribution(None)
+    whole = keras_tx.pretrained.from_pretrained(checkpoint(name), dtype="bfloat16" if "bf16" in name else None)
+    keras.distribution.set_distribution(model_parallel())
+    split = keras_tx.pretrained.from_pretrained(checkpoint(name), dtype="bfloat16" if "bf16" in name else None)
+    pairs = zip(split.weights, whole.weights, strict=True)
+    same = all(a.value.dtype == b.value.dtype and np.array_equal(a.value, b.value) for a, b in pairs)
+    return same, sum(not weight.value.is_fully_replicated for weight in split.weights)
+
+
+def held_after_saving():
+    """The bytes of arrays of NumPy that are left when a split model has been saved, and those of its weights."""
+    keras.distribution.set_distribution(model_parallel())
+    model = llama()
+    with tempfile.TemporaryDirectory() as folder:
+        tracemalloc.start()
+        keras_tx.pretrained.save_pretrained(model, folder)
+        snapshot = tracemalloc.take_snapshot()
+        tracemalloc.stop()
+    of_numpy = snapshot.filter_traces([tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)])
+    return sum(trace.size for trace in of_numpy.traces), sum(weight.value.nbytes for weight in model.weights)
+
+
 def main(names):
     report = {}
-    for name in names:
+    if not names:
+        report["loaded"] = {name: loaded(name) for name in LOADED}
+        report["held"] = held_after_saving()
+    for name in names or CASES:
         one = trained(name, None)
         found = report[name] = {}
         ours = used(one) if name == "causal" else None
@@ -175,4 +206,4 @@ def main(names):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(CASES))
+    main(sys.argv[1:])

@@ -33,3 +33,14 @@ def test_a_split_model_evaluates_predicts_and_generates_as_a_whole_one(report):
     assert found["loss"] < 1e-5
     assert found["predictions"] < 1e-5
     assert found["generated"][0] == found["generated"][1]
+
+
+def test_checkpoints_are_loaded_bit_for_bit(report):
+    """And all matrices but those of positions and heads are split."""
+    split = {"gpt2": 21, "modernbert": 29, "t5": 33, "vit": 20, "llama_bf16_sharded": 16, "distilbert_cls_tf_h5": 21}
+    assert report["loaded"] == {name: [True, count] for name, count in split.items()}
+
+
+def test_saving_leaves_no_copies_on_the_host(report):
+    held, size = report["held"]
+    assert held < 0.1 * size
