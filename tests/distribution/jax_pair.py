@@ -11,6 +11,7 @@ from pathlib import Path
 
 import keras
 
+import keras_tx
 from keras_tx.distribution import get_layout_map
 from keras_tx.pretrained import files, from_pretrained, save_pretrained
 from tests.distribution.jax_devices import ROWS, largest_difference, trained
@@ -62,7 +63,10 @@ def main(process, port, folder):
 
     ours = trained("llama", model_parallel())
     save_pretrained(ours, folder / "trained")
+    prompt = {"strategy": keras_tx.generation.Greedy(), "max_new_tokens": 4}
+    found["generated"] = ours.generate([[5, 7, 11]], **prompt)
     theirs = trained("llama", None)
+    found["expected"] = theirs.generate([[5, 7, 11]], **prompt)
     saved = from_pretrained(folder / "trained")
     found["model"] = largest_difference(saved.get_weights(), theirs.get_weights())
     keras.distribution.set_distribution(model_parallel())

@@ -26,6 +26,11 @@ def test_weights_equal_those_of_one_process(reports):
         assert found["model"] < 2e-6
 
 
+def test_both_processes_generate_what_one_does(reports):
+    for found in reports:
+        assert found["generated"] == found["expected"]
+
+
 def test_each_process_reads_what_its_device_holds(reports):
     """Norms are whole, so it is a little more than half."""
     for found in reports:
