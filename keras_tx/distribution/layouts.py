@@ -49,13 +49,23 @@ def get_layout_map(
         ValueError: the backend is not JAX; or the names are not those of two axes of the mesh.
 
     Examples:
+        With JAX and 8 devices; for devices on a CPU set `XLA_FLAGS=--xla_force_host_platform_device_count=8`:
+
         ```python
-        mesh = keras.distribution.DeviceMesh((2, 4), ["batch", "model"])  # 8 devices
+        mesh = keras.distribution.DeviceMesh((2, 4), ["batch", "model"])
         layout_map = keras_tx.distribution.get_layout_map(mesh)
         keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layout_map))
         model = keras_tx.pretrained.from_pretrained("my-llama")
         layout_map.summary(model)
         ```
+
+        Other backends have strategies of their own:
+
+        >>> mesh = keras.distribution.DeviceMesh((1, 1), ["batch", "model"], devices=["cpu:0"])
+        >>> keras_tx.distribution.get_layout_map(mesh)
+        Traceback (most recent call last):
+        ...
+        ValueError: `get_layout_map` needs the JAX backend; on TensorFlow, where `keras.distribution` does nothing, ...
     """
     backend = keras.backend.backend()
     if backend != "jax":
