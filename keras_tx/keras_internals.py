@@ -7,7 +7,7 @@ process that uses them must run without Keras and without keras_tx.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ try:
     from keras.src import backend as _backend
     from keras.src import ops as _operations
     from keras.src.backend.common import global_state as _global_state
+    from keras.src.backend.common.name_scope import current_path as _current_path
     from keras.src.backend.common.variables import initialize_all_variables as _initialize_all_variables
     from keras.src.models import Functional as _Functional
 
@@ -184,6 +185,35 @@ def variables_initialized_at_end() -> Iterator[None]:
     finally:
         if not is_inner:
             _global_state.set_global_attribute(name, others)
+
+
+def weight_path(layer: Any, name: str | None) -> str:
+    """The path that a weight with this name gets, if `layer.add_weight` makes it now."""
+    with _backend.name_scope(layer.name, caller=layer):
+        return f"{_current_path()}/{name}"
+
+
+def layout_map_of(distribution: Any) -> Any:
+    """The `LayoutMap` of a `keras.distribution.ModelParallel`; None for other distributions."""
+    return getattr(distribution, "_layout_map", None)
+
+
+def layout_of(variable: Any) -> Any:
+    """The `TensorLayout` that the current distribution gives a variable on JAX; None without a distribution."""
+    variable._initialize_layout()
+    return variable._layout
+
+
+def initialize_now(values: Iterable[tuple[Any, Tensor]]) -> None:
+    """Gives variables of JAX that were created in `variables_initialized_at_end` their values.
+
+    Args:
+        values: pairs of a variable and an array, which already lies on the devices as the layout says.
+    """
+    for variable, value in values:
+        variable._value, variable._initializer = value, None
+    waiting = _global_state.get_global_attribute("uninitialized_variables")
+    waiting[:] = [one for one in waiting if one._value is None]
 
 
 def keras_hub_positions(layer: Any) -> int | None:

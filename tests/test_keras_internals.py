@@ -354,6 +354,55 @@ def test_muon_by_variable():
 
 
 @pytest.mark.tensorflow
+@still("gives a weight the path of the layer and the name")
+def test_weight_path():
+    found = []
+
+    class Inner(layers.Layer):
+        def build(self, shape):
+            found.append(keras_internals.weight_path(self, "kernel"))
+            self.kernel = self.add_weight(shape=(2,), name="kernel")
+
+    class Outer(layers.Layer):
+        def build(self, shape):
+            self.inner = Inner(name="inner")
+            self.inner.build(shape)
+
+    outer = Outer(name="outer")
+    outer.build((3,))
+    assert found == ["outer/inner/kernel"] == [outer.inner.kernel.path]
+    assert keras_internals.weight_path(outer.inner, "later") == "outer/inner/later"
+
+
+@still("keeps the layout map of a distribution")
+def test_layout_map_of():
+    mesh = keras.distribution.DeviceMesh((1, 1), ["batch", "model"], ["cpu:0"])
+    layouts = keras.distribution.LayoutMap(mesh)
+    split = keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
+    assert keras_internals.layout_map_of(split) is layouts
+    assert keras_internals.layout_map_of(keras.distribution.DataParallel(devices=["cpu:0"])) is None
+
+
+@still("lets a distribution decide the layout of a variable of JAX, and gives it a value at the end of a scope")
+def test_layout_of_and_initialize_now():
+    from keras.src.backend.jax.core import Variable
+
+    mesh = keras.distribution.DeviceMesh((1,), ["batch"], ["cpu:0"])
+    distribution = keras.distribution.DataParallel(mesh)
+    value = object()
+    with keras_internals.variables_initialized_at_end():
+        one = Variable(keras.initializers.Zeros(), shape=(2, 3), dtype="float32")
+        assert keras_internals.layout_of(one) is None
+        with distribution.scope():
+            assert keras_internals.layout_of(one).axes == (None, None)
+        other = layers.Dense(2)
+        other.build((None, 3))
+        keras_internals.initialize_now([(one, value)])
+        assert other.kernel._value is None
+    assert one._value is value  # not initialized again
+    assert other.kernel.shape == (3, 2) and other.kernel._value is not None
+
+
 @still("marks the functions of a graph that XLA must compile", library="tensorflow")
 def test_is_compiled_by_xla():
     import tensorflow as tf

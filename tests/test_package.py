@@ -27,7 +27,7 @@ ORDER = [
     ["data"],
     ["layers"],
     ["generation", "training"],
-    ["models"],
+    ["models", "distribution"],
 ]
 ORDER += [["distribution", "pretrained"], ["serving"], ["plots"]]
 RANK = {folder: rank for rank, folders in enumerate(ORDER) for folder in folders}

@@ -15,6 +15,7 @@ from keras_tx.layers.configs import Composite
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.initializers import clone_initializer
 from keras_tx.layers.projection import Projection
+from keras_tx.layers.splitting import Split
 from keras_tx.types import Shape, Tensor
 
 
@@ -101,6 +102,7 @@ class FeedForward(Composite):
             dtype=self.dtype_policy,
             name=name,
         )
+        layer.split = Split("intermediate_dim", 0 if name == "output" else 1)
         layer.build(input_shape)
         return layer
 

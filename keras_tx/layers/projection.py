@@ -16,6 +16,7 @@ from keras_tx.keras_internals import embeddings_of
 from keras_tx.layers import activations, xla
 from keras_tx.layers.loops import product
 from keras_tx.layers.quantization import Quantizable
+from keras_tx.layers.splitting import Split
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -91,8 +92,16 @@ class Projection(Quantizable, keras.layers.Dense):
         return _dense(self, inputs)
 
 
+class VocabularyProjection(Projection):
+    """A `Projection` to logits over a vocabulary, which model parallelism splits."""
+
+    split = Split("vocabulary_size", 1, other=0)
+
+
 class TiedEmbedding(Quantizable, keras.layers.ReversibleEmbedding):
     """`ReversibleEmbedding` that under XLA computes logits without a transposed copy of its table."""
+
+    split = Split("vocabulary_size", 0, other=1)
 
     def call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
         if not (reverse and xla.is_traced()):

@@ -12,6 +12,7 @@ from keras import ops, quantizers
 
 from keras_tx.keras_internals import delete_variable, kernel_of
 from keras_tx.layers.configs import take_own_policy
+from keras_tx.layers.splitting import Splittable
 from keras_tx.types import Shape
 
 MODES = ("int8", "int4")
@@ -19,7 +20,7 @@ _LOWEST, _HIGHEST = -8, 7  # of 4 bits
 _EPSILON = 1e-7  # of Keras: the scale of zeros
 
 
-class Quantizable(keras.layers.Layer):
+class Quantizable(Splittable):
     """Allows `quantize`, which Keras rejects for subclasses of its layers. A quantized layer runs Keras' own `call`.
 
     A subclass also inherits from `keras.layers.Dense`, `EinsumDense` or `ReversibleEmbedding`.

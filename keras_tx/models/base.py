@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import keras
 
 from keras_tx import keras_internals
+from keras_tx.layers.splitting import whole_model_first
 
 _WITH_KERNELS = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding)
 
@@ -23,7 +24,8 @@ def clonable(constructor: Constructor) -> Constructor:
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
         source = _cloned(args)
         if source is None:
-            constructor(self, *args, **kwargs)
+            with whole_model_first():
+                constructor(self, *args, **kwargs)
         else:
             self._become_clone(source, *args, **kwargs)
 

@@ -258,4 +258,6 @@ def _assert_range(values: Any, size: int, ignored: int | None, text: str) -> Non
 
 
 def _is_tensorflow_imported() -> bool:
-    return "tensorflow" in sys.modules  # if not, nothing is of its classes, and to import it would take seconds
+    return (
+        sys.modules.get("tensorflow") is not None
+    )  # if not, nothing is of its classes, and to import it would take seconds

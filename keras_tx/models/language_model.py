@@ -7,7 +7,7 @@ import keras
 
 from keras_tx import generation
 from keras_tx.layers import TokenEmbedding
-from keras_tx.layers.projection import Projection
+from keras_tx.layers.projection import VocabularyProjection
 from keras_tx.models.base import HasLayers
 from keras_tx.models.chunked import VocabularyModel
 from keras_tx.models.token_model import options
@@ -43,10 +43,11 @@ class Head(HasLayers):
 
     def __init__(self, embedding: TokenEmbedding, tie_embeddings: bool, use_output_bias: bool, dtype: DType) -> None:
         self.embedding = embedding
-        self.dense: Projection | None = None
+        self.dense: VocabularyProjection | None = None
         self.bias: LogitBias | None = None
         if not tie_embeddings:
-            self.dense = Projection(embedding.vocabulary_size, use_bias=use_output_bias, dtype=dtype, name="head")
+            size = embedding.vocabulary_size
+            self.dense = VocabularyProjection(size, use_bias=use_output_bias, dtype=dtype, name="head")
         elif use_output_bias:
             self.bias = LogitBias(dtype=dtype, name="head_bias")
 

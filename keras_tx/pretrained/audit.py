@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import ml_dtypes
-import numpy as np
 
 from keras_tx.pretrained.family import Family
 from keras_tx.pretrained.files import Tensors
@@ -60,9 +59,11 @@ def is_tied(kind: type[Family], tensors: Tensors, names: dict[str, str]) -> bool
 
 
 def _digest(tensors: Tensors, file_name: str) -> tuple[Any, ...]:
-    """A value that is equal for equal tensors. Comparing digests keeps only one of two large tables in memory."""
-    array = np.ascontiguousarray(tensors.read(file_name))
-    return array.dtype, array.shape, hashlib.blake2b(array.reshape(-1).view("uint8").data).digest()
+    """A value that is equal for equal tensors. Comparing digests keeps only a piece of a large table in memory."""
+    digest = hashlib.blake2b()
+    for piece in tensors.pieces(file_name):
+        digest.update(piece.data)
+    return tensors.dtype(file_name), tensors.shape(file_name), digest.digest()
 
 
 def new_tensors(

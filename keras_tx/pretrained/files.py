@@ -11,10 +11,11 @@ store a checksum for each tensor, over its name, dtype, shape and values, which 
 import hashlib
 import io
 import json
+import math
 import re
 import shlex
 import zlib
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ _CHUNK = 2**24
 
 
 class Tensors:
-    """Tensors in files, by name. `read(name)` reads one tensor; the other methods only use the headers.
+    """Tensors in files, by name. `read`, `read_block` and `pieces` read; the other methods only use the headers.
 
     Dtypes are NumPy's and `ml_dtypes.bfloat16`. An unknown name raises KeyError. The files are open until `close`, or
     until the object is deleted, so that saving into their folder does not change what is read.
@@ -54,6 +55,17 @@ class Tensors:
 
     def read(self, name: str) -> np.ndarray:
         return self._entries[name].read()
+
+    def read_block(self, name: str, ranges: Sequence[tuple[int, int]]) -> np.ndarray:
+        """Reads a part of a tensor: (begin, end) for each axis. Other bytes of safetensors files are not read.
+
+        A checksum in the file is not verified, because it is that of the whole tensor.
+        """
+        return self._entries[name].read_block(ranges)
+
+    def pieces(self, name: str) -> Iterator[np.ndarray]:
+        """Yields the bytes of a tensor, a piece of bounded size at a time from safetensors files."""
+        return self._entries[name].pieces()
 
     def check_unchanged(self) -> None:
         """Raises ValueError if another program wrote into a file since it was opened."""
@@ -156,23 +168,60 @@ class _Tensor:
 
     def read(self) -> np.ndarray:
         data = aligned(self.entry.size)
-        buffer = memoryview(data.data)
-        stream, count = self.file.stream(), 0
-        stream.seek(self.entry.begin)
+        self._fill(data, self.file.stream(), 0)
+        array = data.view(self.dtype).reshape(self.shape)
+        self._verify(_checksum(self.name, array))
+        return array
+
+    def read_block(self, ranges: Sequence[tuple[int, int]]) -> np.ndarray:
+        sizes = [end - begin for begin, end in ranges]
+        data, stream = aligned(self.dtype.itemsize * math.prod(sizes)), self.file.stream()
+        if data.size:
+            starts, size = _runs(self.shape, ranges)
+            size *= self.dtype.itemsize
+            for number, start in enumerate(starts.tolist()):
+                self._fill(data[number * size : (number + 1) * size], stream, start * self.dtype.itemsize)
+        return data.view(self.dtype).reshape(sizes)
+
+    def pieces(self) -> Iterator[np.ndarray]:
+        stream, found = self.file.stream(), _checksum_of_kind(self.name, self.dtype, self.shape)
+        for begin in range(0, self.entry.size, _CHUNK):
+            data = aligned(min(_CHUNK, self.entry.size - begin))
+            self._fill(data, stream, begin)
+            found = zlib.crc32(data.data, found)
+            yield data
+        self._verify(f"{found:08x}")
+
+    def _fill(self, data: np.ndarray, stream: io.FileIO, begin: int) -> None:
+        """Reads the bytes of the tensor from the byte `begin` of it on."""
+        buffer, count = memoryview(data.data), 0
+        stream.seek(self.entry.begin + begin)
         while count < data.size and (more := stream.readinto(buffer[count:])):
             count += more
-        path = self.file.path
         if count < data.size:
             raise ValueError(
-                f"{path} must not change while it is read. Received: {count} of {data.size} bytes of {self.name!r}"
+                f"{self.file.path} must not change while it is read. Received: {count} of {data.size} bytes of "
+                f"{self.name!r}"
             )
-        array = data.view(self.dtype).reshape(self.shape)
-        if self.entry.checksum is not None and _checksum(self.name, array) != self.entry.checksum:
+
+    def _verify(self, found: str) -> None:
+        if self.entry.checksum is not None and found != self.entry.checksum:
             raise ValueError(
-                f"The tensor {self.name!r} of {path} must have the checksum that the file gives, "
-                f"{self.entry.checksum}. Received: {_checksum(self.name, array)}; the file is damaged"
+                f"The tensor {self.name!r} of {self.file.path} must have the checksum that the file gives, "
+                f"{self.entry.checksum}. Received: {found}; the file is damaged"
             )
-        return array
+
+
+def _runs(shape: tuple[int, ...], ranges: Sequence[tuple[int, int]]) -> tuple[np.ndarray, int]:
+    """The first numbers of the longest runs that a block of a tensor consists of, and the length of each run."""
+    last = max((axis for axis, size in enumerate(shape) if ranges[axis] != (0, size)), default=-1)  # all after it whole
+    run = math.prod(end - begin for begin, end in ranges[max(last, 0) :])
+    starts = np.zeros(1, "int64")
+    for axis in range(last + 1):
+        begin, end = ranges[axis]
+        steps = np.arange(begin, begin + 1 if axis == last else end) * math.prod(shape[axis + 1 :])
+        starts = (starts[:, None] + steps).reshape(-1)
+    return starts, run
 
 
 def aligned(size: int) -> np.ndarray:
@@ -312,8 +361,11 @@ class _Shard:
 
 
 def _checksum(name: str, array: np.ndarray) -> str:
-    what = f"{name} {headers.CODES[array.dtype]} {list(array.shape)}"
-    return f"{zlib.crc32(_bytes(array), zlib.crc32(what.encode())):08x}"
+    return f"{zlib.crc32(_bytes(array), _checksum_of_kind(name, array.dtype, array.shape)):08x}"
+
+
+def _checksum_of_kind(name: str, dtype: np.dtype, shape: tuple[int, ...]) -> int:
+    return zlib.crc32(f"{name} {headers.CODES[dtype]} {list(shape)}".encode())
 
 
 def _bytes(array: np.ndarray) -> memoryview:

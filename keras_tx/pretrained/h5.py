@@ -4,7 +4,7 @@ Names are translated as in `modeling_tf_pytorch_utils.py` of transformers 4.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,12 @@ class Dataset:
                 f"{array.dtype}"
             )
         return array.transpose(self.axes).reshape(self.shape)
+
+    def read_block(self, ranges: Sequence[tuple[int, int]]) -> np.ndarray:
+        return self.read()[tuple(slice(*one) for one in ranges)]
+
+    def pieces(self) -> Iterator[np.ndarray]:
+        yield np.ascontiguousarray(self.read()).reshape(-1).view("uint8")
 
 
 def datasets(file: OpenFile) -> dict[str, Dataset]:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_tx.layers.dropout import Dropout
-from keras_tx.layers.projection import Projection
+from keras_tx.layers.projection import Projection, VocabularyProjection
 from keras_tx.layers.residual import make_norm
 from keras_tx.models.base import HasLayers
 from keras_tx.pretrained import table
@@ -68,7 +68,7 @@ class TokenHead(HasLayers):
         self.dense = _dense(width, "head_dense", dtype, activation=activation, use_bias=use_bias)
         self.norm = make_norm(normalization, epsilon, dtype=dtype, name="head_norm")
         size = embedding.vocabulary_size
-        self.output = None if tied else _dense(size, "head_output", dtype, use_bias=False)
+        self.output = None if tied else _dense(size, "head_output", dtype, VocabularyProjection, use_bias=False)
         self.bias = OutputBias(dtype=dtype, name="head_bias") if output_bias else None
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -139,6 +139,6 @@ def answer_spans(logits: Tensor) -> dict[str, Tensor]:
     return {"start_logits": logits[:, :, 0], "end_logits": logits[:, :, 1]}
 
 
-def _dense(units: int, name: str, dtype: DType, **options: Any) -> Projection:
+def _dense(units: int, name: str, dtype: DType, kind: type[Projection] = Projection, **options: Any) -> Projection:
     initializer = keras.initializers.RandomNormal(stddev=_STDDEV)
-    return Projection(units, kernel_initializer=initializer, dtype=dtype, name=name, **options)
+    return kind(units, kernel_initializer=initializer, dtype=dtype, name=name, **options)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_tx.pretrained.table import Row
+from keras_tx.pretrained.table import Range, Row
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,10 @@ class LeadingAxesRow(Row):
 
     def read(self, tensor: np.ndarray) -> list[tuple[Any, np.ndarray]]:
         return super().read(tensor.reshape(super().shape))
+
+    def part(self, variable: Any, ranges: Sequence[Range]) -> tuple[Range, ...] | None:
+        block = super().part(variable, ranges)
+        return None if block is None else (*[(0, 1)] * self.axes, *block)
 
     def write(self, values: Sequence[np.ndarray]) -> np.ndarray:
         return super().write(values).reshape(self.shape)

@@ -40,6 +40,10 @@ def from_pretrained(
     It reads config.json, generation_config.json, and safetensors or tf_model.h5, one tensor at a time. Neither torch
     nor transformers is needed, no pickle is loaded, and no code of the checkpoint is run.
 
+    On JAX, under `keras.distribution.ModelParallel` with the map of `keras_tx.distribution.get_layout_map`, each
+    process reads from safetensors only the slices that its devices hold, one at a time. So a checkpoint may be larger
+    than one device, and than the memory of one machine. The checksums of tensors that are split are not verified then.
+
     Args:
         path: a directory; or a model id of the Hugging Face hub, which `huggingface_hub` (the extra `hub`) downloads.
         task: "base", "sequence_classification", "token_classification", "question_answering", "masked_lm", "causal_lm",
@@ -108,6 +112,7 @@ def from_pretrained(
         relabeled, asked = labels is not None, task is not None
         new = audit.new_tensors(model, rows, tensors, names, zeros, asked=asked, relabeled=relabeled)
         loader.prepare(row for row in rows if row.theirs not in (*new, *zeros))
+        loader.read_split()
     loader.finish()
     tensors.check_unchanged()
     model.stored_dtypes.update(

@@ -6,12 +6,11 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
 from keras_tx import checks
 from keras_tx.keras_internals import layers_within
-from keras_tx.pretrained import table
+from keras_tx.pretrained import processes, table
 from keras_tx.pretrained.family import Family
 from keras_tx.pretrained.files import is_of_weights, write_into
 from keras_tx.pretrained.load import CONFIG, GENERATION
@@ -58,6 +57,9 @@ def save_pretrained(
     the hub, are replaced and not followed. Other files stay, and so do those of an earlier tokenizer if there are no
     new ones.
 
+    At most one tensor is copied from the devices at a time. With several processes of JAX, all of them must call this:
+    the first one writes, and the others wait.
+
     Args:
         model: a `PretrainedModel`, as `from_pretrained` returns it. If it is a layer of your own Keras model, pass that
             layer.
@@ -71,7 +73,8 @@ def save_pretrained(
         TypeError: `model` is not a `PretrainedModel`.
         ValueError: `dtype` is not one of these, `max_shard_bytes` is not positive, the model is quantized, or the
             tokenizer has more tokens than the model.
-        OSError: a file cannot be written; the directory is then as it was.
+        OSError: a file cannot be written, by this process or by the one that writes for all; the directory is then as
+            it was.
 
     Examples:
         >>> config = {"model_type": "bert", "vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1}
@@ -88,15 +91,19 @@ def save_pretrained(
     if hasattr(tokenizer, "vocabulary_size") and model.config.get("vocab_size") is not None:
         check_fits(tokenizer, model.config["vocab_size"])
     checks.positive_int("max_shard_bytes", max_shard_bytes)
-    with replacing(Path(directory), _is_outdated, gate=CONFIG) as folder:
-        write_into(folder, _tensors(model, dtype), max_shard_bytes)
-        _write_json(folder / CONFIG, _values(model, dtype))
-        if model.generation_config:
-            _write_json(folder / GENERATION, model.generation_config)
-        if tokenizer is not None:
-            tokenizer.save(folder)
-        else:
-            _copy_tokenizer(getattr(model, "source", None), folder)
+
+    def write(tensors: Iterator[tuple[str, np.ndarray]]) -> None:
+        with replacing(Path(directory), _is_outdated, gate=CONFIG) as folder:
+            write_into(folder, tensors, max_shard_bytes)
+            _write_json(folder / CONFIG, _values(model, dtype))
+            if model.generation_config:
+                _write_json(folder / GENERATION, model.generation_config)
+            if tokenizer is not None:
+                tokenizer.save(folder)
+            else:
+                _copy_tokenizer(getattr(model, "source", None), folder)
+
+    processes.written_by_first(_tensors(model, dtype), write)
 
 
 def _is_outdated(name: str, new: Collection[str]) -> bool:
@@ -106,9 +113,10 @@ def _is_outdated(name: str, new: Collection[str]) -> bool:
 
 
 def _tensors(model: PretrainedModel, dtype: str | None) -> Iterator[tuple[str, np.ndarray]]:
-    merged = table.merged(layers_within(model))
+    with_lora = table.with_lora(layers_within(model))
     for row in model.family.rows():
-        values = [keras.ops.convert_to_numpy(merged.get(id(one), one)) for one in row.variables]
+        kernels = (with_lora[id(one)].kernel if id(one) in with_lora else one for one in row.variables)
+        values = [processes.on_host(one) for one in kernels]
         if any(np.dtype(value.dtype).kind in "iu" for value in values):
             raise ValueError(f"`model` must have floating weights. Received: {row.theirs!r} of dtype {values[0].dtype}")
         tensor = row.write(values)

@@ -18,6 +18,8 @@ AS_IS = "as_is"  # the same axes in both
 VECTOR = "vector"  # (n,), for a bias with an axis for heads
 LINEAR = "linear"  # (out, in), for a kernel (in, out)
 KERNEL = "kernel"  # (in, out), for a kernel (in, out): `Conv1D` of GPT-2
+Range = tuple[int, int]  # begin and end on an axis
+
 CONV2D = "conv2d"  # (out, in, height, width), for a kernel (height, width, in, out)
 
 
@@ -67,6 +69,33 @@ class Row:
         parts = np.split(tensor, np.cumsum(widths)[:-1], axis=-1) if len(widths) > 1 else [tensor]
         return [(one, part.reshape(one.shape)) for one, part in zip(self.variables, parts, strict=True)]
 
+    def part(self, variable: Any, ranges: Sequence[Range]) -> tuple[Range, ...] | None:
+        """Where a part of one of our variables is in the tensor of the checkpoint: for each axis of it (begin, end).
+
+        None: the part does not lie in one block of the tensor. `read_part` makes the part from the block.
+
+        Args:
+            variable: one of `variables`.
+            ranges: (begin, end) for each axis of the variable.
+        """
+        shape, count = tuple(variable.shape), len(variable.shape)
+        if self.how == CONV2D or not shape:
+            return None
+        cuts = {VECTOR: [0], AS_IS: list(range(count))}.get(self.how, [0, self.inputs])  # where our axes are joined
+        groups = [slice(begin, end) for begin, end in zip(cuts, [*cuts[1:], count], strict=True)]
+        joined = [_joined(shape[group], ranges[group]) for group in groups]
+        blocks = [one for one in joined if one is not None]
+        if len(blocks) < len(joined):
+            return None
+        index = next(index for index, one in enumerate(self.variables) if one is variable)
+        offset = sum(math.prod(one.shape[groups[-1]]) for one in self.variables[:index])
+        blocks[-1] = (blocks[-1][0] + offset, blocks[-1][1] + offset)
+        return tuple(blocks[::-1] if self.how == LINEAR else blocks)
+
+    def read_part(self, block: np.ndarray, ranges: Sequence[Range]) -> np.ndarray:
+        """Returns the part of a variable from the block of the tensor at `part`."""
+        return (block.T if self.how == LINEAR else block).reshape([end - begin for begin, end in ranges])
+
     def write(self, values: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the tensor of the checkpoint from the values of our variables."""
         if self.how == CONV2D:
@@ -77,6 +106,14 @@ class Row:
         leading = self.shape[:-1]
         parts = [value.reshape(*leading, -1) for value in values]
         return np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0].reshape(self.shape)
+
+
+def _joined(shape: tuple[int, ...], ranges: Sequence[Range]) -> Range | None:
+    """The range that `ranges` of several axes are when the axes are made one; None if it is not a single range."""
+    inner = math.prod(shape[1:])
+    if any(one != (0, size) for one, size in zip(ranges[1:], shape[1:], strict=True)):
+        return None
+    return ranges[0][0] * inner, ranges[0][1] * inner
 
 
 def linear(theirs: str, *layers: Any, how: str = LINEAR) -> Iterator[Row]:
@@ -108,9 +145,9 @@ def by_path(theirs: str, names: dict[str, str], layer: Any) -> Iterator[Row]:
         yield from rows(f"{theirs}.{name}", sublayer)
 
 
-def merged(layers: Iterable[Any]) -> dict[int, Any]:
-    """Returns {id of a kernel: the kernel plus the product of its LoRA matrices} for layers with LoRA."""
-    return {id(kernel_of(layer)): layer.kernel for layer in layers if getattr(layer, "lora_enabled", False)}
+def with_lora(layers: Iterable[Any]) -> dict[int, Any]:
+    """Returns {id of a kernel: its layer} for layers with LoRA: `layer.kernel` is the kernel plus their product."""
+    return {id(kernel_of(layer)): layer for layer in layers if getattr(layer, "lora_enabled", False)}
 
 
 def _input_axes(layer: Any) -> int:

@@ -2,6 +2,9 @@
 
 Keras initializes variables that are created inside a `StatelessScope` when the scope ends. They get the values of the
 checkpoint at that moment. So no random values are drawn and replaced, which would cost time and fragment the memory.
+
+Under a `keras.distribution`, on JAX, each process reads the slices that its devices hold, one at a time. No device and
+no process then needs memory for a whole tensor that is split.
 """
 
 import functools
@@ -13,13 +16,13 @@ import ml_dtypes
 import numpy as np
 from keras import ops
 
-from keras_tx.keras_internals import set_initializer
+from keras_tx.keras_internals import initialize_now, layout_of, set_initializer
 from keras_tx.optional import Lazy
 from keras_tx.pretrained.files import Tensors, aligned
-from keras_tx.pretrained.table import Row
+from keras_tx.pretrained.table import Range, Row
 from keras_tx.types import DType
 
-tf, torch = Lazy("tensorflow"), Lazy("torch")
+tf, torch, jax = Lazy("tensorflow"), Lazy("torch"), Lazy("jax")
 
 LARGE = 2**24  # bytes
 _NARROW = {"float16": np.dtype("float16"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -37,6 +40,7 @@ class VariableLoader:
     def __init__(self, tensors: Tensors, names: dict[str, str]) -> None:
         self._tensors, self._names = tensors, names
         self._waiting: dict[int, tuple[Any, Row]] = {}  # id of a variable: (the variable, its row)
+        self._split: list[tuple[Any, Row, Any]] = []  # a variable, its row, and its `jax.sharding.Sharding`
         self._last: tuple[Row | None, list[Any]] = (None, [])  # a row with several variables is read once
         self._error: BaseException | None = None
 
@@ -44,8 +48,18 @@ class VariableLoader:
         """Sets the tensors as the initial values of the variables of these rows. To be called inside the scope."""
         for row in rows:
             for variable in row.variables:
-                self._waiting[id(variable)] = (variable, row)
-                set_initializer(variable, functools.partial(self._initial, id(variable)))
+                sharding = _sharding(variable)
+                if sharding is not None:
+                    self._split.append((variable, row, sharding))
+                else:
+                    self._waiting[id(variable)] = (variable, row)
+                    set_initializer(variable, functools.partial(self._initial, id(variable)))
+
+    def read_split(self) -> None:
+        """Reads the variables that a distribution lays out over devices. To be called inside the scope."""
+        if self._split:
+            initialize_now((variable, self._laid_out(variable, row, to)) for variable, row, to in self._split)
+        self._last = (None, [])
 
     def finish(self) -> None:
         """Raises the first error that occurred in reading. To be called after the scope."""
@@ -66,6 +80,30 @@ class VariableLoader:
             self._error = self._error or error
             return ops.zeros(shape, dtype=dtype)
 
+    def _laid_out(self, variable: Any, row: Row, sharding: Any) -> Any:
+        """The array of a variable, of whose slices each is read once and copied to the devices that hold it."""
+        shape = tuple(variable.shape)
+        arrays: dict[Any, Any] = dict.fromkeys(sharding.addressable_devices_indices_map(shape))  # in this order
+        holders: dict[tuple[Range, ...], list[Any]] = {}
+        for device, index in sharding.addressable_devices_indices_map(shape).items():
+            ranges = tuple(one.indices(size)[:2] for one, size in zip(index, shape, strict=True))
+            holders.setdefault(ranges, []).append(device)
+        for ranges, devices in holders.items():
+            value = _as_stored(self._slice(variable, row, ranges), variable.dtype, row.theirs)
+            arrays.update({device: jax.device_put(value, device) for device in devices})
+        return jax.make_array_from_single_device_arrays(shape, sharding, list(arrays.values()))
+
+    def _slice(self, variable: Any, row: Row, ranges: tuple[Range, ...]) -> np.ndarray:
+        name = self._names[row.theirs]
+        is_whole = ranges == tuple((0, size) for size in variable.shape)
+        block = None if is_whole else row.part(variable, ranges)
+        if block is None:
+            whole: np.ndarray = self._read(variable, row)
+            return whole[tuple(slice(*one) for one in ranges)]
+        values = self._tensors.read_block(name, block)
+        check_finite(name, values)
+        return row.read_part(values, ranges)
+
     def _read(self, variable: Any, row: Row) -> Any:
         if self._last[0] is not row:
             tensor = self._tensors.read(self._names[row.theirs])
@@ -74,15 +112,40 @@ class VariableLoader:
         values = self._last[1]
         if len(values) == 1:
             self._last = (None, [])  # no longer needed
-        value = next(value for one, value in values if one is variable)
-        if value.dtype == np.float32 and value.flags.c_contiguous:
-            return value
-        array = aligned(4 * value.size).view("float32").reshape(value.shape)
-        with np.errstate(over="ignore"):
-            array[...] = value
-        if value.dtype == np.float64:
-            check_finite(row.theirs, array)
-        return array
+        return _as_float32(next(value for one, value in values if one is variable), row.theirs)
+
+
+def _sharding(variable: Any) -> Any:
+    """Where a `keras.distribution` puts a variable, on JAX; None without one."""
+    if keras.backend.backend() != "jax" or keras.distribution.distribution() is None:
+        return None
+    layout = layout_of(variable)
+    return getattr(layout, "backend_layout", layout)
+
+
+def _as_float32(value: np.ndarray, name: str) -> np.ndarray:
+    """The values as float32 in C order, at an aligned address."""
+    if value.dtype == np.float32 and value.flags.c_contiguous:
+        return value
+    array = aligned(4 * value.size).view("float32").reshape(value.shape)
+    with np.errstate(over="ignore"):
+        array[...] = value
+    if value.dtype == np.float64:
+        check_finite(name, array)
+    return array
+
+
+def _as_stored(value: np.ndarray, dtype: str, name: str) -> np.ndarray:
+    """The values as an array of the dtype of a variable."""
+    narrow = _NARROW.get(dtype)
+    if narrow is None:
+        return _as_float32(value, name).astype(dtype, copy=False)
+    if value.dtype == narrow:
+        return value
+    with np.errstate(over="ignore"):
+        array: np.ndarray = _as_float32(value, name).astype(narrow)
+    check_finite(name, array)
+    return array
 
 
 def check_finite(name: str, array: np.ndarray) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from keras_tx.layers.initializers import clone_initializer
 from keras_tx.layers.projection import HeadProjection
+from keras_tx.layers.splitting import Split
 from keras_tx.types import Shape
 
 
@@ -51,6 +52,16 @@ def make_projection(
         dtype=layer.dtype_policy,
         name=name,
     )
+    projection.split = _split(name, num_axes, len(features))
     projection.supports_masking = True  # Keras would warn of a lost mask; the attention layer passes it on
     projection.build(input_shape)
     return projection
+
+
+def _split(name: str, num_axes: int, num_features: int) -> Split:
+    """How model parallelism splits a projection: by its heads. Too few key heads for that stay whole."""
+    if num_axes == 2:  # (N, H, *features)
+        return Split("num_heads", 0, rank=2 + num_features, inputs=2)
+    if name in ("key", "value"):
+        return Split("num_key_value_heads", 1, rank=3, optional=True)
+    return Split("num_heads", 1, rank=3)

@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 from keras_tx.layers import Decoder, TokenEmbedding
-from keras_tx.layers.projection import Projection
+from keras_tx.layers.projection import Projection, VocabularyProjection
 from keras_tx.pretrained import generation_config, table
 from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.family import Family, PaddingMask, Positions, split
@@ -79,7 +79,7 @@ class CausalFamily(Family):
     def _make_head(self) -> Any:
         config = self.config
         if self.task == "causal_lm" and not self.tied:
-            return Projection(config.size("vocab_size"), use_bias=False, dtype=self.dtype, name="head")
+            return VocabularyProjection(config.size("vocab_size"), use_bias=False, dtype=self.dtype, name="head")
         if self.task == "sequence_classification":
             self.last_token = LastToken(config.token("pad_token_id"), name="last_token")
             return Projection(config.num_labels, use_bias=False, dtype=self.dtype, name="head")

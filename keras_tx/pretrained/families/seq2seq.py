@@ -10,6 +10,7 @@ import keras
 from keras import ops
 
 from keras_tx.keras_internals import keep_call_arguments
+from keras_tx.layers.projection import VocabularyProjection
 from keras_tx.pretrained import generation_config, table
 from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.family import Family, PaddingMask, split
@@ -132,7 +133,7 @@ class Seq2SeqFamily(Family):
         if self.tied or self.task != "conditional_generation":
             return None
         size = self.target_embedding.vocabulary_size
-        return keras.layers.Dense(size, use_bias=False, dtype=self.dtype, name="lm_head")
+        return VocabularyProjection(size, use_bias=False, dtype=self.dtype, name="lm_head")
 
     def outputs(self, inputs: dict[str, Tensor], hidden_states: bool) -> dict[str, Tensor]:
         ids, target = inputs["input_ids"], self._target(inputs)

@@ -1,0 +1,79 @@
+"""A program for two processes of JAX, with a device each: training, loading and saving equal those of one process.
+
+    python -m tests.distribution.jax_pair PROCESS PORT FOLDER
+
+It prints as JSON what it found.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import keras
+
+import keras_tx
+from keras_tx.distribution import get_layout_map
+from keras_tx.pretrained import files, from_pretrained, save_pretrained
+from tests.distribution.jax_devices import ROWS, largest_difference, trained
+from tests.pretrained.tiny import checkpoint
+
+
+class Reading:
+    """Counts the bytes that are read from safetensors, and the most at once."""
+
+    def __init__(self):
+        self.total = self.most = 0
+        fill = files._Tensor._fill
+
+        def counting(tensor, data, stream, begin):
+            self.total, self.most = self.total + data.size, max(self.most, data.size)
+            fill(tensor, data, stream, begin)
+
+        files._Tensor._fill = counting
+
+
+def model_parallel():
+    layout_map = get_layout_map(keras.distribution.DeviceMesh((1, 2), ["batch", "model"]))
+    return keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+
+
+def message_of(function, *arguments):
+    try:
+        function(*arguments)
+    except OSError as error:
+        return str(error)
+
+
+def main(process, port, folder):
+    keras.distribution.initialize(f"127.0.0.1:{port}", 2, process)
+    found, folder = {}, Path(folder)
+    one = trained("masked", None)
+    half = slice(process * ROWS // 2, (process + 1) * ROWS // 2)
+    two = trained("masked", keras.distribution.DataParallel(auto_shard_dataset=False), half)
+    found["data"] = largest_difference(two.get_weights(), one.get_weights())
+
+    keras.distribution.set_distribution(model_parallel())
+    reading = Reading()
+    loaded = from_pretrained(checkpoint("llama"))
+    weights = [weight.value for weight in loaded.weights]
+    found["read"], found["most"] = reading.total, reading.most
+    found["held"] = sum(shard.data.nbytes for weight in weights for shard in weight.addressable_shards)
+    found["size"], found["largest"] = sum(weight.nbytes for weight in weights), max(weight.nbytes for weight in weights)
+    save_pretrained(loaded, folder / "saved", max_shard_bytes=4_000)
+
+    ours = trained("llama", model_parallel())
+    save_pretrained(ours, folder / "trained")
+    prompt = {"strategy": keras_tx.generation.Greedy(), "max_new_tokens": 4}
+    found["generated"] = ours.generate([[5, 7, 11]], **prompt)
+    theirs = trained("llama", None)
+    found["expected"] = theirs.generate([[5, 7, 11]], **prompt)
+    saved = from_pretrained(folder / "trained")
+    found["model"] = largest_difference(saved.get_weights(), theirs.get_weights())
+    keras.distribution.set_distribution(model_parallel())
+    (folder / f"file-{process}").write_text("")
+    found["error"] = message_of(save_pretrained, ours, folder / "file-0")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])
