@@ -21,7 +21,7 @@ ORDER = [
     ["types", "version"],
     ["optional"],
     ["keras_internals"],
-    ["checks", "disk", "functional_graph", "json_text", "locks"],
+    ["checks", "disk", "functional_graph", "json_text", "locks", "progress"],
     ["text"],
     ["data"],
     ["layers"],
