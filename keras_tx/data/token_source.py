@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_tx.data import token_files
-from keras_tx.data.buckets import bucket_by_length
+from keras_tx.data.token_buckets import bucketed
 from keras_tx.data.token_files import FINGERPRINT, OFFSET, SHARD, SIZE, TOKENS
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
@@ -93,20 +93,21 @@ class TokenSource:
 
     def bucketed(self, batch_size: int | None, options: dict[str, Any], key: Any) -> Any:
         """Batches of texts of similar length."""
-        texts = self.texts(key)
         ids = self.index["padding_ids"]
-        features = {name: ids[name] for name in self.index["features"]}
-        padding: Any = features
+        padding: Any = {name: ids[name] for name in self.index["features"]}
         if self.next_tokens:
-            padding = features, features[list(features)[-1]]
+            padding = padding, list(padding.values())[-1]
         elif self.index["kind"] == "labels":
-            padding = features, 0
-        spec = texts.element_spec
-        padding = tf.nest.map_structure(lambda value, one: tf.constant(value, one.dtype), padding, spec)
-        return bucket_by_length(texts, batch_size, padding_values=padding, **options)
+            padding = padding, 0
+        return bucketed(self._texts(key), batch_size, **options, padding=padding)
 
     def texts(self, number: Any) -> Any:
         """Single texts."""
+        # After `map`, rows are plain tensors instead of ragged ones.
+        return self._texts(number).unbatch().map(lambda *parts: parts if len(parts) > 1 else parts[0])
+
+    def _texts(self, number: Any) -> Any:
+        """Windows of texts, ragged, with their labels."""
 
         def element(_: Any, documents: Any) -> Any:
             labels = documents.pop("labels", None)
@@ -122,9 +123,7 @@ class TokenSource:
             return documents, ended[:, 1:]
 
         windows = self._windows(self._order(number), tf.constant(0, "int64"), number)
-        windows = windows.map(element, num_parallel_calls=PARALLEL, deterministic=True)
-        # After `map`, rows are plain tensors instead of ragged ones.
-        return windows.unbatch().map(lambda *parts: parts if len(parts) > 1 else parts[0])
+        return windows.map(element, num_parallel_calls=PARALLEL, deterministic=True)
 
     def _seed(self, number: Any) -> Any:
         return tf.stack([tf.constant(self.seed, "int64"), tf.cast(number, "int64")])
