@@ -88,7 +88,8 @@ def read_tokens(
         >>> tokenizer = keras_tx.text.CharacterTokenizer.train(["abc"], cls_token=None)
         >>> _ = keras_tx.data.write_tokens(["abc", "b", "ca"], tokenizer, "ids", num_shards=1, verbose=0)
         >>> for features, labels in keras_tx.data.read_tokens("ids", 2, length=5, shuffle=False):
-        ...     print(features["token_ids"].numpy(), labels.numpy())
+        ...     print(features["token_ids"].numpy().tolist(), labels.numpy().tolist())
+        [[3, 4, 5, 2, 4], [2, 5, 3, 2, 0]] [[4, 5, 2, 0, 2], [0, 3, 2, 0, 0]]
         >>> texts = keras_tx.data.read_tokens("ids", next_tokens=False, epoch=3)
         >>> sorted(len(features["token_ids"]) for features in texts)
         [2, 3, 4]

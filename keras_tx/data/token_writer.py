@@ -72,10 +72,10 @@ def write_tokens(
         >>> texts = ["a hot dog", "", "hot dogs", "a dog"]
         >>> index = keras_tx.data.write_tokens(texts, tokenizer, "tokens", num_shards=2, verbose=0)
         >>> index["documents"], index["left_out"], index["tokens"]
-        (3, 1, {'token_ids': 14})
-        >>> for batch in keras_tx.data.read_tokens("tokens", batch_size=2, length=8, shuffle=False):
-        ...     features, labels = batch
-        ...     print(features["token_ids"].numpy(), labels.numpy()[0])
+        (3, 1, {'token_ids': 15})
+        >>> for features, labels in keras_tx.data.read_tokens("tokens", batch_size=2, length=8, shuffle=False):
+        ...     print(tokenizer.decode(features["token_ids"], skip_special_tokens=False))
+        ['<s>a hot dog</s><s>hot', ' dogs</s><s>a dog</s><pad>']
     """
     num_shards = checks.positive_int("num_shards", num_shards, most=99_999)
     threads = checks.positive_int("num_threads", num_threads, none=True) or _cores()
