@@ -19,7 +19,7 @@ tf = Lazy("tensorflow")
 
 def read_tokens(
     directory: str | PathLike[str],
-    batch_size: int | None = None,
+    batch_size: int | Sequence[int] | None = None,
     *,
     length: int | None = None,
     max_tokens: int | None = None,
@@ -49,7 +49,8 @@ def read_tokens(
 
     Args:
         directory: the folder.
-        batch_size: the number of rows in a batch. In `fit` under a `tf.distribute` strategy or a JAX distribution it is
+        batch_size: the number of rows in a batch; without `length` also a list with a number for each bucket, see
+            `bucket_by_length`. In `fit` under a `tf.distribute` strategy or a JAX distribution it is
             the global one. If several workers have parts of the data, each makes one batch of it into as many steps as
             there are workers.
         length: packs texts into rows of this many tokens; only for texts without labels.
@@ -116,7 +117,7 @@ def read_tokens(
 
 def _read(
     directory: str | PathLike[str],
-    batch_size: int | None,
+    batch_size: Any,
     *,
     length: int | None,
     options: dict[str, Any],
@@ -131,7 +132,6 @@ def _read(
     index = token_files.read_index(directory)
     if tokenizer is not None:
         _check_tokenizer(tokenizer, index, directory)
-    batch_size = checks.positive_int("batch_size", batch_size, none=True)
     length = checks.positive_int("length", length, none=True)
     steps = checks.positive_int("steps", steps, none=True)
     count, worker = share()
@@ -144,7 +144,7 @@ def _read(
     source = TokenSource(Path(directory), index, (count, worker), seed, labelled)
     batches = steps
     if length is not None:
-        _check_packed(index["kind"], batch_size, options["max_tokens"])
+        batch_size = _check_packed(index["kind"], batch_size, options["max_tokens"])
         dataset = source.packed(batch_size, length, epoch, start, steps)
         batches = steps or source.batches(batch_size, length)
     elif batch_size is None and options["max_tokens"] is None:
@@ -178,7 +178,7 @@ def _check_next_tokens(next_tokens: Any, kind: str) -> bool:
     return kind != "labels" if next_tokens is None else bool(next_tokens)
 
 
-def _check_packed(kind: str, batch_size: int | None, max_tokens: Any) -> None:
+def _check_packed(kind: str, batch_size: Any, max_tokens: Any) -> int:
     if kind != "text":
         raise ValueError(
             "`length` must be None for texts with labels and for pairs, which cannot be divided. Received: tokens of "
@@ -189,6 +189,7 @@ def _check_packed(kind: str, batch_size: int | None, max_tokens: Any) -> None:
             "`batch_size` must be given with `length`, and `max_tokens` must not. Received: "
             f"batch_size={batch_size}, max_tokens={max_tokens}"
         )
+    return int(checks.positive_int("batch_size", batch_size))
 
 
 def _count(name: str, value: Any) -> Any:

@@ -91,7 +91,7 @@ class TokenSource:
             rows, filling = (part.map(lambda features, _: features) for part in (rows, filling))
         return rows.concatenate(filling)
 
-    def bucketed(self, batch_size: int | None, options: dict[str, Any], key: Any) -> Any:
+    def bucketed(self, batch_size: Any, options: dict[str, Any], key: Any) -> Any:
         """Batches of texts of similar length."""
         ids = self.index["padding_ids"]
         padding: Any = {name: ids[name] for name in self.index["features"]}

@@ -201,19 +201,21 @@ class _Files:
         self.folder, self.state, self.committed = folder, state, monotonic()
         for part in folder.glob("*.part"):
             part.unlink()
-        count = len(state["sizes"])
-        self.shards = [self._open(token_files.shard_name(i, count), size) for i, size in enumerate(state["sizes"])]
+        names = [token_files.shard_name(shard, len(state["sizes"])) for shard in range(len(state["sizes"]))]
+        for name, size in zip((*names, BLOCKS), (*state["sizes"], state["blocks"]), strict=True):
+            path = folder / name
+            if size and (not path.is_file() or path.stat().st_size < size):
+                raise ValueError(
+                    "Every file of an unfinished write must be whole; delete the folder. Received: "
+                    f"{str(path)!r}, missing or shorter than {size:,} bytes"
+                )
+        self.shards = [self._open(name, size) for name, size in zip(names, state["sizes"], strict=True)]
         self.blocks = self._open(BLOCKS, state["blocks"])
 
     def _open(self, name: str, size: int) -> Any:
         """Opens a file at the size that was recorded; what a killed process wrote after it goes."""
         path = self.folder / name
         file = open(path, "r+b" if path.exists() else "w+b")
-        if file.seek(0, os.SEEK_END) < size:
-            raise ValueError(
-                f"Every file of an unfinished write must be whole; delete the folder. Received: {str(path)!r}, shorter "
-                f"than {size:,} bytes"
-            )
         file.truncate(size)
         file.seek(size)
         return file

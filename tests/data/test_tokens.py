@@ -1,4 +1,4 @@
-"""Token files: what is read is what the tokenizer gives; a write or an epoch that is cut off goes on as if it was not."""
+"""Token files: what is read is what the tokenizer gives; a write or epoch that is cut off goes on as if it was not."""
 
 import json
 import os
@@ -114,11 +114,6 @@ def test_packed_rows_hold_every_token_once_and_padding_only_at_the_end(written, 
 
 def test_packed_rows_are_those_of_pack_sequences_where_no_text_is_cut(tokenizer, tmp_path):
     """First fit fills rows without gaps too if two equal texts fill a row."""
-    texts = ["hot", "dog", "sun", "a", "hot"] * 4
-    data.write_tokens(texts, tokenizer, tmp_path / "t", num_shards=1, max_length=4, verbose=0)
-    ids = [[int(i) for i in tokenizer(one, max_length=4)["token_ids"]] for one in texts]
-    ids = [row for row in ids if len(row) == 3] or ids
-    shutil.rmtree(tmp_path / "t")
     data.write_tokens(["hot", "dog"] * 6, tokenizer, tmp_path / "t", num_shards=1, verbose=0)
     ids = tokenizer(["hot", "dog"] * 6)["token_ids"]
     theirs = data.pack_sequences(ids, 2 * ids.shape[1]).batch(2)
@@ -129,38 +124,47 @@ def test_packed_rows_are_those_of_pack_sequences_where_no_text_is_cut(tokenizer,
 
 def test_orders_differ_by_epoch_and_seed_and_repeat(written):
     orders = [packed(written, epoch=epoch, seed=seed) for epoch, seed in ((0, 0), (1, 0), (0, 1))]
-    assert packed(written) == orders[0] and orders[0] != orders[1] != orders[2] != orders[0]
-    assert packed(written, epoch=tf.constant(1)) == orders[1]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
     tf.random.set_seed(99)
-    assert packed(written) == orders[0]
+    assert packed(written, epoch=tf.constant(1)) == orders[1]
 
 
-@pytest.mark.parametrize("steps", [None, 3, 40])
-@pytest.mark.parametrize("options", [{"length": 16}, {"max_tokens": 64}, {"next_tokens": False}], ids=str)
+def each(numbers, make):
+    """What `make(number)` gives for each number; it is traced once, with the number as a tensor."""
+    counted = tf.data.Dataset.from_tensor_slices(np.array(numbers, "int64"))
+    found = listed(counted.flat_map(lambda i: make(i).map(lambda *element: (i, element))))
+    return [[element if len(element) > 1 else element[0] for i, element in found if i == number] for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [({"length": 16}, None), ({"length": 16}, 40), ({"max_tokens": 64}, 40), ({}, None)],
+    ids=str,
+)
 def test_an_epoch_from_any_batch_on(written, options, steps):
-    batch_size = 2 if "length" in options else None
-    read = lambda start: listed(data.read_tokens(written, batch_size, epoch=1, steps=steps, start=start, **options))
-    whole = read(0)
+    def read(start):
+        batch_size = 2 if "length" in options else None
+        return data.read_tokens(written, batch_size, epoch=1, steps=steps, start=start, next_tokens=False, **options)
+
+    whole = listed(read(0))
     assert len(whole) == steps if steps else len(whole) > 10
-    for start in (0, 1, 2, len(whole) // 2, len(whole) - 1, len(whole), len(whole) + 3):
-        assert read(start) == whole[start:]
-    assert read(tf.constant(2)) == whole[2:]
+    starts = [0, 1, 2, len(whole) // 2, len(whole) - 1, len(whole), len(whole) + 3]
+    assert each(starts, read) == [whole[start:] for start in starts]
 
 
 def test_epochs_of_steps_go_through_all_packed_rows(written):
-    whole = packed(written) + packed(written, epoch=1)
-    steps = 4
-    found = sum([packed(written, epoch=epoch, steps=steps) for epoch in range(len(whole) // steps)], [])
-    assert found == whole[: len(found)] and len(found) > len(whole) - steps
+    whole = sum(each([0, 1], lambda epoch: data.read_tokens(written, 2, length=16, epoch=epoch)), [])
+    epochs = each(range(len(whole) // 4), lambda epoch: data.read_tokens(written, 2, length=16, epoch=epoch, steps=4))
+    assert sum(epochs, []) == whole[: len(whole) // 4 * 4]
 
 
 def test_batches_of_similar_length_are_those_of_bucket_by_length(written):
+    texts = data.read_tokens(written, seed=3)
     for options in ({"max_tokens": 64}, {"batch_size": [5, 4, 3]}):
         options["boundaries"] = (8, 16)
-        expected = data.bucket_by_length(data.read_tokens(written, seed=3), **options)
+        expected = data.bucket_by_length(texts, **options)
         assert listed(data.read_tokens(written, seed=3, **options)) == listed(expected)
-    whole = listed(data.read_tokens(written, max_tokens=64, steps=50))
-    assert len(whole) == 50 and len(data.read_tokens(written, max_tokens=64, steps=50)) == 50
+    assert len(data.read_tokens(written, max_tokens=64, steps=50)) == 50
 
 
 def test_workers_read_everything_once_in_the_same_number_of_batches(written, rows):
@@ -187,11 +191,12 @@ def test_the_environment_says_what_a_worker_reads(written, monkeypatch):
 def test_resume_reads_each_epoch_in_its_order(written, tmp_path):
     resume = Resume(tmp_path)
     dataset = resume.dataset(lambda epoch: data.read_tokens(written, 2, length=16, epoch=epoch, seed=5))
-    assert len(dataset) == len(packed(written))
-    for epoch in (0, 2):
-        resume.on_epoch_begin(epoch) if hasattr(resume, "_unrestored") else resume._epoch.assign(epoch)
-        found = [(named(features), labels) for features, labels in listed(dataset)]
-        assert found == packed(written, epoch=epoch, seed=5)
+    found = []
+    for epoch in (1, 2):
+        resume._epoch.assign(epoch)
+        found.append([(named(features), labels) for features, labels in listed(dataset)])
+    assert found[1] == packed(written, epoch=2, seed=5) != found[0]
+    assert len(dataset) == len(found[0]) == len(found[1])
 
 
 def test_labels_and_pairs(tokenizer, tmp_path):
@@ -227,8 +232,6 @@ def test_every_kind_of_tokenizer_and_dataset(tmp_path):
 
 
 def test_a_text_longer_than_a_block_and_a_large_vocabulary(tmp_path):
-    ours = text.CharacterTokenizer([chr(i) for i in range(0x10000, 0x21000)]) if False else None
-    del ours
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(70_000))]
     ours = text.BertTokenizer(vocabulary, max_length=8)
     texts = ["w69999 " * 5000, "w5", "w69999"]
@@ -390,7 +393,7 @@ def test_a_folder_with_shards_of_another_write(written, tmp_path):
 
 def test_a_changed_byte_is_found_when_its_block_is_read(written, tmp_path):
     folder = damaged(written, tmp_path, SHARD, lambda content: content[:40] + b"?" + content[41:])
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"as it was written; .*a damaged block in.*|.*damaged"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"as it was written; .*a damaged block in"):
         listed(data.read_tokens(folder))
 
 
@@ -412,7 +415,11 @@ def test_an_unfinished_write_whose_files_are_gone(tokenizer, tmp_path):
     ("arguments", "error", "message"),
     [
         ({"directory": "nowhere"}, FileNotFoundError, r"must be a folder that `write_tokens` wrote. .*'nowhere'"),
-        ({"batch_size": 0, "length": 4}, ValueError, r"`batch_size` must be a positive integer or None"),
+        (
+            {"batch_size": 0, "length": 4},
+            ValueError,
+            r"`batch_size` must be a positive integer. Received: batch_size=0",
+        ),
         ({"batch_size": 2, "length": 0}, ValueError, r"`length` must be a positive integer or None"),
         ({"length": 4}, ValueError, r"`batch_size` must be given with `length`, .* batch_size=None, max_tokens=None"),
         ({"batch_size": 2, "length": 4, "max_tokens": 8}, ValueError, r"Received: batch_size=2, max_tokens=8"),
