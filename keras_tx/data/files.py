@@ -150,7 +150,7 @@ def rows(path: Path, names: dict[str, str]) -> Iterator[tuple[int, dict[str, Any
                     yield line, row
         except _Malformed as error:
             raise ValueError(f"The file must be well-formed. Received: {str(path)!r}, {error}") from error
-        except (UnicodeDecodeError, *DAMAGED, *_zstd_errors(path)) as error:
+        except _damage(path, UnicodeDecodeError) as error:
             raise ValueError(
                 f"The file must be readable UTF-8 text. Received: {str(path)!r}, after line {line}: {error}"
             ) from error
@@ -168,8 +168,10 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
 
 
-def _zstd_errors(path: Path) -> tuple[type[Exception], ...]:
-    return (OSError, pyarrow.ArrowInvalid) if path.suffix.lower() == ".zst" else ()
+def _damage(path: Path, *others: type[Exception]) -> tuple[type[Exception], ...]:
+    """The errors with which a file that is damaged is read."""
+    zstd = (OSError, pyarrow.ArrowInvalid) if path.suffix.lower() == ".zst" else ()
+    return (*DAMAGED, *zstd, *others)
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
@@ -178,7 +180,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
         with _opened(path) as file:
             while chunk := file.read(CHUNK):
                 yield chunk
-    except (*DAMAGED, *_zstd_errors(path)) as error:
+    except _damage(path) as error:
         name = "zstd" if kind == ".zst" else "gzip"
         raise ValueError(f"The file must be a whole {name} file. Received: {str(path)!r}: {error}") from error
 

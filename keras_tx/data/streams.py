@@ -61,7 +61,9 @@ def of_worker(dataset: Any, share: tuple[int, int]) -> Any:
     return dataset.with_options(options)
 
 
-def part(rows: Iterable[Any], fraction: float, held_out: bool, key: Callable[[Any], Any] = lambda row: None) -> Any:
+def part(
+    rows: Iterable[Any], fraction: float, held_out: bool, key: Callable[[Any], Any] = lambda row: None
+) -> Iterator[Any]:
     """Yields the rows that are held out, or the others.
 
     Args:

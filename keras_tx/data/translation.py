@@ -140,7 +140,7 @@ def load_translation(
         of_tfds, both = from_tfds.read_pairs(str(name_or_path), data_dir)
         parts, languages = _directed(of_tfds, both, source, target)
     if not in_memory:
-        return TranslationDataset(*_streamed(readers, test_fraction, workers.share(num_shards, shard_index)), languages)
+        return _streamed(readers, languages, test_fraction, workers.share(num_shards, shard_index))
     parts |= {part: list(read()) for part, read in readers.items()}
     parts["train"] = list(_without_empty(parts["train"]))
     order = rng.permutation(len(parts["train"]))
@@ -191,13 +191,15 @@ def _of_tables(given: dict[str, Any], source: str | None, target: str | None) ->
     return readers, (source, target)
 
 
-def _streamed(readers: Readers, test_fraction: float, share: tuple[int, int]) -> list[Any]:
-    """The datasets of train, validation and test."""
+def _streamed(
+    readers: Readers, languages: tuple[str, str], test_fraction: float, share: tuple[int, int]
+) -> TranslationDataset:
+    """The streams of train, validation and test."""
 
     def rows(part: str) -> Iterator[Any]:
         if part in readers and part != "train":
             return readers[part]()
-        found = _without_empty(readers["train"]())
+        found: Iterator[Any] = _without_empty(readers["train"]())
         for other in ("test", "validation"):
             if other not in readers:
                 if part == other:
@@ -206,7 +208,8 @@ def _streamed(readers: Readers, test_fraction: float, share: tuple[int, int]) ->
         return found
 
     parts = ("train", "validation", "test")
-    return [streams.stream(partial(rows, part), ["string", "string"], share) for part in parts]
+    train, held_out, tested = (streams.stream(partial(rows, part), ["string", "string"], share) for part in parts)
+    return TranslationDataset(train, held_out, tested, languages)
 
 
 def _directed(

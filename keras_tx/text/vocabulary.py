@@ -188,10 +188,10 @@ def each_string(texts: Any) -> Iterator[str]:
     """
     if isinstance(texts, (str, bytes)) or not isinstance(texts, Iterable):
         raise TypeError(f"`texts` must be an iterable of strings, not one string. Received: texts={texts!r:.200}")
-    items = texts
+    items: Any = texts
     if hasattr(texts, "as_numpy_iterator"):
         is_scalar = getattr(getattr(texts, "element_spec", None), "shape", None) == ()
-        items = (texts.batch(BATCH) if is_scalar else texts).as_numpy_iterator()  # one by one takes ten times longer
+        items = (items.batch(BATCH) if is_scalar else items).as_numpy_iterator()  # one by one takes ten times longer
     for item in items:
         for text in np.ravel(item) if isinstance(item, np.ndarray) else [item]:
             if not isinstance(text, (str, bytes)):
