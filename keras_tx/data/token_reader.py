@@ -82,8 +82,8 @@ def read_tokens(
     Raises:
         FileNotFoundError: there is no such folder.
         ValueError: an argument is not valid; the folder holds something else, an unfinished write, files that are
-            damaged, or the ids of another tokenizer. A block that is damaged raises `tf.errors.InvalidArgumentError`
-            when it is read.
+            damaged, or the ids of another tokenizer. A block whose bytes have changed raises `tf.errors.DataLossError`
+            when it is read, and one of another write `tf.errors.InvalidArgumentError`.
 
     Examples:
         >>> tokenizer = keras_tx.text.CharacterTokenizer.train(["abc"], cls_token=None)

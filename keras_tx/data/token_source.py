@@ -11,13 +11,15 @@ from typing import Any
 
 from keras_tx.data import token_files
 from keras_tx.data.token_buckets import bucketed
-from keras_tx.data.token_files import FINGERPRINT, OFFSET, SHARD, SIZE, TOKENS
+from keras_tx.data.token_encoder import FRAMING
+from keras_tx.data.token_files import FINGERPRINT, OFFSET, SHARD, TOKENS
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
 WINDOW = 32  # blocks whose documents are shuffled together, about 2 million tokens
+BUFFER = 2**17  # bytes that are read at a time
 PARALLEL = 2  # blocks that are read, and windows that are prepared, at the same time
 
 
@@ -159,11 +161,17 @@ class TokenSource:
         return blocks.ragged_batch(WINDOW).enumerate(start=first).map(shuffled, **options)
 
     def _read(self, block: Any) -> Any:
-        """The bytes of a block, which stand in the middle of a file; with their number."""
+        """The bytes of a block, which stands in the middle of a file; with the row of the block and the file."""
         row = tf.gather(tf.constant(self.mine), block)
         path = tf.gather(tf.constant(self.paths), row[SHARD])
-        after = tf.gather(tf.constant(self.index["sizes"], "int64"), row[SHARD]) - row[OFFSET] - row[SIZE]
-        record = tf.data.FixedLengthRecordDataset(path, row[SIZE], header_bytes=row[OFFSET], footer_bytes=after)
+        # `tf.data.TFRecordDataset` has no argument for the place of the first record.
+        variant = tf.raw_ops.TFRecordDatasetV2(
+            filenames=[path],
+            compression_type="",
+            buffer_size=tf.constant(BUFFER, "int64"),
+            byte_offsets=[row[OFFSET] - FRAMING[0]],
+        )
+        record = tf.data.experimental.from_variant(variant, tf.TensorSpec([], "string")).take(1)
         return record.map(lambda data: (row, path, data))
 
     def _parse(self, row: Any, path: Any, data: Any) -> Any:
