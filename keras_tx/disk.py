@@ -23,17 +23,10 @@ def lock(folder: Path, *, wait: bool) -> int | None:
     Returns:
         The lock; None if another process holds it, or there are no locks here.
     """
-    if fcntl is None:
-        return None
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        return descriptor
-    except OSError as error:
-        os.close(descriptor)
-        if isinstance(error, BlockingIOError) or error.errno in NO_LOCKS:
-            return None
-        raise
+        return _lock(folder, wait)
+    except BlockingIOError:
+        return None
 
 
 def unlock(held: int | None) -> None:
@@ -50,6 +43,41 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         unlock(held)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Holds the lock of a folder. Raises BlockingIOError at once if another process holds it."""
+    held = _lock(folder, wait=False)
+    try:
+        yield
+    finally:
+        unlock(held)
+
+
+def _lock(folder: Path, wait: bool) -> int | None:
+    if fcntl is None:
+        return None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        return descriptor
+    except OSError as error:
+        os.close(descriptor)
+        if not isinstance(error, BlockingIOError) and error.errno in NO_LOCKS:
+            return None
+        raise
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Writes a file at one moment: whoever reads it finds the old content or the new one, after a loss of power too."""
+    part = path.with_name(path.name + ".part")
+    with open(part, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    flush(path.parent)
 
 
 def flush(path: Path) -> None:

@@ -22,7 +22,7 @@ ORDER = [
     ["optional"],
     ["distribute_internals", "keras_internals"],
     ["under_strategy"],
-    ["checks", "disk", "functional_graph", "json_text", "locks"],
+    ["checks", "disk", "functional_graph", "json_text", "locks", "progress"],
     ["text"],
     ["data"],
     ["layers"],

@@ -5,6 +5,8 @@ from keras_tx.data.datasets import TextDataset, load_dataset
 from keras_tx.data.masking import mask_tokens
 from keras_tx.data.packing import pack_sequences
 from keras_tx.data.plain_text import PlainText, load_text
+from keras_tx.data.token_reader import read_tokens
+from keras_tx.data.token_writer import write_tokens
 from keras_tx.data.translation import TranslationDataset, load_translation
 
 __all__ = [
@@ -17,4 +19,6 @@ __all__ = [
     "load_translation",
     "mask_tokens",
     "pack_sequences",
+    "read_tokens",
+    "write_tokens",
 ]

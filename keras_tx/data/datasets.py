@@ -1,13 +1,14 @@
-"""Datasets for text classification, from TFDS, JSON lines, CSV or TSV files, or the built-in sample."""
+"""Datasets for text classification, from TFDS, JSON lines, CSV, TSV or Parquet files, or the built-in sample."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_tx.data import from_files, from_tfds, sample, splits
+from keras_tx.data import files, from_files, from_tfds, sample, splits, streams, workers
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -36,41 +37,59 @@ class TextDataset(NamedTuple):
 
 
 def load_dataset(
-    name_or_path: str | PathLike[str] = "sample",
+    name_or_path: files.Names = "sample",
     *,
-    test: str | PathLike[str] | None = None,
+    test: files.Names | None = None,
     data_dir: str | PathLike[str] | None = None,
     text_column: str | None = None,
     label_column: str | None = None,
     test_fraction: float = 0.1,
+    labels: Sequence[str] | None = None,
     seed: int = 0,
+    in_memory: bool = True,
+    num_shards: int | None = None,
+    shard_index: int | None = None,
 ) -> TextDataset:
-    """Loads a dataset for text classification into memory and shuffles its train part.
+    """Loads a dataset for text classification into memory and shuffles its train part, or streams it from files.
 
-    The train part is shuffled because files are often sorted by class. The order is the same in every call and every
-    epoch: add `.shuffle(...)` if epochs should differ. Examples without a label (-1 in TFDS) are left out.
+    In memory, the train part is shuffled because files are often sorted by class. The order is the same in every call
+    and every epoch: add `.shuffle(...)` if epochs should differ. Examples without a label (-1 in TFDS) are left out.
+
+    A stream (`in_memory=False`) reads files row by row, again in each epoch, and needs little memory however large they
+    are. The rows keep the order of the files. If they are sorted by class, shuffle them in the files:
+    `.shuffle(...)` mixes only neighbours.
 
     Args:
         name_or_path: "sample" for the built-in short film reviews; the name of a TFDS dataset such as "imdb_reviews" or
-            "glue/sst2"; or a .jsonl, .csv or .tsv file, also with .gz, with one example in each row. The first row of a
-            .csv or .tsv file names the columns. Labels are strings or integers; the sorted labels are the class names.
-        test: the file of the test part, if `name_or_path` is a file. None: `test_fraction` of each class is held out
-            from that file. With TFDS the test part is the first of the splits "test" and "validation" that has labels,
-            otherwise a part of "train".
+            "glue/sst2"; or a .jsonl, .csv, .tsv or Parquet file, also with .gz or .zst, with one example in each row;
+            or a pattern such as "reviews/*.jsonl.gz", or a list of files and patterns. The first row of a .csv or .tsv
+            file names the columns. Labels are strings or integers; the sorted labels are the class names. Parquet and
+            .zst need pyarrow: `pip install keras-tx[files]`.
+        test: the files of the test part, if `name_or_path` names files. None: `test_fraction` of each class is held out
+            from those; from a stream, every n-th example of the class. With TFDS the test part is the first of the
+            splits "test" and "validation" that has labels, otherwise a part of "train".
         data_dir: the folder in which TFDS keeps prepared datasets. None: the default of TFDS. A prepared dataset needs
             no network.
         text_column: the column or feature with the texts. None: "text" in files; with TFDS it is found by its type.
         label_column: the column or feature with the labels. None: "label" in files; with TFDS it is found by its type.
         test_fraction: the part of the examples, between 0 and 1, to hold out for testing if there is no test part.
-        seed: an integer of at least 0 that decides the order of the train part and which examples are held out.
+        labels: the names of the classes in files, in the order of their ids. None: they are found, for which a stream
+            is read once when it is loaded.
+        seed: an integer of at least 0 that decides the order of the train part and which examples are held out. Not for
+            streams.
+        in_memory: False streams files.
+        num_shards: for streams, the number of workers that share the examples. None: what TF_CONFIG says, or the number
+            of processes of JAX or `torch.distributed`; otherwise one. Each worker reads all files and keeps its rows.
+        shard_index: the part of this worker, from 0; given together with `num_shards`.
 
     Returns:
         A `TextDataset`: `(train, test, labels)`.
 
     Raises:
         FileNotFoundError: there is no such file, or TFDS has not prepared the dataset and cannot download it.
-        TypeError: `name_or_path` is neither a string nor a path.
-        ValueError: an argument or a file is not valid; the message has the line, or suggests similar names.
+        TypeError: `name_or_path` is neither a string nor a path, nor a list of them.
+        ValueError: an argument or a file is not valid; the message has the line, or suggests similar names. When a
+            stream is read, the error is `tf.errors.InvalidArgumentError` with the message.
 
     Examples:
         >>> import pathlib
@@ -78,16 +97,27 @@ def load_dataset(
         >>> train, test, labels = keras_tx.data.load_dataset("reviews.csv", test_fraction=0.5)
         >>> int(train.cardinality()), int(test.cardinality()), labels
         (2, 2, ('0', '1'))
+        >>> stream = keras_tx.data.load_dataset("reviews.c*", test_fraction=0.5, in_memory=False)
+        >>> [(text.decode(), int(label)) for text, label in stream.train.as_numpy_iterator()]
+        [('good', 1), ('bad', 0)]
     """
     rng = splits.generator(seed)
     test_fraction = splits.check_fraction("test_fraction", test_fraction)
-    if not isinstance(name_or_path, (str, PathLike)):
-        raise TypeError(f"`name_or_path` must be a string or a path. Received: name_or_path={name_or_path!r}")
+    streams.check_arguments(in_memory, seed, num_shards, shard_index)
+    if not files.are_names(name_or_path):
+        raise TypeError(
+            f"`name_or_path` must be a string or a path, or a list of them. Received: name_or_path={name_or_path!r}"
+        )
     is_file = from_files.is_path(name_or_path)
     if test is not None and not is_file:
         raise ValueError(
             f"`test` must be None unless `name_or_path` is a file. Received: name_or_path={str(name_or_path)!r}, "
             f"test={str(test)!r}"
+        )
+    if not is_file and (labels is not None or not in_memory):
+        raise ValueError(
+            "`labels` must be None and `in_memory` True unless `name_or_path` names files. Received: "
+            f"name_or_path={str(name_or_path)!r}, labels={labels!r}, in_memory={in_memory}"
         )
     parts: Sequence[list[tuple[Any, Any]]]
     names: tuple[str, ...]
@@ -95,21 +125,45 @@ def load_dataset(
         parts, names = sample.reviews(), sample.LABELS
     elif is_file:
         columns = (text_column or "text", label_column or "label")
-        paths = [Path(path) for path in (name_or_path, test) if path is not None]
-        parts, names = from_files.read(paths, *columns)
+        named = {"name_or_path": name_or_path, "test": test}
+        paths = [files.expand(name, given) for name, given in named.items() if given is not None]
+        if not in_memory:
+            return _streamed(paths, columns, labels, test_fraction, workers.share(num_shards, shard_index))
+        parts, names = from_files.read(paths, *columns, labels)
     else:
         parts, names = from_tfds.read(str(name_or_path), data_dir, text_column, label_column)
-    texts, labels = _columns(parts[0])
+    texts, ids = _columns(parts[0])
     if len(parts) == 2:
-        order = rng.permutation(len(labels))
-        return TextDataset(_dataset(texts, labels, order), _dataset(*_columns(parts[1])), tuple(names))
-    order, held_out = splits.hold_out(labels, test_fraction, rng)
+        order = rng.permutation(len(ids))
+        return TextDataset(_dataset(texts, ids, order), _dataset(*_columns(parts[1])), tuple(names))
+    order, held_out = splits.hold_out(ids, test_fraction, rng)
     if not len(held_out):
         raise ValueError(
             "`name_or_path` must have at least two examples of some class, or `test` must be given. Received: "
-            f"name_or_path={str(name_or_path)!r} with {len(labels)} examples of {len(names)} classes"
+            f"name_or_path={str(name_or_path)!r} with {len(ids)} examples of {len(names)} classes"
         )
-    return TextDataset(_dataset(texts, labels, order), _dataset(texts, labels, held_out), tuple(names))
+    return TextDataset(_dataset(texts, ids, order), _dataset(texts, ids, held_out), tuple(names))
+
+
+def _streamed(
+    paths: list[list[Path]],
+    columns: tuple[str, str],
+    labels: Sequence[str] | None,
+    test_fraction: float,
+    share: tuple[int, int],
+) -> TextDataset:
+    """The dataset of the files of the train part and, if there are any, those of the test part."""
+    names = from_files.class_names((e[1] for e in from_files.examples(paths[0], *columns)), paths[0], labels)
+    to_id = from_files.label_ids(names)
+
+    def rows(held_out: bool) -> Iterator[tuple[str, int]]:
+        found = from_files.examples(paths[-1] if held_out else paths[0], *columns)
+        if len(paths) == 1:
+            found = streams.part(found, test_fraction, held_out, key=lambda example: example[1])
+        return ((example[0], to_id(example)) for example in found)
+
+    train, tested = (streams.stream(partial(rows, part), ["string", "int32"], share) for part in (False, True))
+    return TextDataset(train, tested, names)
 
 
 def _columns(examples: Sequence[tuple[Any, Any]]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,11 +1,16 @@
-"""Reads sentence pairs from parallel files: line 7 of `train.de.gz` is the translation of line 7 of `train.en.gz`."""
+"""Reads sentence pairs from parallel files: line 7 of `train.de.gz` is the translation of line 7 of `train.en.gz`.
+
+Also from tables (.jsonl, .csv, .tsv, Parquet), which have a column for each language.
+"""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain, zip_longest
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
-from keras_tx.data import plain_text
+from keras_tx.data import files
 
 PARTS = {
     "train": ("train",),
@@ -20,6 +25,12 @@ def has_files(name_or_path: str | PathLike[str]) -> bool:
     return isinstance(name_or_path, PathLike) or place.is_dir() or any(_listed(place))
 
 
+def are_tables(names: Any) -> bool:
+    """Whether these are names or patterns of tables."""
+    listed = names if isinstance(names, (list, tuple)) else [names]
+    return files.are_names(names) and all(files.ending(Path(name)) in files.TABLES for name in listed)
+
+
 def find(
     place: str | PathLike[str], source: str | None, target: str | None, prefixes: dict[str, str | None]
 ) -> tuple[dict[str, tuple[Path, Path]], tuple[str, str]]:
@@ -27,7 +38,7 @@ def find(
 
     Args:
         place: a folder, or a folder and the prefix with which the names of the files begin.
-        source, target: the suffixes of the names, without ".gz". One may be None if the folder has only two.
+        source, target: the suffixes of the names, without ".gz" and ".zst". One may be None if the folder has only two.
         prefixes: for each wanted part, the prefix of the names of its files; None is the usual one.
 
     Returns:
@@ -38,14 +49,14 @@ def find(
         FileNotFoundError: there are no files for "train", or for a part whose prefix is given.
         ValueError: the languages are not clear, or several files fit.
     """
-    files: dict[str, dict[str, Path]] = defaultdict(dict)  # by the name without suffix, and language
+    by_stem: dict[str, dict[str, Path]] = defaultdict(dict)  # by the name without suffix, and language
     for stem, language, path in _listed(Path(place)):
-        files[stem][language] = path
-    languages = _languages(place, files, source, target)
+        by_stem[stem][language] = path
+    languages = _languages(place, by_stem, source, target)
     found: dict[str, tuple[Path, Path]] = {}
     for part, prefix in prefixes.items():
-        stems = [stem for stem in files if _belongs(stem, part, prefix) and set(languages) & set(files[stem])]
-        whole = [stem for stem in stems if set(languages) <= set(files[stem])]
+        stems = [stem for stem in by_stem if _belongs(stem, part, prefix) and set(languages) & set(by_stem[stem])]
+        whole = [stem for stem in stems if set(languages) <= set(by_stem[stem])]
         if prefix in whole:
             whole = [prefix]
         if len(whole) > 1:
@@ -54,9 +65,9 @@ def find(
                 f"{str(place)!r} with {whole}"
             )
         if whole:
-            found[part] = (files[whole[0]][languages[0]], files[whole[0]][languages[1]])
+            found[part] = (by_stem[whole[0]][languages[0]], by_stem[whole[0]][languages[1]])
         elif stems or prefix or part == "train":
-            names = [path.name for stem in stems for path in files[stem].values()]
+            names = [path.name for stem in stems for path in by_stem[stem].values()]
             raise FileNotFoundError(
                 f"The files of {part!r} must exist in {languages[0]!r} and {languages[1]!r}. Received: "
                 f"{str(place)!r} with {names}"
@@ -64,19 +75,43 @@ def find(
     return found, languages
 
 
-def read(paths: tuple[Path, Path]) -> list[tuple[str, str]]:
-    """Reads the sentence pairs of two files, in their order."""
-    sides = [plain_text.read(path).split("\n") for path in paths]
-    sides = [lines[:-1] if lines[-1] == "" else lines for lines in sides]  # the last line may have no line break
-    if len(sides[0]) != len(sides[1]):
-        counts = " and ".join(f"{str(path)!r} with {len(lines)}" for path, lines in zip(paths, sides, strict=True))
-        raise ValueError(f"Parallel files must have as many lines as each other. Received: {counts}")
-    return list(zip(sides[0], sides[1], strict=True))
+def expand(argument: str, names: Sequence[files.Names]) -> tuple[list[Path], list[Path]]:
+    """The files of the sources and of the targets, as many of each; `names` has a path, pattern or list for each."""
+    sources, targets = (files.expand(argument, side) for side in names)
+    if len(sources) != len(targets):
+        raise ValueError(
+            f"`{argument}` must name as many files of sources as of targets. Received: {argument}={names!r} with "
+            f"{len(sources)} and {len(targets)}"
+        )
+    return sources, targets
+
+
+def read(paths: tuple[list[Path], list[Path]]) -> Iterator[tuple[str, str]]:
+    """Yields the sentence pairs of parallel files, in their order."""
+    for both in zip(*paths, strict=True):
+        counts = [0, 0]
+        sides = [chain.from_iterable(files.lines(path)) for path in both]
+        for source, target in zip_longest(*sides):
+            if source is None or target is None:
+                counts = [number + sum(1 for _ in side) for number, side in zip(counts, sides, strict=True)]
+                counts[source is None] += 1
+                pairs = zip(both, counts, strict=True)
+                received = " and ".join(f"{str(path)!r} with {count}" for path, count in pairs)
+                raise ValueError(f"Parallel files must have as many lines as each other. Received: {received}")
+            counts = [number + 1 for number in counts]
+            yield source, target
+
+
+def read_tables(paths: list[Path], languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
+    """Yields the sentence pairs of tables, in the order of their rows."""
+    for path in paths:
+        for _, sides in files.columns(path, dict(zip(("source", "target"), languages, strict=True))):
+            yield from zip(*sides, strict=True)
 
 
 def language_of(path: Path) -> str:
-    """The last suffix without ".gz": "de" for "train.tok.de.gz"."""
-    return (path.stem if path.suffix.lower() == ".gz" else path.name).rpartition(".")[2]
+    """The last suffix without ".gz" and ".zst": "de" for "train.tok.de.gz"."""
+    return (path.stem if path.suffix.lower() in files.COMPRESSED else path.name).rpartition(".")[2]
 
 
 def _listed(place: Path) -> Iterator[tuple[str, str, Path]]:
@@ -85,7 +120,8 @@ def _listed(place: Path) -> Iterator[tuple[str, str, Path]]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.name.startswith(start) and path.is_file():
             language = language_of(path)
-            name = path.name[len(start) :].removesuffix(".gz").removesuffix(language)
+            compressed = path.suffix if path.suffix.lower() in files.COMPRESSED else ""
+            name = path.name[len(start) :].removesuffix(compressed).removesuffix(language)
             yield name.strip("._-"), language, path
 
 
@@ -94,11 +130,11 @@ def _belongs(stem: str, part: str, prefix: str | None = None) -> bool:
 
 
 def _languages(
-    place: str | PathLike[str], files: dict[str, dict[str, Path]], source: str | None, target: str | None
+    place: str | PathLike[str], by_stem: dict[str, dict[str, Path]], source: str | None, target: str | None
 ) -> tuple[str, str]:
     """Returns (source, target). If one is None and the files have two languages, it is the other one."""
     if source is None or target is None:
-        pairs = [languages for stem, languages in files.items() if _belongs(stem, "train")]
+        pairs = [languages for stem, languages in by_stem.items() if _belongs(stem, "train")]
         known = sorted({language for languages in pairs if len(languages) > 1 for language in languages})
         others = [language for language in known if language not in (source, target)]
         if len(known) != 2 or len(others) != 1:

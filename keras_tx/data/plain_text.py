@@ -1,22 +1,21 @@
-"""Reads a text file, plain or gzipped, as two strings: for the training and the validation of a language model."""
+"""Reads text files as two strings, or as two streams of lines: for training and validating a language model."""
 
-import gzip
-import zlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from keras_tx.data import sample_scenes, splits
-
-_DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
+from keras_tx.data import files, sample_scenes, splits, streams, workers
 
 
 class PlainText(NamedTuple):
     """A text for training a language model, in two parts, as `load_text` returns it.
 
     Attributes:
-        train: the first part, to train on.
-        validation: the rest.
+        train: the first part, to train on. A `str`; or, if it is streamed, a `tf.data.Dataset` of lines.
+        validation: the rest, in the same form.
 
     Examples:
         >>> text = keras_tx.data.load_text("sample")
@@ -26,56 +25,102 @@ class PlainText(NamedTuple):
         0.1...
     """
 
-    train: str
-    validation: str
+    train: Any
+    validation: Any
 
 
-def load_text(name_or_path: str | PathLike[str] = "sample", *, validation_fraction: float = 0.1) -> PlainText:
-    """Loads a text for training a language model; its end is held out for validation, as in nanoGPT.
+def load_text(
+    name_or_path: files.Names = "sample",
+    *,
+    validation_fraction: float = 0.1,
+    text_column: str = "text",
+    in_memory: bool = True,
+    num_shards: int | None = None,
+    shard_index: int | None = None,
+) -> PlainText:
+    """Loads text for training a language model; a part of it is held out for validation.
+
+    In memory, that part is the end of the text, as in nanoGPT. A stream is read line by line, again in each epoch, and
+    needs little memory however large the files are. Of its lines every n-th one is held out. `write_tokens` converts a
+    stream to token ids once, so that they need not be computed in each epoch.
 
     Args:
-        name_or_path: "sample" for 150 kB of short scenes that come with the package; or a text file in UTF-8, also with
-            .gz.
-        validation_fraction: the fraction of the characters that are held out for validation, between 0 and 1.
+        name_or_path: "sample" for 150 kB of short scenes that come with the package; or a file, a pattern such as
+            "news/*.txt.gz", or a list of these. Files are text in UTF-8; or .jsonl, .csv, .tsv or Parquet files with a
+            text in each row, which counts as one line. All may be compressed as .gz or .zst. Parquet and .zst need
+            pyarrow: `pip install keras-tx[files]`.
+        validation_fraction: the fraction that is held out for validation, between 0 and 1: of the characters, or of the
+            lines of a stream.
+        text_column: the column with the texts in .jsonl, .csv, .tsv and Parquet files.
+        in_memory: False gives two `tf.data.Dataset`s of lines instead of two strings.
+        num_shards: for streams, the number of workers that share the lines. None: what TF_CONFIG says, or the number of
+            processes of JAX or `torch.distributed`; otherwise one. Each worker reads all files and keeps its lines.
+        shard_index: the part of this worker, from 0; given together with `num_shards`.
 
     Returns:
-        A `PlainText`: `(train, validation)`, two strings that together are the whole text.
+        A `PlainText`: `(train, validation)`, two strings that together are the whole text, or two datasets of scalar
+        strings that together have all lines.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        TypeError: `name_or_path` is neither a string nor a path.
-        ValueError: the file is damaged, is not UTF-8 (the error names the line), or is too short to be cut in two.
+        FileNotFoundError: there is no such file, or no file matches a pattern.
+        TypeError: `name_or_path` is neither a string nor a path nor a list of them.
+        ValueError: a file is damaged, is not UTF-8 (the error names the line), lacks the column or has another ending,
+            or the text is too short to be cut in two. When a stream is read, the same errors are those of
+            `tf.data.Dataset.from_generator`, `tf.errors.InvalidArgumentError` with the message.
 
     Examples:
         >>> import pathlib
         >>> _ = pathlib.Path("poem.txt").write_text("So they found it on the wall")
         >>> keras_tx.data.load_text("poem.txt", validation_fraction=0.25)
         PlainText(train='So they found it on t', validation='he wall')
+        >>> _ = pathlib.Path("more.txt").write_text("one\\ntwo\\nthree")
+        >>> lines = keras_tx.data.load_text(["poem.txt", "m*.txt"], validation_fraction=0.5, in_memory=False)
+        >>> [line.decode() for line in lines.train.as_numpy_iterator()]
+        ['So they found it on the wall', 'two']
     """
     validation_fraction = splits.check_fraction("validation_fraction", validation_fraction)
-    if not isinstance(name_or_path, (str, PathLike)):
-        raise TypeError(f"`name_or_path` must be a string or a path. Received: name_or_path={name_or_path!r}")
-    text = sample_scenes.scenes() if name_or_path == "sample" else read(Path(name_or_path))
-    cut = int(len(text) * (1 - validation_fraction))
-    if not 0 < cut < len(text):
-        raise ValueError(
-            "The text must have characters for both parts. Received: "
-            f"{str(name_or_path)!r} of {len(text)} characters, validation_fraction={validation_fraction}"
+    streams.check_arguments(in_memory, 0, num_shards, shard_index)
+    if not files.are_names(name_or_path):
+        raise TypeError(
+            f"`name_or_path` must be a string or a path, or a list of them. Received: name_or_path={name_or_path!r}"
         )
-    return PlainText(text[:cut], text[cut:])
+    paths = [] if name_or_path == "sample" else files.expand("name_or_path", name_or_path)
+    if in_memory:
+        text = _whole(paths, text_column)
+        cut = int(len(text) * (1 - validation_fraction))
+        if not 0 < cut < len(text):
+            raise ValueError(
+                "The text must have characters for both parts. Received: "
+                f"{_short(name_or_path)} of {len(text)} characters, validation_fraction={validation_fraction}"
+            )
+        return PlainText(text[:cut], text[cut:])
+    share = workers.share(num_shards, shard_index)
+
+    def rows(held_out: bool) -> Iterator[tuple[str]]:
+        lines = chain.from_iterable(_batches(paths, text_column))
+        return ((line,) for line in streams.part(lines, validation_fraction, held_out))
+
+    return PlainText(*(streams.stream(partial(rows, held_out), ["string"], share) for held_out in (False, True)))
 
 
-def read(path: Path) -> str:
-    """Reads a UTF-8 file, plain or .gz; removes the byte order mark and ends every line by "\\n"."""
-    if not path.is_file():
-        raise FileNotFoundError(f"The file must exist. Received: {str(path)!r}")
-    opened = gzip.open if path.suffix.lower() == ".gz" else open
-    try:
-        with opened(path, "rb") as file:
-            content = file.read()
-        return content.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"The file must be UTF-8 text. Received: {str(path)!r}, line {line}: {error}") from error
-    except _DAMAGED as error:
-        raise ValueError(f"The file must be a whole gzip file. Received: {str(path)!r}: {error}") from error
+def _short(name_or_path: files.Names) -> str:
+    return repr(str(name_or_path) if isinstance(name_or_path, PathLike) else name_or_path)
+
+
+def _whole(paths: Sequence[Path], text_column: str) -> str:
+    """The text of all files, the sample if there are none; each file but the last ends in a line break."""
+    texts = [sample_scenes.scenes()] if not paths else []
+    for path in paths:
+        if files.ending(path) in files.TABLES:
+            texts.append("\n".join(chain.from_iterable(files.column(path, text_column))))
+        else:
+            texts.append(files.text(path))
+    return "".join(text if text.endswith("\n") else text + "\n" for text in texts[:-1]) + texts[-1]
+
+
+def _batches(paths: Sequence[Path], text_column: str) -> Iterator[list[str]]:
+    """The lines of all files, or of the sample, in lists."""
+    if not paths:
+        yield sample_scenes.scenes().splitlines()
+    for path in paths:
+        yield from files.column(path, text_column) if files.ending(path) in files.TABLES else files.lines(path)

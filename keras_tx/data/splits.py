@@ -15,9 +15,14 @@ def check_fraction(name: str, value: Any) -> float:
 
 def generator(seed: Any) -> np.random.Generator:
     """Returns the generator of random numbers for a seed."""
+    return np.random.default_rng(check_seed(seed))
+
+
+def check_seed(seed: Any) -> int:
+    """Returns `seed` as an `int` if it is an integer of at least 0."""
     if isinstance(seed, bool) or not isinstance(seed, Integral) or int(seed) < 0:
         raise ValueError(f"`seed` must be an integer of at least 0. Received: seed={seed!r}")
-    return np.random.default_rng(int(seed))
+    return int(seed)
 
 
 def hold_out(labels: np.ndarray, fraction: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

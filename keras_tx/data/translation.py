@@ -1,19 +1,20 @@
 """Datasets of sentences and their translations, from parallel files, TFDS or the built-in sample."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_tx.data import from_tfds, parallel_files, sample_pairs, splits
+from keras_tx.data import files, from_tfds, parallel_files, sample_pairs, splits, streams, workers
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
 
 Parts = dict[str, list[tuple[Any, Any]]]  # "train", "validation" and "test" -> pairs
+Readers = dict[str, Callable[[], Iterator[tuple[str, str]]]]  # the same -> a function that begins to read pairs
 
 
 class TranslationDataset(NamedTuple):
@@ -38,37 +39,51 @@ class TranslationDataset(NamedTuple):
 
 
 def load_translation(
-    name_or_path: str | PathLike[str] | Sequence[str | PathLike[str]] = "sample",
+    name_or_path: files.Names | Sequence[files.Names] = "sample",
     *,
     source: str | None = None,
     target: str | None = None,
     data_dir: str | PathLike[str] | None = None,
-    validation: str | Sequence[str | PathLike[str]] | None = None,
-    test: str | Sequence[str | PathLike[str]] | None = None,
+    validation: files.Names | Sequence[files.Names] | None = None,
+    test: files.Names | Sequence[files.Names] | None = None,
     test_fraction: float = 0.05,
     seed: int = 0,
+    in_memory: bool = True,
+    num_shards: int | None = None,
+    shard_index: int | None = None,
 ) -> TranslationDataset:
-    """Loads sentence pairs into memory and shuffles the train part.
+    """Loads sentence pairs into memory and shuffles the train part, or streams them from files.
 
     Pairs with an empty sentence are left out of the train part, and a warning has their number. Validation and test
     keep every line in its place, because BLEU compares line by line.
+
+    A stream (`in_memory=False`) reads files line by line, again in each epoch, and needs little memory however large
+    they are. Its pairs keep the order of the files.
 
     Args:
         name_or_path: "sample" for the built-in 6,600 pairs of English and Tavic, an invented language; the name of a
             TFDS dataset such as "ted_hrlr_translate/pt_to_en"; a folder of parallel files (UTF-8, one sentence per
             line) whose names consist of part and language, such as `train.en.gz`, `train.de.gz`, `val.en.gz` and
-            `test_2016.en.gz`; such a folder and a prefix that the names begin with, such as "corpus/news."; or the two
-            files of the train part, source and target.
-        source: the source language: the last suffix of the files, or a language of the sample or the TFDS dataset.
-            None: of two languages, the one that is not `target`; the sample and TFDS have a default direction.
+            `test_2016.en.gz`; such a folder and a prefix that the names begin with, such as "corpus/news."; the two
+            files of the train part, source and target, or two patterns or two lists of files; or .jsonl, .csv, .tsv or
+            Parquet files that have a column for each language: one, a pattern, or a list. Files may be compressed as
+            .gz or .zst. Parquet and .zst need pyarrow: `pip install keras-tx[files]`.
+        source: the source language: the last suffix of the files, the name of the column, or a language of the sample
+            or the TFDS dataset. None: of two languages, the one that is not `target`; the sample and TFDS have a
+            default direction.
         target: the target language, likewise.
         data_dir: the folder in which TFDS keeps prepared datasets. None: the default of TFDS. A prepared dataset needs
             no network.
-        validation: the two files of the validation part, or, with a folder, the prefix of their names.
-        test: the two files of the test part, or the prefix of their names, such as "test_2017".
+        validation: the two files of the validation part, or its tables, or, with a folder, the prefix of their names.
+        test: the two files of the test part, its tables, or the prefix of their names, such as "test_2017".
         test_fraction: the fraction of the pairs, between 0 and 1, to hold out for validation if there are no files for
-            it, and likewise for test.
-        seed: an integer of at least 0 that decides the order of the train part and which pairs are held out.
+            it, and likewise for test. From a stream, every n-th pair.
+        seed: an integer of at least 0 that decides the order of the train part and which pairs are held out. Not for
+            streams.
+        in_memory: False streams files.
+        num_shards: for streams, the number of workers that share the pairs. None: what TF_CONFIG says, or the number of
+            processes of JAX or `torch.distributed`; otherwise one. Each worker reads all files and keeps its pairs.
+        shard_index: the part of this worker, from 0; given together with `num_shards`.
 
     Returns:
         A `TranslationDataset`: `(train, validation, test, languages)`.
@@ -76,7 +91,8 @@ def load_translation(
     Raises:
         FileNotFoundError: a file is missing, or TFDS has not prepared the dataset and cannot download it.
         TypeError: `name_or_path` is neither a string, a path nor two of them.
-        ValueError: an argument or a file is not valid; the message has the file and line.
+        ValueError: an argument or a file is not valid; the message has the file and line. When a stream is read, the
+            error is `tf.errors.InvalidArgumentError` with the message.
 
     Examples:
         >>> import pathlib
@@ -91,9 +107,14 @@ def load_translation(
     """
     rng = splits.generator(seed)
     test_fraction = splits.check_fraction("test_fraction", test_fraction)
+    streams.check_arguments(in_memory, seed, num_shards, shard_index)
     chosen = {"validation": validation, "test": test}
-    if _is_pair(name_or_path):
-        parts, languages = _from_files({"train": name_or_path, **chosen}, source, target)
+    readers: Readers = {}
+    parts: Parts = {}
+    if parallel_files.are_tables(name_or_path):
+        readers, languages = _of_tables({"train": name_or_path, **chosen}, source, target)
+    elif _is_pair(name_or_path):
+        readers, languages = _of_files({"train": name_or_path, **chosen}, source, target)
     elif not isinstance(name_or_path, (str, PathLike)):
         raise TypeError(
             "`name_or_path` must be a string, a path, or two of them for the two files of the train part. Received: "
@@ -101,19 +122,27 @@ def load_translation(
         )
     elif name_or_path != "sample" and parallel_files.has_files(name_or_path):
         prefixes: Any = {part: name for part, name in {"train": None, **chosen}.items() if not _is_pair(name)}
-        files, languages = parallel_files.find(name_or_path, source, target, prefixes)
-        parts, languages = _from_files({**chosen, **files}, *languages)
+        found, languages = parallel_files.find(name_or_path, source, target, prefixes)
+        readers, languages = _of_files({**chosen, **found}, *languages)
     elif validation is not None or test is not None:
         raise ValueError(
             "`validation` and `test` must be None unless `name_or_path` names files. Received: "
             f"name_or_path={name_or_path!r}, validation={validation!r}, test={test!r}"
         )
+    elif not in_memory:
+        raise ValueError(
+            "`in_memory` must be True unless `name_or_path` names files. Received: "
+            f"name_or_path={name_or_path!r}, in_memory=False"
+        )
     elif name_or_path == "sample":
         parts, languages = _directed(sample_pairs.pairs(), sample_pairs.LANGUAGES, source, target)
     else:
-        found, both = from_tfds.read_pairs(str(name_or_path), data_dir)
-        parts, languages = _directed(found, both, source, target)
-    parts["train"] = _without_empty(parts["train"])
+        of_tfds, both = from_tfds.read_pairs(str(name_or_path), data_dir)
+        parts, languages = _directed(of_tfds, both, source, target)
+    if not in_memory:
+        return _streamed(readers, languages, test_fraction, workers.share(num_shards, shard_index))
+    parts |= {part: list(read()) for part, read in readers.items()}
+    parts["train"] = list(_without_empty(parts["train"]))
     order = rng.permutation(len(parts["train"]))
     for part in ("test", "validation"):
         if part not in parts:
@@ -134,16 +163,53 @@ def _is_pair(paths: Any) -> bool:
     return isinstance(paths, (tuple, list)) and len(paths) == 2
 
 
-def _from_files(files: dict[str, Any], source: str | None, target: str | None) -> tuple[Parts, tuple[str, str]]:
-    """Reads the files of each part. The languages, if not given, are the last suffixes of the train part's files."""
-    parts: Parts = {}
-    for part, paths in files.items():
-        if _is_pair(paths):
-            parts[part] = parallel_files.read((Path(paths[0]), Path(paths[1])))
-        elif paths is not None:
-            raise ValueError(f"`{part}` must be two files where `name_or_path` is. Received: {part}={paths!r}")
-    suffixes = [parallel_files.language_of(Path(path)) for path in files["train"]]
-    return parts, (source or suffixes[0], target or suffixes[1])
+def _of_files(given: dict[str, Any], source: str | None, target: str | None) -> tuple[Readers, tuple[str, str]]:
+    """Functions that read each part. The languages, if not given, are the last suffixes of the train part's files."""
+    paths: dict[str, Any] = {}
+    for part, names in given.items():
+        if _is_pair(names):
+            paths[part] = parallel_files.expand("name_or_path" if part == "train" else part, names)
+        elif names is not None:
+            raise ValueError(f"`{part}` must be two files where `name_or_path` is. Received: {part}={names!r}")
+    suffixes = [parallel_files.language_of(side[0]) for side in paths["train"]]
+    readers: Readers = {part: partial(parallel_files.read, both) for part, both in paths.items()}
+    return readers, (source or suffixes[0], target or suffixes[1])
+
+
+def _of_tables(given: dict[str, Any], source: str | None, target: str | None) -> tuple[Readers, tuple[str, str]]:
+    """Functions that read each part from tables with columns `source` and `target`."""
+    if source is None or target is None:
+        raise ValueError(
+            "`source` and `target` must be given for tables, the columns of the two languages. Received: "
+            f"source={source!r}, target={target!r}, name_or_path={given['train']!r}"
+        )
+    readers: Readers = {}
+    for part, names in given.items():
+        if names is not None:
+            paths = files.expand("name_or_path" if part == "train" else part, names)
+            readers[part] = partial(parallel_files.read_tables, paths, (source, target))
+    return readers, (source, target)
+
+
+def _streamed(
+    readers: Readers, languages: tuple[str, str], test_fraction: float, share: tuple[int, int]
+) -> TranslationDataset:
+    """The streams of train, validation and test."""
+
+    def rows(part: str) -> Iterator[Any]:
+        if part in readers and part != "train":
+            return readers[part]()
+        found: Iterator[Any] = _without_empty(readers["train"]())
+        for other in ("test", "validation"):
+            if other not in readers:
+                if part == other:
+                    return streams.part(found, test_fraction, held_out=True)
+                found = streams.part(found, test_fraction, held_out=False)
+        return found
+
+    parts = ("train", "validation", "test")
+    train, held_out, tested = (streams.stream(partial(rows, part), ["string", "string"], share) for part in parts)
+    return TranslationDataset(train, held_out, tested, languages)
 
 
 def _directed(
@@ -161,15 +227,20 @@ def _directed(
     return turned, (languages[1], languages[0])
 
 
-def _without_empty(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    empty = [line for line, pair in enumerate(pairs, start=1) if not all(side.strip() for side in pair)]
+def _without_empty(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    count, empty, first = 0, 0, 0
+    for pair in pairs:
+        count += 1
+        if all(side.strip() for side in pair):
+            yield pair
+        else:
+            empty, first = empty + 1, first or count
     if empty:
         warnings.warn(
-            f"{len(empty)} of {len(pairs)} pairs have an empty side and are left out of the train part, the first in "
-            f"line {empty[0]}",
+            f"{empty} of {count} pairs have an empty side and are left out of the train part, the first in line "
+            f"{first}",
             stacklevel=3,
         )
-    return [pair for pair in pairs if all(side.strip() for side in pair)]
 
 
 def _dataset(pairs: list[tuple[Any, Any]]) -> Any:

@@ -128,15 +128,20 @@ class BertTokenizer(Tokenizer):
         return cls(**(read_arguments(directory) | overrides))
 
     @classmethod
-    def train(cls, texts: Any, vocabulary_size: int, *, lowercase: bool = True, **options: Any) -> Self:
+    def train(
+        cls, texts: Any, vocabulary_size: int, *, lowercase: bool = True, verbose: int = 0, **options: Any
+    ) -> Self:
         """Learns a vocabulary from texts: the special tokens, the characters, then frequent pieces.
 
-        The same texts give the same vocabulary on every machine.
+        The same texts give the same vocabulary on every machine. With more than a million different words the rarest
+        are forgotten, so that the memory is bounded.
 
         Args:
-            texts: an iterable of `str`, or a `tf.data.Dataset` of strings.
+            texts: an iterable of `str`, such as a generator; or a `tf.data.Dataset` of strings, such as
+                `load_text(..., in_memory=False).train`. They are read once, one by one.
             vocabulary_size: the largest number of tokens. Small amounts of text give fewer tokens.
             lowercase: whether to lowercase texts, here and in the tokenizer.
+            verbose: 1 shows a progress bar, 0 does not.
             options: further arguments of the constructor.
 
         Raises:
@@ -158,6 +163,7 @@ class BertTokenizer(Tokenizer):
             texts,
             vocabulary_size,
             empty.vocabulary,
+            verbose,
             lowercase=empty.lowercase,
             strip_accents=empty.strip_accents,
             handle_chinese_chars=empty.split_chinese,

@@ -101,7 +101,9 @@ class BytePairTokenizer(JsonTokenizer):
             raise ValueError(f"`definition` must be byte-level byte pairs. Received: {found}")
 
     @classmethod
-    def train(cls, texts: Any, vocabulary_size: int, *, min_frequency: int = 2, **options: Any) -> Self:
+    def train(
+        cls, texts: Any, vocabulary_size: int, *, min_frequency: int = 2, verbose: int = 0, **options: Any
+    ) -> Self:
         """Learns a vocabulary from texts: the special tokens, the 256 bytes, then frequent merges.
 
         `decode` gives every text back exactly, special tokens included: they are split like other text unless
@@ -109,9 +111,11 @@ class BytePairTokenizer(JsonTokenizer):
         in a TensorFlow graph. The same texts give the same vocabulary.
 
         Args:
-            texts: an iterable of `str`, or a `tf.data.Dataset` of strings.
+            texts: an iterable of `str`, such as a generator; or a `tf.data.Dataset` of strings, such as
+                `load_text(..., in_memory=False).train`. They are read once, one by one.
             vocabulary_size: the largest number of tokens. Small amounts of text give fewer tokens.
             min_frequency: how often two tokens must stand together to be merged.
+            verbose: 1 shows a progress bar, 0 does not.
             options: further arguments of the constructor. The special tokens are `pad_token="<pad>"`,
                 `cls_token="<s>"` and `sep_token="</s>"` unless others are given; None leaves a token out.
 
@@ -133,7 +137,7 @@ class BytePairTokenizer(JsonTokenizer):
         options = {"split_special_tokens": True} | options
         defaults = {role: token for role, token in OF_PIECES.items() if role != "unknown_token"}
         special = special_tokens(defaults, options, whole=True)
-        return cls(train_byte_pairs(texts, vocabulary_size, min_frequency, special), **(options | special))
+        return cls(train_byte_pairs(texts, vocabulary_size, min_frequency, special, verbose), **(options | special))
 
     @classmethod
     def _read_arguments(cls, folder: Path) -> dict[str, Any]:

@@ -128,15 +128,19 @@ class CharacterTokenizer(JsonTokenizer):
         return cls(character_definition(model, special), **(options | special))
 
     @classmethod
-    def train(cls, texts: Any, vocabulary_size: int | None = None, *, min_frequency: int = 1, **options: Any) -> Self:
+    def train(
+        cls, texts: Any, vocabulary_size: int | None = None, *, min_frequency: int = 1, verbose: int = 0, **options: Any
+    ) -> Self:
         """Learns a vocabulary from texts: the special tokens, then the characters, the most frequent first.
 
         Rows begin with `cls_token` and end with `sep_token`. The same texts give the same vocabulary.
 
         Args:
-            texts: an iterable of `str`, or a `tf.data.Dataset` of strings.
+            texts: an iterable of `str`, such as a generator; or a `tf.data.Dataset` of strings, such as
+                `load_text(..., in_memory=False).train`. They are read once, one by one.
             vocabulary_size: the largest number of tokens. None: all characters of the texts.
             min_frequency: how often a character must occur.
+            verbose: 1 shows a progress bar, 0 does not.
             options: further arguments of the constructor. The special tokens are `pad_token="[PAD]"`,
                 `unknown_token="[UNK]"`, `cls_token="[SOS]"` and `sep_token="[EOS]"` unless others are given; None
                 leaves a token out.
@@ -152,7 +156,7 @@ class CharacterTokenizer(JsonTokenizer):
             ['[PAD]', '[UNK]', '[EOS]', ' ', 'o', 't', 'b', 'e', 'n', 'r']
         """
         special = special_tokens(OF_WORDS, options, ("unknown_token",), whole=True)
-        return cls(train_characters(texts, vocabulary_size, min_frequency, special), **(options | special))
+        return cls(train_characters(texts, vocabulary_size, min_frequency, special, verbose), **(options | special))
 
     @classmethod
     def _read_arguments(cls, folder: Path) -> dict[str, Any]:

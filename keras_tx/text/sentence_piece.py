@@ -103,7 +103,7 @@ class SentencePieceTokenizer(JsonTokenizer):
         check_normalizer(self.parts["normalizer"], "definition")
 
     @classmethod
-    def train(cls, texts: Any, vocabulary_size: int, **options: Any) -> Self:
+    def train(cls, texts: Any, vocabulary_size: int, *, verbose: int = 0, **options: Any) -> Self:
         """Learns a vocabulary from texts by SentencePiece: the special tokens, 256 bytes, then frequent pieces.
 
         The model is byte-pair encoding over characters; characters without a token become bytes. Spaces are characters
@@ -113,9 +113,12 @@ class SentencePieceTokenizer(JsonTokenizer):
         give the same vocabulary.
 
         Args:
-            texts: an iterable of `str`, or a `tf.data.Dataset` of strings. No token spans two of their lines.
+            texts: an iterable of `str`, such as a generator; or a `tf.data.Dataset` of strings, such as
+                `load_text(..., in_memory=False).train`. They are read once, one by one. No token spans two of their
+                lines. With more than a million different words the rarest are forgotten.
             vocabulary_size: the largest number of tokens. Small amounts of text give fewer tokens. Rare characters get
                 no token.
+            verbose: 1 shows a progress bar, 0 does not.
             options: further arguments of the constructor. The special tokens are `pad_token="<pad>"`,
                 `unknown_token="<unk>"`, `cls_token="<s>"` and `sep_token="</s>"` unless others are given; None leaves
                 a token out.
@@ -137,7 +140,7 @@ class SentencePieceTokenizer(JsonTokenizer):
         """
         options = {"split_special_tokens": True} | options
         special = special_tokens(OF_PIECES, options, whole=True)
-        return cls(train_pieces(texts, vocabulary_size, special), **(options | special))
+        return cls(train_pieces(texts, vocabulary_size, special, verbose), **(options | special))
 
     @classmethod
     def _read_arguments(cls, folder: Path) -> dict[str, Any]:

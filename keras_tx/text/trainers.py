@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from keras_tx import checks
+from keras_tx import checks, progress
 from keras_tx.optional import Lazy
 from keras_tx.text.argument_checks import check_boolean
 from keras_tx.text.byte_pair_graph import BYTES
 from keras_tx.text.definition import build_definition
 from keras_tx.text.sentencepiece_model import BYTE_PIECES, SPACE, merges_of, read_model
 from keras_tx.text.tokenizer_json import parse_tokenizer_json
-from keras_tx.text.vocabulary import each_string
+from keras_tx.text.vocabulary import each_string, frequent_parts
 from keras_tx.text.word_level_graph import EACH_CHARACTER
 
 tokenizers = Lazy("tokenizers", extra="text")
@@ -38,6 +38,7 @@ def train_words(
     special: dict[str, str],
     steps: dict[str, Any],
     split_special_tokens: bool,
+    verbose: Any = 0,
 ) -> dict[str, Any]:
     """Learns the most frequent words; of equally frequent ones the first in the order of the code points.
 
@@ -48,6 +49,7 @@ def train_words(
         special: the special tokens, which come first.
         steps: the normalizer and the pre-tokenizer, in the form of a tokenizer.json.
         split_special_tokens: whether the special tokens in `texts` are split into words.
+        verbose: whether to show the number of texts while they are read, in all these functions.
     """
     room = _room(vocabulary_size, special)
     frequency = checks.positive_int("min_frequency", min_frequency)
@@ -57,7 +59,7 @@ def train_words(
     trainer = tokenizers.trainers.WordLevelTrainer(
         vocab_size=vocabulary_size, min_frequency=frequency, special_tokens=[], show_progress=False
     )
-    tokenizer.train_from_iterator(each_string(texts), trainer)
+    tokenizer.train_from_iterator(progress.shown(each_string(texts), "text", verbose), trainer)
     id_of = tokenizer.get_vocab(with_added_tokens=False)
     words = [word for word in sorted(id_of, key=id_of.__getitem__) if word not in special.values()][:room]
     if not words:
@@ -66,13 +68,13 @@ def train_words(
 
 
 def train_characters(
-    texts: Any, vocabulary_size: int | None, min_frequency: int, special: dict[str, str]
+    texts: Any, vocabulary_size: int | None, min_frequency: int, special: dict[str, str], verbose: Any = 0
 ) -> dict[str, Any]:
     """Learns the most frequent characters; the arguments are those of `train_words`. No size: all characters."""
     room = None if vocabulary_size is None else _room(vocabulary_size, special)
     frequency = checks.positive_int("min_frequency", min_frequency)
     counts: Counter[str] = Counter()
-    for text in each_string(texts):
+    for text in progress.shown(each_string(texts), "text", verbose):
         counts.update(text)
     characters = [character for character in _by_frequency(counts) if counts[character] >= frequency][:room]
     if not characters:
@@ -85,7 +87,9 @@ def character_definition(model: dict[str, Any], special: dict[str, str]) -> dict
     return build_definition(model, special, pre_tokenizer=EACH_CHARACTER, decoder={"type": "Fuse"})
 
 
-def train_byte_pairs(texts: Any, vocabulary_size: int, min_frequency: int, special: dict[str, str]) -> dict[str, Any]:
+def train_byte_pairs(
+    texts: Any, vocabulary_size: int, min_frequency: int, special: dict[str, str], verbose: Any = 0
+) -> dict[str, Any]:
     """Learns merges of bytes, as for GPT-2; the vocabulary is the special tokens, the 256 bytes, then the merges.
 
     Args:
@@ -105,7 +109,7 @@ def train_byte_pairs(texts: Any, vocabulary_size: int, min_frequency: int, speci
         initial_alphabet=BYTES,
         show_progress=False,
     )
-    lines = _parts_of(texts, special)
+    lines = _parts_of(texts, special, verbose)
     tokenizer.train_from_iterator(lines, trainer)
     trained = json.loads(tokenizer.to_str())
     if len(trained["model"]["vocab"]) == len(BYTES) + len(set(special.values())):
@@ -114,7 +118,7 @@ def train_byte_pairs(texts: Any, vocabulary_size: int, min_frequency: int, speci
     return build_definition(trained["model"], special, pre_tokenizer=trained["pre_tokenizer"], decoder=decoder)
 
 
-def train_pieces(texts: Any, vocabulary_size: int, special: dict[str, str]) -> dict[str, Any]:
+def train_pieces(texts: Any, vocabulary_size: int, special: dict[str, str], verbose: Any = 0) -> dict[str, Any]:
     """Learns merges of characters by SentencePiece; the vocabulary is the special tokens, 256 bytes, then the pieces.
 
     Spaces are characters of pieces like any other, and characters without a piece become bytes, so that every text
@@ -126,10 +130,13 @@ def train_pieces(texts: Any, vocabulary_size: int, special: dict[str, str]) -> d
         special: the special tokens, which come first. Texts are split at them, so no merge gives one.
     """
     room = _room(vocabulary_size, special, len(BYTE_PIECES))
-    lines = [part for text in _parts_of(texts, special) for part in re.split(CUTS, text) if part]
+    words = frequent_parts(
+        _words_with_spaces(part) for text in _parts_of(texts, special, verbose) for part in re.split(CUTS, text) if part
+    )
     counts: Counter[str] = Counter()
-    for line in lines:
-        counts.update(line)
+    for word, count in words.items():
+        for character in word:
+            counts[character] += count
     kept, total = set[str](), 0
     for character in _by_frequency(counts)[:room]:
         if total >= COVERAGE * counts.total():
@@ -140,8 +147,11 @@ def train_pieces(texts: Any, vocabulary_size: int, special: dict[str, str]) -> d
         raise ValueError(f"`texts` must hold at least one character. Received: texts={reprlib.repr(texts)}")
     rare = "".join(re.escape(character) for character in counts if character not in kept)
     if rare:
-        lines = [part for line in lines for part in re.split(f"[{rare}]", line) if part]
-    pieces = [piece for piece in _train_sentencepiece(lines, room) if piece not in BYTE_PIECES]
+        whole, words = words, Counter()
+        for word, count in whole.items():
+            for part in filter(None, re.split(f"[{rare}]", word)):
+                words[part] += count
+    pieces = [piece for piece in _train_sentencepiece(words, room) if piece not in BYTE_PIECES]
     vocabulary = [*dict.fromkeys(special.values()), *BYTE_PIECES, *pieces]
     id_of = {token: i for i, token in enumerate(vocabulary)}
     merges = merges_of(id_of, {*special.values(), *BYTE_PIECES})
@@ -152,11 +162,18 @@ def train_pieces(texts: Any, vocabulary_size: int, special: dict[str, str]) -> d
     return build_definition(model | unknown | affixes, special, decoder=steps)
 
 
-def _train_sentencepiece(lines: list[str], room: int) -> list[str]:
+def _words_with_spaces(line: str) -> list[str]:
+    """Splits as SentencePiece does: every space begins a word."""
+    first, *others = line.split(" ")
+    return [*([first] if first else []), *(" " + other for other in others)]
+
+
+def _train_sentencepiece(words: Counter[str], room: int) -> list[str]:
     """The pieces that SentencePiece learns, in the order of their ids, with spaces as they are; without "<unk>"."""
     file = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
+        sentence_iterator=(f"{word}\t{words[word]}" for word in sorted(words)),
+        input_format="tsv",
         model_writer=file,
         model_type="bpe",
         vocab_size=1 + len(BYTE_PIECES) + room,
@@ -205,9 +222,9 @@ def _by_frequency(counts: Counter[str]) -> list[str]:
     return sorted(counts, key=lambda character: (-counts[character], character))
 
 
-def _parts_of(texts: Any, special: dict[str, str]) -> Iterator[str]:
+def _parts_of(texts: Any, special: dict[str, str], verbose: Any) -> Iterator[str]:
     """The texts, split at the special tokens."""
     tokens = sorted(special.values(), key=lambda token: -len(token))
     pattern = re.compile("|".join(map(re.escape, tokens)) or r"\Z\A")
-    for text in each_string(texts):
+    for text in progress.shown(each_string(texts), "text", verbose):
         yield from filter(None, pattern.split(text))

@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from keras_tx import checks
+from keras_tx import checks, progress
 from keras_tx.optional import Lazy
 from keras_tx.text.python_inputs import is_encodable
 
 tokenizers = Lazy("tokenizers", extra="text")
 
+MOST_PARTS = 2**20  # different parts of texts that are counted
+REPEATED = 1000  # words in a string
+BATCH = 256  # texts that come from tf.data at a time
 PREFIX = "##"  # marks a piece that continues a word
 LONGEST = 256  # bytes of a token of WordPiece in TensorFlow Text, without the prefix
 SPECIAL_TOKENS = {  # in the order of a trained vocabulary
@@ -82,7 +85,9 @@ def check_vocabulary(vocabulary: Sequence[str], needed: dict[str, str], lines: b
     return tokens
 
 
-def train_vocabulary(texts: Any, vocabulary_size: int, special_tokens: list[str], **normalizer: Any) -> list[str]:
+def train_vocabulary(
+    texts: Any, vocabulary_size: int, special_tokens: list[str], verbose: Any = 0, **normalizer: Any
+) -> list[str]:
     """Learns a vocabulary with the `tokenizers` library: special tokens, characters, then merges by frequency.
 
     The same texts give the same vocabulary in the same order. For that, every character gets its id beforehand: the
@@ -92,6 +97,7 @@ def train_vocabulary(texts: Any, vocabulary_size: int, special_tokens: list[str]
         texts: iterable of str, or a `tf.data.Dataset` of strings, batched or not.
         vocabulary_size: the largest number of tokens; rare characters are left out if there are too many.
         special_tokens: the first tokens.
+        verbose: whether to show the number of texts while they are read.
         normalizer: the options of `tokenizers.normalizers.BertNormalizer`.
 
     Raises:
@@ -107,10 +113,7 @@ def train_vocabulary(texts: Any, vocabulary_size: int, special_tokens: list[str]
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token=special_tokens[0]))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(clean_text=True, **normalizer)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    words: Counter[str] = Counter()
-    for text in each_string(texts):
-        normal = tokenizer.normalizer.normalize_str(text)
-        words.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
+    words = count_words(progress.shown(each_string(texts), "text", verbose), tokenizer)
     if not words:
         raise ValueError(f"`texts` must hold at least one word. Received: texts={texts!r:.200}")
     alphabet, continued = _alphabet(words, vocabulary_size - len(special_tokens))
@@ -123,9 +126,42 @@ def train_vocabulary(texts: Any, vocabulary_size: int, special_tokens: list[str]
         show_progress=False,
     )
     tokenizer.normalizer = None  # the words are normalized already
-    tokenizer.train_from_iterator(_repeated(words), trainer, length=words.total())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()  # and they are words
+    tokenizer.train_from_iterator(_repeated(words), trainer)
     id_of = tokenizer.get_vocab(with_added_tokens=True)
     return sorted(id_of, key=id_of.__getitem__)
+
+
+def count_words(texts: Iterable[str], tokenizer: Any) -> Counter[str]:
+    """How often each word occurs that the normalizer and the pre-tokenizer of a `tokenizers.Tokenizer` find.
+
+    No word of BERT spans a space and none depends on what is beyond one, so every string between spaces is normalized
+    and split only once.
+    """
+    words: Counter[str] = Counter()
+    for chunk, count in frequent_parts(text.split(" ") for text in texts).items():
+        normal = tokenizer.normalizer.normalize_str(chunk)
+        for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal):
+            words[word] += count
+    return words
+
+
+def frequent_parts(texts: Iterable[Iterable[str]], most: int = MOST_PARTS) -> Counter[str]:
+    """How often each part occurs. With more than `most` different parts, the rarest so far are forgotten.
+
+    Args:
+        texts: the parts of each text.
+        most: the number of different parts that are counted, which bounds the memory. Whenever there are more, as many
+            of the rarest are forgotten that half of `most` remain, or fewer if some are equally rare.
+    """
+    counts: Counter[str] = Counter()
+    for parts in texts:
+        counts.update(parts)
+        if len(counts) > most:
+            values = np.fromiter(counts.values(), "int64", len(counts))
+            limit = np.partition(values, -(most // 2) - 1)[-(most // 2) - 1]
+            counts = Counter({part: count for part, count in counts.items() if count > limit})
+    return counts
 
 
 def _alphabet(words: Counter[str], room: int) -> tuple[list[str], list[str]]:
@@ -152,7 +188,10 @@ def each_string(texts: Any) -> Iterator[str]:
     """
     if isinstance(texts, (str, bytes)) or not isinstance(texts, Iterable):
         raise TypeError(f"`texts` must be an iterable of strings, not one string. Received: texts={texts!r:.200}")
-    items = texts.as_numpy_iterator() if hasattr(texts, "as_numpy_iterator") else texts
+    items: Any = texts
+    if hasattr(texts, "as_numpy_iterator"):
+        is_scalar = getattr(getattr(texts, "element_spec", None), "shape", None) == ()
+        items = (items.batch(BATCH) if is_scalar else items).as_numpy_iterator()  # one by one takes ten times longer
     for item in items:
         for text in np.ravel(item) if isinstance(item, np.ndarray) else [item]:
             if not isinstance(text, (str, bytes)):
@@ -164,5 +203,7 @@ def each_string(texts: Any) -> Iterator[str]:
 
 
 def _repeated(words: Counter[str]) -> Iterator[str]:
+    """Each word as often as it occurs, many in one string, because the library takes long for each string."""
     for word in sorted(words):
-        yield from [word] * words[word]
+        for start in range(0, words[word], REPEATED):
+            yield " ".join([word] * min(REPEATED, words[word] - start))

@@ -131,6 +131,7 @@ class WordLevelTokenizer(JsonTokenizer):
         min_frequency: int = 1,
         normalizer: Any = None,
         pre_tokenizer: Any = "Whitespace",
+        verbose: int = 0,
         **options: Any,
     ) -> Self:
         """Learns a vocabulary from texts: the special tokens, then the most frequent words.
@@ -138,11 +139,13 @@ class WordLevelTokenizer(JsonTokenizer):
         Rows begin with `cls_token` and end with `sep_token`. The same texts give the same vocabulary.
 
         Args:
-            texts: an iterable of `str`, or a `tf.data.Dataset` of strings.
+            texts: an iterable of `str`, such as a generator; or a `tf.data.Dataset` of strings, such as
+                `load_text(..., in_memory=False).train`. They are read once, one by one.
             vocabulary_size: the largest number of tokens. Small amounts of text give fewer tokens.
             min_frequency: how often a word must occur.
             normalizer: what changes texts before they are split; see `from_vocabulary`.
             pre_tokenizer: what splits texts into words; see `from_vocabulary`.
+            verbose: 1 shows a progress bar, 0 does not.
             options: further arguments of the constructor. The special tokens are `pad_token="[PAD]"`,
                 `unknown_token="[UNK]"`, `cls_token="[SOS]"` and `sep_token="[EOS]"` unless others are given; None
                 leaves a token out.
@@ -160,7 +163,7 @@ class WordLevelTokenizer(JsonTokenizer):
         """
         special = special_tokens(OF_WORDS, options, ("unknown_token",))
         steps, split = _steps(normalizer, pre_tokenizer), options.get("split_special_tokens", False)
-        definition = train_words(texts, vocabulary_size, min_frequency, special, steps, split)
+        definition = train_words(texts, vocabulary_size, min_frequency, special, steps, split, verbose)
         return cls(definition, **(options | special))
 
     @classmethod

@@ -139,7 +139,7 @@ GOOD = '{"text": "a", "label": "x"}\n'
         ("f.jsonl", GOOD * 2, r"at least two classes. Received: .*f.jsonl' with \['x'\]"),
         ("f.csv", "text,label\n", r"at least one example. Received: .*f.csv', which holds none"),
         ("f.csv", "", r"at least one example"),
-        ("f.txt", "a", r"must end in one of .jsonl, .csv, .tsv, or in one of them and .gz. Received: .*f.txt"),
+        ("f.txt", "a", r"must end in one of .jsonl, .csv, .tsv, .parquet, or in one of them and .gz or .zst. .*f.txt"),
         (
             "f.csv",
             "text,label\na,x\nb,y\n",
@@ -168,7 +168,7 @@ def test_a_label_that_only_the_test_file_has_is_refused(tmp_path):
     train = write(tmp_path / "train.csv", "text,label\na,x\nb,y\n")
     test = write(tmp_path / "test.csv", "text,label\na,x\nb,z\n")
     with pytest.raises(
-        ValueError, match=r"one of the train file's, \['x', 'y'\]. Received: 'z' in .*test.csv', line 3"
+        ValueError, match=r"one of \['x', 'y'\], the labels of the train part. Received: 'z' in .*test.csv', line 3"
     ):
         load_dataset(train, test=test)
 
@@ -185,7 +185,7 @@ def test_a_file_that_is_not_there(name):
         ({"test_fraction": 0}, ValueError, r"`test_fraction` must be .* between 0 and 1. Received: test_fraction=0$"),
         ({"test_fraction": 1.0}, ValueError, r"Received: test_fraction=1.0"),
         ({"seed": -1}, ValueError, r"`seed` must be an integer of at least 0. Received: seed=-1"),
-        ({"name_or_path": 3}, TypeError, r"`name_or_path` must be a string or a path. Received: name_or_path=3"),
+        ({"name_or_path": 3}, TypeError, r"`name_or_path` must be a string or a path, or a list of .* name_or_path=3"),
         ({"test": "t.csv"}, ValueError, r"`test` must be None unless .* name_or_path='sample', test='t.csv'"),
     ],
 )

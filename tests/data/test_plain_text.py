@@ -49,7 +49,7 @@ def test_a_damaged_file(tmp_path):
     ("arguments", "error", "message"),
     [
         ({"name_or_path": "no.txt"}, FileNotFoundError, r"The file must exist. Received: 'no.txt'"),
-        ({"name_or_path": 3}, TypeError, r"`name_or_path` must be a string or a path. Received: name_or_path=3"),
+        ({"name_or_path": 3}, TypeError, r"`name_or_path` must be a string or a path, or a list of .* name_or_path=3"),
         ({"validation_fraction": 0}, ValueError, r"`validation_fraction` must be .* Received: validation_fraction=0$"),
     ],
 )
