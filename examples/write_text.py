@@ -2,18 +2,27 @@
 
 python examples/write_text.py
 python examples/write_text.py --data input.txt.gz --steps 2000
+python examples/write_text.py --strategy mirrored
+python examples/cluster/local.py examples/write_text.py --strategy multi_worker
+python examples/write_text.py --backend jax --mesh 2x2
 
 On 2 cores without a GPU: tinyshakespeare takes 103 s and reaches a validation loss of 1.73.
 """
 
 import argparse
 import os
+import shutil
 import time
 
+import device_options
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ["KERAS_BACKEND"] = device_options.backend()
+os.environ["XLA_FLAGS"] = device_options.xla_flags()
 
 import keras
 import numpy as np
+import several_devices
 import tensorflow as tf
 
 from keras_tx import data, generation, models, plots, text, training
@@ -30,14 +39,29 @@ parser.add_argument("--steps", type=int, default=1000, help="training steps, of 
 parser.add_argument("--prompt", help="the beginning of the generated text (default: a line of the validation part)")
 parser.add_argument("--length", type=int, default=400, help="the number of tokens to generate")
 parser.add_argument("--temperature", type=float, default=0.8, help="the temperature of sampling (default: 0.8)")
+parser.add_argument("--resume", action="store_true", help="continue from the last backup, if there is one")
+parser.add_argument(
+    "--data-service", metavar="ADDRESS", help="prepare the data there (see examples/cluster), in any order"
+)
 parser.add_argument("--out", default="saved_models", help="the folder for results")
+device_options.add_arguments(parser)
 arguments = parser.parse_args()
+device_options.check(parser, arguments)
+if arguments.data_service and arguments.strategy == "multi_worker":
+    parser.error(
+        "--data-service hands out every row once, but with --strategy multi_worker every worker reads all rows"
+    )
 if arguments.steps <= WARM_UP:
     parser.error(f"--steps must be above {WARM_UP}, the steps of the warm-up")
 start = time.time()
+scope, is_chief = several_devices.start(arguments)
 keras.utils.set_random_seed(1)
 out = os.path.join(arguments.out, "write_text")
-os.makedirs(out, exist_ok=True)
+backup = os.path.join(out, "backup")
+if is_chief:
+    os.makedirs(out, exist_ok=True)
+    if not arguments.resume:
+        shutil.rmtree(backup, ignore_errors=True)
 
 # 1. Text
 texts = data.load_text(arguments.data)
@@ -68,48 +92,59 @@ train, validation = (np.array(list(tokenizer.tokenize([part])[0]), "int32") for 
 print(f"{tokenizer.vocabulary_size} tokens; {len(train)} to learn from")
 
 
-def rows(ids, starts, batch_size):
+def rows(ids, starts, batch_size, service=None):
     """Batches of CONTEXT tokens, and of the tokens that follow each."""
     windows = tf.data.Dataset.from_tensor_slices(starts).map(lambda i: tf.strided_slice(ids, [i], [i + CONTEXT + 1]))
     windows = windows.map(lambda window: (tf.ensure_shape(window, [CONTEXT + 1])[:-1], window[1:]))
+    if service:  # its machines share the windows among them
+        windows = windows.apply(tf.data.experimental.service.distribute("distributed_epoch", service))
     return windows.batch(batch_size).prefetch(4)
 
 
-starts = np.random.default_rng(1).integers(0, len(train) - CONTEXT, arguments.steps * BATCH)
+def of_epoch(epoch):
+    """The rows of an epoch, which its number determines."""
+    return rows(train, tf.gather(starts, epoch), BATCH, arguments.data_service)
+
+
+epochs, updates = 5, arguments.steps // 5
+starts = np.random.default_rng(1).integers(0, len(train) - CONTEXT, (epochs, updates * BATCH))
 validation_starts = np.arange(0, len(validation) - CONTEXT, CONTEXT)
 
 # 3. Ids -> logits. With rotary positions and a window as long as the context, the text may become longer than the
 # context.
-model = models.CausalLM(
-    tokenizer.vocabulary_size,
-    num_layers=LAYERS,
-    hidden_dim=WIDTH,
-    num_heads=HEADS,
-    dropout=0.0,
-    embedding_options={"position_encoding": None},
-    decoder_options={"use_bias": False, "attention_options": {"rotary": True, "sliding_window": CONTEXT}},
-)
+with scope:
+    model = models.CausalLM(
+        tokenizer.vocabulary_size,
+        num_layers=LAYERS,
+        hidden_dim=WIDTH,
+        num_heads=HEADS,
+        dropout=0.0,
+        embedding_options={"position_encoding": None},
+        decoder_options={"use_bias": False, "attention_options": {"rotary": True, "sliding_window": CONTEXT}},
+    )
+    schedule = keras.optimizers.schedules.CosineDecay(
+        0.0, arguments.steps - WARM_UP, alpha=0.1, warmup_target=LEARNING_RATE, warmup_steps=WARM_UP
+    )
+    model.compile(
+        keras.optimizers.AdamW(schedule, weight_decay=0.1, beta_2=0.99, clipnorm=1.0),
+        training.PaddedCrossentropy(),
+        metrics=[training.Perplexity()],
+        steps_per_execution=updates,
+    )
 model.summary()
 
 # 4. Fit
-epochs = 5
-schedule = keras.optimizers.schedules.CosineDecay(
-    0.0, arguments.steps - WARM_UP, alpha=0.1, warmup_target=LEARNING_RATE, warmup_steps=WARM_UP
-)
-model.compile(
-    keras.optimizers.AdamW(schedule, weight_decay=0.1, beta_2=0.99, clipnorm=1.0),
-    training.PaddedCrossentropy(),
-    metrics=[training.Perplexity()],
-    steps_per_execution=arguments.steps // epochs,
-)
+resume = training.Resume(backup)
 history = model.fit(
-    rows(train, starts, BATCH).repeat(),
+    resume.dataset(of_epoch),
     validation_data=rows(validation, validation_starts, 128),
-    steps_per_epoch=arguments.steps // epochs,
     epochs=epochs,
     shuffle=False,
-    verbose=2,
+    verbose=2 if is_chief else 0,
+    callbacks=[resume],
 )
+if not is_chief:
+    raise SystemExit  # the chief alone writes files and the text
 print(f"validation loss {history.history['val_loss'][-1]:.4f} after {time.time() - start:.0f} s")
 model.save(os.path.join(out, "model.keras"))
 plots.training_curves(history, os.path.join(out, "training_curves.png"))
