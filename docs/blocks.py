@@ -37,7 +37,11 @@ SHOWN = {"text", "json", "mermaid", "csv", "yaml", "ini", "toml", "pbtxt", "dock
 # Programs outside this project that commands of the pages call, with the options that are used.
 PROGRAMS = {
     "curl": {"-d", "-s"},
-    "docker": {"-p", "-v", "-e", "--rm", "--name"},
+    "docker": {
+        *("-p", "-v", "-e", "--rm", "--name"),
+        *("--model_config_file", "--monitoring_config_file", "--enable_batching"),  # of TensorFlow Serving
+        "--enable_per_model_batching_parameters",
+    },
     "git": set(),
     "cd": set(),
     "tensorboard": {"--logdir"},
