@@ -2,7 +2,7 @@
 
 - A picture that a block of a page writes comes from running that page.
 - `attention.png` is the one that `examples/translate.py` draws.
-- `terminal.svg` is what `examples/classify_reviews.py` prints, in the commands' own words, without the table of layers.
+- `terminal.svg` is what `examples/classify_reviews.py` prints, without the table of layers and all epochs but the last.
 """
 
 import io
@@ -12,8 +12,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import blocks
 import keras
 import rich.console
@@ -22,7 +20,8 @@ import rich.text
 
 IMAGES = blocks.DOCS / "images"
 EXAMPLES = {"attention.png": "examples/translate.py", "terminal.svg": "examples/classify_reviews.py"}
-KEPT = re.compile(r"sample:|vocabulary:|Epoch|.*val_accuracy|test accuracy|saved_models|  .*: parity|.*[01]\.\d{3}  ")
+WIDTH = 120
+KEPT = re.compile(r"sample:|vocabulary:|Epoch|.*val_accuracy|test accuracy|saved_models/\w+/\d+:|.*[01]\.\d{3}  ")
 # rich's own frame, without its fonts, which a browser would load from another server.
 FRAME = re.sub(r"@font-face \{\{.*?\}\}\s*", "", rich.console.CONSOLE_SVG_FORMAT, flags=re.S)
 
@@ -60,16 +59,20 @@ def from_examples():
 
 def terminal(example, printed):
     """A picture of a terminal with the command and what it printed."""
-    console = rich.console.Console(record=True, width=108, file=io.StringIO())
+    console = rich.console.Console(record=True, width=WIDTH, file=io.StringIO())
     console.print(rich.text.Text(f"$ python {example}", style="bold"))
-    left_out = False
-    for line in printed.splitlines():
-        line = line.split("\r")[-1].replace("\b", "")
-        if KEPT.match(line):
-            console.print(rich.text.Text(line[:108]))
-        elif not left_out and line.strip():
+    lines, left_out = printed.splitlines(), False
+    last_epoch = max(index for index, line in enumerate(lines) if line.startswith("Epoch"))
+    for index, line in enumerate(lines):
+        line = rich.text.Text.from_ansi(re.split("[\r\b]+", line)[-1])  # what a progress bar shows at last
+        is_earlier = index < last_epoch and ("Epoch" in line.plain or "val_accuracy" in line.plain)
+        is_kept = KEPT.match(line.plain) and not is_earlier
+        if is_kept:
+            line.truncate(WIDTH)
+            console.print(line)
+        elif not left_out and line.plain.strip():
             console.print("...")
-        left_out = not KEPT.match(line)
+        left_out = not is_kept
     return console.export_svg(title=example, theme=rich.terminal_theme.MONOKAI, code_format=FRAME)
 
 
