@@ -81,10 +81,8 @@ def test_other_output_is_an_error(in_tmp):
 
 def test_blocks_share_names_files_and_the_page_before(in_tmp):
     (in_tmp / "first.md").write_text('```csv title="a.csv"\nx\n1\n```\n\n```python\nvalue = 5\n```\n')
-    page = page_of(
-        in_tmp,
-        "---\ncontinues: first.md\n---\n```python\nprint(value, __import__('pathlib').Path('a.csv').read_text())\n```\n",
-    )
+    code = "from pathlib import Path\nprint(value, Path('a.csv').read_text())"
+    page = page_of(in_tmp, f"---\ncontinues: first.md\n---\n```python\n{code}\n```\n")
     shown = {}
     blocks.run(page, in_tmp / "empty", lambda block, printed: shown.update({block.line: printed}))
     assert shown[4] == "5 x\n1\n\n"
