@@ -153,6 +153,14 @@ def test_every_page_is_in_the_navigation():
     assert sorted(listed) == sorted(str(page.relative_to(blocks.DOCS)) for page in PAGES if page.name != "README.md")
 
 
+def test_drawings_name_no_node_by_a_word_of_mermaid():
+    drawings = [block for page in PAGES for block in blocks.blocks(page) if block.language == "mermaid"]
+    assert len(drawings) >= 9
+    for block in drawings:
+        nodes = set(re.findall(r"(?:^|[>.]) *(\w+)(?=[\[{]| -)", block.code, re.M)) - {"subgraph"}
+        assert nodes and not nodes & {"graph", "end", "class", "style", "click", "default", "flowchart"}, block.where
+
+
 def test_the_site_loads_nothing_from_other_servers():
     settings = (ROOT / "mkdocs.yml").read_text()
     assert "font: false" in settings and "https://" not in settings
