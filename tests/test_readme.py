@@ -1,34 +1,20 @@
-"""The README's code runs, and its two commands are what the project runs."""
+"""The README is short, and its two commands are what the project runs. tests/test_docs.py runs its code."""
 
 import re
 from pathlib import Path
 
-import pytest
-
-import keras_tx
-
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
 
 
-@pytest.mark.slow
-@pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:In the future `np.object`:FutureWarning")  # of Keras' patch of tf2onnx
-@pytest.mark.parametrize("index", range(len(BLOCKS)))
-def test_code_in_the_readme_runs(index, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    exec(compile(BLOCKS[index], f"README.md, block {index}", "exec"), {})
-    if "serving.check" in BLOCKS[index]:
-        assert "saved_models/reviews/1: ok" in capsys.readouterr().out
+def test_the_readme_is_read_in_five_minutes():
+    assert len(README.split()) <= 700
 
 
-def test_the_readme_names_all_public_names():
-    rows = dict(re.findall(r"^\| `keras_tx\.(\w+)` \| (.*) \|$", README, re.M))
-    for folder, row in rows.items():
-        public = getattr(keras_tx, folder).__all__
-        assert set(re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", row))) == set(public)
-    assert set(rows) == set(keras_tx.__all__) - {"__version__"}
+def test_the_links_of_the_readme_exist():
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert len(links) > 10
+    assert not [link for link in links if not (ROOT / link).exists()]
 
 
 def test_ci_runs_the_test_line_of_the_readme():
