@@ -308,6 +308,15 @@ def test_workers_are_refused_when_tensorflow_has_started(monkeypatch):
         multi_worker_strategy(timeout=0)
 
 
+def test_a_worker_that_does_not_come_is_named_in_time(monkeypatch):
+    addresses = free_addresses(2)
+    monkeypatch.setenv("TF_CONFIG", tf_config(addresses, 0))
+    monkeypatch.setattr(distribute_internals, "tensorflow_has_started", lambda: False)
+    expected = re.escape(f"worker 1 ({addresses[1]}) could not be reached within 0.1 seconds")
+    with pytest.raises(TimeoutError, match=expected):
+        multi_worker_strategy(timeout=0.1)
+
+
 def test_a_cluster_resolver_is_checked():
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": ["a:1", "b:2"]}), task_type="worker", task_id=2
