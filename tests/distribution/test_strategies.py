@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+import types
 import warnings
 
 import keras
@@ -323,6 +324,21 @@ def test_a_cluster_resolver_is_checked():
     )
     with pytest.raises(ValueError, match=re.escape("The task index in `cluster_resolver` must be in [0, 2)")):
         multi_worker_strategy(cluster_resolver=resolver)
+
+
+def test_who_is_lost_is_read_from_the_error(monkeypatch):
+    monkeypatch.setattr(distribute_internals, "is_multi_worker", lambda _: True)
+    cluster = tf.train.ClusterSpec({"worker": ["a:1", "b:2", "c:3"]})
+    for own, kind, text, name in (
+        (0, tf.errors.UnavailableError, "remote target /job:worker/replica:0/task:2 failed", "worker 2 (c:3)"),
+        (1, tf.errors.UnavailableError, "/job:worker/task:1: from /job:worker/task:2", "worker 2 (c:3)"),
+        (1, tf.errors.DeadlineExceededError, "RPC: /tensorflow.CoordinationService/Heartbeat", "worker 0 (a:1)"),
+        (0, tf.errors.AbortedError, "aborted", "another worker"),
+    ):
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type="worker", task_id=own)
+        lost = under_strategy._lost_worker(types.SimpleNamespace(cluster_resolver=resolver), kind(None, None, text))
+        assert isinstance(lost, ConnectionError) and f"The connection to {name} was lost" in str(lost)
+    assert under_strategy._lost_worker(None, tf.errors.InvalidArgumentError(None, None, "")) is None
 
 
 # The end of a worker. This test is the last, because it ends the workers.
