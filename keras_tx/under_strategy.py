@@ -95,6 +95,8 @@ def _with_guard(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 def _check_that_no_scope_is_meant(model: Any, method: str) -> None:
     """Raises or warns if a model outside of all scopes was meant to be under a strategy."""
     optimizer = distribute_internals.strategy_of_optimizer(getattr(model, "optimizer", None))
+    if method.startswith("predict"):  # works, on one device
+        return
     if tf.distribute.has_strategy() or (optimizer is not None and type(optimizer) is not _default()):
         raise ValueError(
             f"The model was made outside of the scope of the strategy: make or load it, and compile it, inside "
@@ -169,7 +171,8 @@ def _lost_worker(strategy: Any, error: Exception) -> Exception | None:
     leader = ("chief" if "chief" in jobs else "worker", 0)  # which all others report to
     lost = next((task for task in named if task != own and task[1] < len(jobs.get(task[0], ()))), leader)
     job, index = lost
+    name = "another worker" if lost == own else f"{job} {index} ({jobs[job][index]})"
     return ConnectionError(
-        f"The connection to {job} {index} ({jobs[job][index]}) was lost, so the training has ended: that process has "
-        "ended, or the network has failed. Look at its messages, and start all workers again."
+        f"The connection to {name} was lost, so the training has ended: that process has ended, or the network has "
+        "failed. Look at its messages, and start all workers again."
     )

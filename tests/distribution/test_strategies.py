@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+import types
 import warnings
 
 import keras
@@ -308,12 +309,36 @@ def test_workers_are_refused_when_tensorflow_has_started(monkeypatch):
         multi_worker_strategy(timeout=0)
 
 
+def test_a_worker_that_does_not_come_is_named_in_time(monkeypatch):
+    addresses = free_addresses(2)
+    monkeypatch.setenv("TF_CONFIG", tf_config(addresses, 0))
+    monkeypatch.setattr(distribute_internals, "tensorflow_has_started", lambda: False)
+    expected = re.escape(f"worker 1 ({addresses[1]}) could not be reached within 0.1 seconds")
+    with pytest.raises(TimeoutError, match=expected):
+        multi_worker_strategy(timeout=0.1)
+
+
 def test_a_cluster_resolver_is_checked():
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": ["a:1", "b:2"]}), task_type="worker", task_id=2
     )
     with pytest.raises(ValueError, match=re.escape("The task index in `cluster_resolver` must be in [0, 2)")):
         multi_worker_strategy(cluster_resolver=resolver)
+
+
+def test_who_is_lost_is_read_from_the_error(monkeypatch):
+    monkeypatch.setattr(distribute_internals, "is_multi_worker", lambda _: True)
+    cluster = tf.train.ClusterSpec({"worker": ["a:1", "b:2", "c:3"]})
+    for own, kind, text, name in (
+        (0, tf.errors.UnavailableError, "remote target /job:worker/replica:0/task:2 failed", "worker 2 (c:3)"),
+        (1, tf.errors.UnavailableError, "/job:worker/task:1: from /job:worker/task:2", "worker 2 (c:3)"),
+        (1, tf.errors.DeadlineExceededError, "RPC: /tensorflow.CoordinationService/Heartbeat", "worker 0 (a:1)"),
+        (0, tf.errors.AbortedError, "aborted", "another worker"),
+    ):
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type="worker", task_id=own)
+        lost = under_strategy._lost_worker(types.SimpleNamespace(cluster_resolver=resolver), kind(None, None, text))
+        assert isinstance(lost, ConnectionError) and f"The connection to {name} was lost" in str(lost)
+    assert under_strategy._lost_worker(None, tf.errors.InvalidArgumentError(None, None, "")) is None
 
 
 # The end of a worker. This test is the last, because it ends the workers.
