@@ -22,16 +22,20 @@ def test_a_process_takes_its_share_before_the_checks(monkeypatch):
     distribution = Distribution()
     monkeypatch.setattr(keras.distribution, "distribution", lambda: distribution)
     seen = []
-    monkeypatch.setattr(keras.Model, "fit", lambda self, **given: seen.append((distribution.auto_shard_dataset, given)))
+
+    def fit(self, x=None, y=None, validation_data=None):
+        seen.append((distribution.auto_shard_dataset, x, validation_data))
+
+    monkeypatch.setattr(keras.Model, "fit", fit)
     model = keras_tx.models.MaskedLM(26, num_layers=1, hidden_dim=8, num_heads=2)
     model.compile("sgd", keras_tx.training.PaddedCrossentropy())
     x = np.arange(24).reshape(8, 3)
     data = tf.data.Dataset.from_tensor_slices((x, x)).batch(4)
     model.fit(data, validation_data=data)
-    [(is_shared_again, given)] = seen
+    [(is_shared_again, *given)] = seen
     assert not is_shared_again and distribution.auto_shard_dataset
-    for name in ("x", "validation_data"):
-        batches = [batch.numpy() for batch, _ in given[name]]
+    for share in given:
+        batches = [batch.numpy() for batch, _ in share]
         np.testing.assert_array_equal(batches, [x[:2], x[4:6]])
 
 
