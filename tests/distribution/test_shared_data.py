@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_tx
+from keras_tx.models.shared_data import with_own_share
 
 
 class Distribution:
@@ -18,31 +18,36 @@ class Distribution:
         return dataset.rebatch(2).shard(2, 0)
 
 
-def test_a_process_takes_its_share_before_the_checks(monkeypatch):
-    distribution = Distribution()
-    monkeypatch.setattr(keras.distribution, "distribution", lambda: distribution)
+@pytest.fixture
+def distribution(monkeypatch):
+    found = Distribution()
+    monkeypatch.setattr(keras.distribution, "distribution", lambda: found)
+    return found
+
+
+def test_a_process_takes_its_share_once(distribution):
     seen = []
 
-    def fit(self, x=None, y=None, validation_data=None):
-        seen.append((distribution.auto_shard_dataset, x, validation_data))
+    @with_own_share
+    def called(self, name, args, kwargs, has_labels=True):
+        seen.extend([*args, *kwargs.values()])
+        assert (self, name, has_labels) == ("model", "fit", False)
+        return distribution.auto_shard_dataset
 
-    monkeypatch.setattr(keras.Model, "fit", fit)
-    model = keras_tx.models.MaskedLM(26, num_layers=1, hidden_dim=8, num_heads=2)
-    model.compile("sgd", keras_tx.training.PaddedCrossentropy())
     x = np.arange(24).reshape(8, 3)
-    data = tf.data.Dataset.from_tensor_slices((x, x)).batch(4)
-    model.fit(data, validation_data=data)
-    [(is_shared_again, *given)] = seen
-    assert not is_shared_again and distribution.auto_shard_dataset
-    for share in given:
-        batches = [batch.numpy() for batch, _ in share]
-        np.testing.assert_array_equal(batches, [x[:2], x[4:6]])
+    data = tf.data.Dataset.from_tensor_slices(x).batch(4)
+    assert called("model", "fit", [data], {"validation_data": data, "verbose": 0}, has_labels=False) is False
+    assert distribution.auto_shard_dataset
+    for share in seen[:2]:
+        np.testing.assert_array_equal([batch.numpy() for batch in share], [x[:2], x[4:6]])
+    assert seen[2] == 0
 
 
-def test_the_distribution_is_as_before_after_an_error(monkeypatch):
-    distribution = Distribution()
-    monkeypatch.setattr(keras.distribution, "distribution", lambda: distribution)
-    model = keras_tx.models.MaskedLM(26, num_layers=1, hidden_dim=8, num_heads=2)
-    with pytest.raises(ValueError, match="must be in"):
-        model.predict(np.full((2, 3), 26), verbose=0)
+def test_the_distribution_is_as_before_after_an_error(distribution):
+    @with_own_share
+    def called(self, name, args, kwargs):
+        raise KeyError("it")
+
+    with pytest.raises(KeyError, match="it"):
+        called("model", "fit", [], {})
     assert distribution.auto_shard_dataset
