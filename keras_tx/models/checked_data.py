@@ -17,6 +17,7 @@ import keras
 
 from keras_tx.layers.ids import check_integers, check_no_texts, check_range, values_of
 from keras_tx.models.base import BaseModel
+from keras_tx.models.shared_data import in_each_process, with_own_share
 from keras_tx.optional import Lazy
 from keras_tx.training import PaddedCrossentropy
 from keras_tx.under_strategy import check_training
@@ -186,6 +187,13 @@ class CheckedModel(BaseModel):
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         return self._with_checks("predict_on_batch", args, kwargs, has_labels=False)
 
+    def predict_step(self, *args: Any) -> Any:
+        if keras.backend.backend() != "jax":
+            return super().predict_step(*args)
+        outputs, state = super().predict_step(*args)
+        return in_each_process(outputs), state
+
+    @with_own_share
     def _with_checks(self, name: str, args: Any, kwargs: dict[str, Any], has_labels: bool = True) -> Any:
         bound = inspect.signature(getattr(super(), name)).bind(*args, **kwargs)
         given = bound.arguments

@@ -14,7 +14,7 @@ import keras
 import keras_tx
 from keras_tx.distribution import get_layout_map
 from keras_tx.pretrained import files, from_pretrained, save_pretrained
-from tests.distribution.jax_devices import ROWS, largest_difference, trained
+from tests.distribution.jax_devices import ROWS, language_batches, largest_difference, trained
 from tests.pretrained.tiny import checkpoint
 
 
@@ -51,6 +51,13 @@ def main(process, port, folder):
     half = slice(process * ROWS // 2, (process + 1) * ROWS // 2)
     two = trained("masked", keras.distribution.DataParallel(auto_shard_dataset=False), half)
     found["data"] = largest_difference(two.get_weights(), one.get_weights())
+    (x, y), *_ = language_batches()
+    losses = [two.evaluate(x[half], y[half], batch_size=ROWS // 2, verbose=0)]
+    predictions = two.predict(x[half], batch_size=ROWS // 2, verbose=0)
+    keras.distribution.set_distribution(None)
+    losses.append(one.evaluate(x, y, batch_size=ROWS, verbose=0))
+    found["losses"] = losses
+    found["predictions"] = largest_difference([predictions], [one.predict(x, batch_size=ROWS, verbose=0)])
 
     keras.distribution.set_distribution(model_parallel())
     reading = Reading()

@@ -26,6 +26,12 @@ def test_weights_equal_those_of_one_process(reports):
         assert found["model"] < 2e-6
 
 
+def test_both_processes_get_the_loss_and_the_predictions_of_all_rows(reports):
+    for found in reports:
+        assert abs(found["losses"][0] - found["losses"][1]) < 1e-5
+        assert found["predictions"] < 1e-5
+
+
 def test_both_processes_generate_what_one_does(reports):
     for found in reports:
         assert found["generated"] == found["expected"]
