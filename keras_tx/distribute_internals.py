@@ -18,6 +18,7 @@ from typing import Any
 
 import keras
 
+from keras_tx import training_internals
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -248,6 +249,8 @@ def _overwrite_in_each_replica() -> None:
 
 def clips_before_the_sum() -> bool:
     """Whether an optimizer clips the gradients of each replica by themselves, before it adds them up."""
+    if "_clip_gradients" in vars(_optimizer.TFOptimizer):
+        return False
     calls: list[str] = []
     optimizer = SimpleNamespace(
         gradient_accumulation_steps=None,
@@ -286,7 +289,7 @@ def _clip_the_sum() -> None:
     def clip_the_sum(self: Any, grads: Any) -> Any:
         if not (self.clipnorm or self.global_clipnorm or self.clipvalue) or not _has_several_replicas():
             return clip(self, grads)
-        _summed.gradients = list(clip(self, _sum_once(grads)))
+        _summed.gradients = list(clip(self, training_internals.without_duplicates(_sum_once(grads))))
         return _summed.gradients
 
     @functools.wraps(add_up)

@@ -1,7 +1,7 @@
 """The private parts of Keras that training on several devices, and with gradient accumulation, needs.
 
-This is a door like `keras_internals.py`, with a test for each function in `tests/test_training_internals.py`, which names
-the version when Keras has changed.
+This is a door like `keras_internals.py`, with a test for each function in `tests/test_training_internals.py`, which
+names the version when Keras has changed.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +9,10 @@ from typing import Any
 
 import keras
 
+from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
+
+tf = Lazy("tensorflow")
 
 try:
     from keras.src.trainers import data_adapters as _data_adapters
@@ -23,7 +26,7 @@ except (ImportError, AttributeError) as _error:
 
 
 def wrap_losses(model: Any, wrapper: Callable[[Any], Any]) -> None:
-    """Replaces each loss function(y_true, y_pred, sample_weight) that Keras has built for a model by `wrapper(loss)`."""
+    """Replaces each loss function(y_true, y_pred, sample_weight) of a model by `wrapper(loss)`."""
     losses = model._compile_loss
     if losses is None or "build" in vars(losses):
         return
@@ -148,7 +151,6 @@ def weigh_micro_batches(
     if not steps or "_backend_apply_gradients" in vars(optimizer):
         return
     so_far = optimizer.add_variable((), dtype="float32", name="accumulated_weight", aggregation="only_first_replica")
-    apply = optimizer._backend_apply_gradients
 
     def weigh_and_apply(gradients: Any, variables: Any) -> None:
         share = shares()
@@ -168,6 +170,29 @@ def weigh_micro_batches(
                 + keras.ops.convert_to_tensor(k) * keras.ops.cast(others, g.dtype)
                 for g, k in zip(gradients, kept, strict=True)
             ]
-        apply(gradients, variables)
+        type(optimizer)._backend_apply_gradients(optimizer, gradients, variables)  # may be mended later
 
     optimizer._backend_apply_gradients = weigh_and_apply
+
+
+def clip_whole_gradients(optimizer: Any) -> None:
+    """Lets an optimizer clip the gradient of a table of embeddings, where Keras clips its parts on TensorFlow.
+
+    There the gradient has one row for each token, and Keras' norm is that of these rows, even if several of them are to
+    be added to the same row of the table.
+    """
+    is_clipped = any(getattr(optimizer, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue"))
+    if keras.backend.backend() == "tensorflow" and is_clipped and "_clip_gradients" not in vars(optimizer):
+        kind = type(optimizer)  # whose function may be mended later
+        optimizer._clip_gradients = lambda gradients: kind._clip_gradients(optimizer, without_duplicates(gradients))
+
+
+def without_duplicates(gradients: list[Any]) -> list[Any]:
+    """Gradients on TensorFlow in which no row of a table occurs twice."""
+    return [_of_each_row(one) if isinstance(one, tf.IndexedSlices) else one for one in gradients]
+
+
+def _of_each_row(gradient: Any) -> Any:
+    rows, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)

@@ -40,6 +40,7 @@ class CountedModel(BaseModel):
         if optimizer is not None:
             optimizer = getattr(optimizer, "inner_optimizer", optimizer)
             training_internals.weigh_micro_batches(optimizer, _MICRO_BATCH.get, replicas.num_replicas)
+            training_internals.clip_whole_gradients(optimizer)
 
     def compile_from_config(self, config: Any) -> None:
         self.compile(**keras.saving.deserialize_keras_object(config))

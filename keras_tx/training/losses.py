@@ -130,7 +130,7 @@ class PaddedCrossentropy(keras.losses.Loss):
         return replicas.mean_over_replicas(total, self._count(real, weights))
 
     def count(self, y_true: Tensor, sample_weight: Tensor = None) -> Tensor:
-        """What the sum of the losses of these labels is divided by: the number of real tokens, or their weights' sum."""
+        """What the sum of the losses is divided by: the number of real tokens, or the sum of their weights."""
         _, real, weights = tokens.checked_labels(y_true, tuple(y_true.shape), _ANY_SIZE, self.padding_id, sample_weight)
         return self._count(real, weights)
 
