@@ -159,7 +159,13 @@ def _by_examples(update: Callable[..., None]) -> Callable[..., None]:
 
     def update_with_examples(values: Any, sample_weight: Any = None) -> None:
         rows = _ROWS.get()
-        update(values, sample_weight=sample_weight if rows is None else rows)
+        if rows is None:
+            update(values, sample_weight=sample_weight)
+            return
+        if len(values.shape):  # losses without reduction, which Keras has multiplied by the number of replicas
+            of_rows = ops.mean(ops.reshape(values, (ops.shape(values)[0], -1)), axis=-1)
+            values = ops.divide_no_nan(ops.sum(of_rows) / replicas.num_replicas(), rows)
+        update(values, sample_weight=rows)
 
     return update_with_examples
 
