@@ -249,7 +249,7 @@ def _overwrite_in_each_replica() -> None:
 
 def clips_before_the_sum() -> bool:
     """Whether an optimizer clips the gradients of each replica by themselves, before it adds them up."""
-    if "_clip_gradients" in vars(_optimizer.TFOptimizer):
+    if _optimizer.TFOptimizer._clip_gradients is not _of_all_backends()._clip_gradients:
         return False
     calls: list[str] = []
     optimizer = SimpleNamespace(
@@ -265,6 +265,10 @@ def clips_before_the_sum() -> bool:
     optimizer._backend_update_step = functools.partial(_optimizer.TFOptimizer._backend_update_step, optimizer)
     _optimizer.TFOptimizer._backend_apply_gradients(optimizer, [], [])
     return calls == ["clip", "sum"]
+
+
+def _of_all_backends() -> Any:
+    return _optimizer.base_optimizer.BaseOptimizer
 
 
 _summed = threading.local()  # the gradients that this replica has got from the sum over all
@@ -308,7 +312,7 @@ def accumulates_in_one_replica() -> bool:
 
     TensorFlow cannot do that: what replicas do together must not be in a condition of one of them.
     """
-    return "_backend_apply_gradients" not in vars(_optimizer.TFOptimizer)
+    return _optimizer.TFOptimizer._backend_apply_gradients is _of_all_backends()._backend_apply_gradients
 
 
 def _accumulate_the_sum() -> None:

@@ -50,9 +50,8 @@ def test_replicas_end_with_the_weights_losses_and_outputs_of_one_device(devices,
     assert_equal(devices(equal.run, replicas=replicas, name=name), equal.train(name), name)
 
 
-def run(function, *arguments, **environment):
-    """What `function` of this file prints as JSON in a process of its own."""
-    command = [sys.executable, "-W", "ignore", "-c", RUN.format(function), *arguments]
+def run(command, **environment):
+    """What a process prints as JSON in its last line."""
     process = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=240)
     assert process.returncode == 0, process.stderr[-3000:]
     return json.loads(process.stdout.splitlines()[-1])
@@ -64,7 +63,8 @@ def test_devices_of_jax_share_batches_that_do_not_divide():
     pytest.importorskip("jax")
     flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
     names = list(equal.CASES) if ALL else ON_JAX
-    for name, (found, expected) in run("on_jax", *names, KERAS_BACKEND="jax", XLA_FLAGS=flags).items():
+    command = [sys.executable, "-W", "ignore", "-c", RUN.format("on_jax"), *names]
+    for name, (found, expected) in run(command, KERAS_BACKEND="jax", XLA_FLAGS=flags).items():
         assert_equal(found, expected, name)
 
 
@@ -90,48 +90,10 @@ def on_jax(*names):
 @pytest.mark.tensorflow
 @pytest.mark.process
 def test_processes_of_torch_share_the_mean_over_all_tokens(tmp_path):
-    """Weights after 5 updates of two processes with DistributedDataParallel, and of one with all rows."""
+    """Two processes with 6 and 10 rows and DistributedDataParallel, and one with all rows."""
     pytest.importorskip("torch")
-    found, expected = run("on_torch", str(tmp_path / "store"), KERAS_BACKEND="torch")
+    command = [sys.executable, "-W", "ignore", "-m", "tests.distribution.with_torch", str(tmp_path / "store")]
+    (found, loss), (expected, loss_of_one) = run(command, KERAS_BACKEND="torch")
     for one, two in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, two, atol=2e-6, rtol=0)
-
-
-def on_torch(store):
-    import torch.multiprocessing
-
-    torch.multiprocessing.spawn(train_with_torch, (store,), nprocs=2)
-
-
-def train_with_torch(rank, store):
-    """In process `rank` of 2: 6 rows for one, 10 for the other, with unequal numbers of tokens."""
-    import keras
-    import torch
-
-    from keras_tx.training import PaddedCrossentropy
-
-    x, y = (torch.from_numpy(one[:16].astype("int64")) for one in equal.tokens())
-    loss = PaddedCrossentropy(reduction="mean_with_sample_weight")
-    weights = torch.arange(16) % 3 / 2
-    part = slice(0, 6) if rank == 0 else slice(6, 16)
-
-    def train(whole, rows, model):
-        optimizer = torch.optim.SGD(model.parameters(), 0.5)
-        for _ in range(5):
-            optimizer.zero_grad()
-            loss(y[rows], model(x[rows]), weights[rows]).backward()
-            optimizer.step()
-        return [weight.tolist() for weight in whole.get_weights()]
-
-    keras.utils.set_random_seed(3)
-    alone, together = equal.small(), equal.small()
-    together.set_weights(alone.get_weights())
-    expected = train(alone, slice(None), alone)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    found = train(together, part, torch.nn.parallel.DistributedDataParallel(together))
-    with torch.no_grad():  # one process alone can evaluate
-        if rank == 0:
-            loss(y, together(x))
-    torch.distributed.destroy_process_group()
-    if rank == 0:
-        print(json.dumps([found, expected]))
+    np.testing.assert_allclose(loss, loss_of_one, rtol=1e-5)  # in evaluation, of the process itself
