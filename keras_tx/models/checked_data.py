@@ -17,9 +17,9 @@ import keras
 
 from keras_tx import training_internals
 from keras_tx.layers.ids import check_integers, check_no_texts, check_range, values_of
-from keras_tx.models.shared_data import in_each_process, with_own_share
 from keras_tx.models.counted import CountedModel
 from keras_tx.models.filled_data import fill_arguments
+from keras_tx.models.shared_data import in_each_process, with_own_share
 from keras_tx.optional import Lazy
 from keras_tx.training import PaddedCrossentropy
 from keras_tx.under_strategy import check_training
