@@ -120,7 +120,7 @@ def fit(arguments: argparse.Namespace) -> dict[str, Any]:
 
     sizes = {"num_layers": 2, "hidden_dim": 128, "num_heads": 4, "dropout": 0.0}
     model = models.CausalLM(VOCABULARY, packed=True, **sizes)
-    model.compile("adam", training.PaddedCrossentropy(chunk_size=1024), jit_compile=False)
+    model.compile("adam", training.PaddedCrossentropy(chunk_size=256), jit_compile=False)
     reader = iter(batches(arguments, batch_size=BATCH, length=LENGTH))
     keras.utils.set_random_seed(7)
     fixed = next(reader)
