@@ -252,15 +252,20 @@ def clips_before_the_sum() -> bool:
     if _optimizer.TFOptimizer._clip_gradients is not _of_all_backends()._clip_gradients:
         return False
     calls: list[str] = []
+
+    def called(name: str, value: Any) -> Any:
+        calls.append(name)
+        return value
+
     optimizer = SimpleNamespace(
         gradient_accumulation_steps=None,
         use_ema=False,
         learning_rate=0.0,
         _distribution_strategy=None,
-        _clip_gradients=lambda grads: calls.append("clip") or grads,
+        _clip_gradients=lambda grads: called("clip", grads),
         _apply_weight_decay=lambda _: None,
         _distributed_tf_update_step=lambda *_: None,
-        _all_reduce_sum_gradients=lambda pairs: calls.append("sum") or pairs,
+        _all_reduce_sum_gradients=lambda pairs: called("sum", pairs),
     )
     optimizer._backend_update_step = functools.partial(_optimizer.TFOptimizer._backend_update_step, optimizer)
     _optimizer.TFOptimizer._backend_apply_gradients(optimizer, [], [])

@@ -73,7 +73,7 @@ def wrap_loss_trackers(model: Any, wrapper: Callable[[Callable[..., None]], Call
         tracker.update_state = wrapper(tracker.update_state)
 
 
-class _MappedAdapter(_DataAdapter):  # type: ignore[misc,valid-type]
+class _MappedAdapter(_DataAdapter):
     """The batches that Keras makes of data, changed."""
 
     def __init__(self, adapter: Any, of_dataset: Callable[[Any], Any], of_batch: Callable[[Any], Any]):
@@ -89,7 +89,7 @@ class _MappedAdapter(_DataAdapter):  # type: ignore[misc,valid-type]
         return self._of_dataset(self._adapter.get_tf_dataset())
 
     @property
-    def num_batches(self) -> int | None:
+    def num_batches(self) -> Any:
         return self._adapter.num_batches
 
     @property
@@ -135,7 +135,8 @@ def with_class_weight(dataset: Any, class_weight: Any) -> Any:
 
 def split_for_validation(arrays: Any, validation_split: float) -> tuple[Any, Any]:
     """(x, y, sample_weight) of arrays, divided as `fit` does for `validation_split`."""
-    return _array_slicing.train_validation_split(arrays, validation_split=validation_split)
+    train, validation = _array_slicing.train_validation_split(arrays, validation_split=validation_split)
+    return train, validation
 
 
 def weigh_micro_batches(

@@ -98,7 +98,7 @@ class CountedModel(BaseModel):
         losses = [one for one in keras.tree.flatten(self.loss) if one is not None]
         reduction = getattr(losses[0], "reduction", "sum_over_batch_size") if losses else None
         if reduction not in _MEANS:
-            optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+            optimizer: Any = getattr(self.optimizer, "inner_optimizer", self.optimizer)
             return ops.ones(()), ops.ones(()) / optimizer.gradient_accumulation_steps
         if len(losses) == 1 and isinstance(losses[0], PaddedCrossentropy):
             weights = None if sample_weight is None else keras.tree.flatten(sample_weight)[0]

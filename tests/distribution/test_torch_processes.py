@@ -13,7 +13,7 @@ def reports():
 
 
 @pytest.mark.parametrize("way", ["wrapped", "plain"])
-@pytest.mark.parametrize("tokens", ["equal"])
+@pytest.mark.parametrize("tokens", ["equal", "unequal"])
 def test_weights_equal_those_of_one_process(reports, tokens, way):
     for found in reports:
         assert found[f"{tokens}, {way}"] < 2e-6
