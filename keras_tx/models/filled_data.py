@@ -86,7 +86,7 @@ def num_shares(model: Any) -> int:
 
 def _filled(multiple_of: int, x: Any, y: Any, sample_weight: Any, convert: Any = None, **options: Any) -> Any | None:
     """`x` with batches that are filled up; None if all batches have a size that is a multiple of `multiple_of`."""
-    if "tensorflow" in sys.modules and isinstance(x, tf.data.Dataset):
+    if sys.modules.get("tensorflow") is not None and isinstance(x, tf.data.Dataset):
         size = tf.nest.flatten(x.element_spec)[0].shape[0]
         if size is not None and size % multiple_of == 0:
             return None
