@@ -9,6 +9,7 @@ import functools
 import inspect
 import itertools
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,6 +18,7 @@ from typing import Any
 
 import keras
 
+from keras_tx import training_internals
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -110,6 +112,8 @@ def mend() -> None:
         (averages_over_an_axis, _average_over_replicas),
         (loops_over_batches_in_a_graph, _loop_over_batches_in_python),
         (updates_across_replicas_from_one, _overwrite_in_each_replica),
+        (clips_before_the_sum, _clip_the_sum),
+        (accumulates_in_one_replica, _accumulate_the_sum),
     ):
         if is_faulty():
             mend_it()
@@ -241,6 +245,124 @@ def _overwrite_in_each_replica() -> None:
                 _of_this_replica(variable).assign(_of_this_replica(average))
 
     setattr(_optimizer.TFOptimizer, name, overwrite)
+
+
+def clips_before_the_sum() -> bool:
+    """Whether an optimizer clips the gradients of each replica by themselves, before it adds them up."""
+    if _optimizer.TFOptimizer._clip_gradients is not _of_all_backends()._clip_gradients:
+        return False
+    calls: list[str] = []
+
+    def noting(name: str) -> Callable[[Any], Any]:
+        def note(given: Any) -> Any:
+            calls.append(name)
+            return given
+
+        return note
+
+    optimizer = SimpleNamespace(
+        gradient_accumulation_steps=None,
+        use_ema=False,
+        learning_rate=0.0,
+        _distribution_strategy=None,
+        _clip_gradients=noting("clip"),
+        _apply_weight_decay=lambda _: None,
+        _distributed_tf_update_step=lambda *_: None,
+        _all_reduce_sum_gradients=noting("sum"),
+    )
+    optimizer._backend_update_step = functools.partial(_optimizer.TFOptimizer._backend_update_step, optimizer)
+    _optimizer.TFOptimizer._backend_apply_gradients(optimizer, [], [])
+    return calls == ["clip", "sum"]
+
+
+def _of_all_backends() -> Any:
+    return _optimizer.base_optimizer.BaseOptimizer
+
+
+_summed = threading.local()  # the gradients that this replica has got from the sum over all
+
+
+def _sum_once(gradients: list[Any]) -> list[Any]:
+    """The sums of gradients over all replicas, which `_all_reduce_sum_gradients` will not add up again."""
+    replica = tf.distribute.get_replica_context()
+    given = [gradient for gradient in gradients if gradient is not None]
+    sums = iter(replica.all_reduce(tf.distribute.ReduceOp.SUM, given))
+    return [None if gradient is None else next(sums) for gradient in gradients]
+
+
+def _has_several_replicas() -> bool:
+    return not tf.distribute.in_cross_replica_context() and tf.distribute.get_strategy().num_replicas_in_sync > 1
+
+
+def _clip_the_sum() -> None:
+    clip, add_up = _optimizer.TFOptimizer._clip_gradients, _optimizer.TFOptimizer._all_reduce_sum_gradients
+
+    @functools.wraps(clip)
+    def clip_the_sum(self: Any, grads: Any) -> Any:
+        if not (self.clipnorm or self.global_clipnorm or self.clipvalue) or not _has_several_replicas():
+            return clip(self, grads)
+        _summed.gradients = list(clip(self, training_internals.without_duplicates(_sum_once(grads))))
+        return _summed.gradients
+
+    @functools.wraps(add_up)
+    def add_up_once(self: Any, grads_and_vars: Any) -> Any:
+        pairs, known = list(grads_and_vars), getattr(_summed, "gradients", [])
+        _summed.gradients = []
+        is_done = len(known) == len(pairs) and all(one is pair[0] for one, pair in zip(known, pairs, strict=True))
+        return pairs if pairs and is_done else add_up(self, pairs)
+
+    _optimizer.TFOptimizer._clip_gradients = clip_the_sum
+    _optimizer.TFOptimizer._all_reduce_sum_gradients = add_up_once
+
+
+def accumulates_in_one_replica() -> bool:
+    """Whether an optimizer with `gradient_accumulation_steps` decides in each replica if it updates the variables.
+
+    TensorFlow cannot do that: what replicas do together must not be in a condition of one of them.
+    """
+    return _optimizer.TFOptimizer._backend_apply_gradients is _of_all_backends()._backend_apply_gradients
+
+
+def _accumulate_the_sum() -> None:
+    original = _optimizer.TFOptimizer._backend_apply_gradients
+
+    @functools.wraps(original)
+    def apply(self: Any, grads: Any, trainable_variables: Any) -> None:
+        if not self.gradient_accumulation_steps or not _has_several_replicas():
+            original(self, grads, trainable_variables)
+            return
+        steps = self.gradient_accumulation_steps
+        kept = [self._accumulated_gradients[self._get_variable_index(one)] for one in trainable_variables]
+        grads = _sum_once([tf.convert_to_tensor(one) for one in grads])
+
+        def update(grads: Any) -> None:
+            grads = [(one + _of_this_replica(k)) / steps for one, k in zip(grads, kept, strict=True)]
+            _summed.gradients = list(clip(self, grads))
+            self._apply_weight_decay(trainable_variables)
+            self._backend_update_step(_summed.gradients, trainable_variables, self.learning_rate)
+            self._backend_increment_gradient_accumulators([-_of_this_replica(k) for k in kept], kept)
+
+        def keep(grads: Any) -> None:
+            self._backend_increment_gradient_accumulators(grads, kept)
+
+        def in_all_replicas(strategy: Any, grads: Any) -> None:
+            def run(step: Callable[[Any], None]) -> Callable[[], None]:
+                return lambda: strategy.extended.call_for_each_replica(step, args=(grads,))
+
+            tf.cond((tf.convert_to_tensor(self._iterations) + 1) % steps == 0, run(update), run(keep))
+
+        tf.distribute.get_replica_context().merge_call(in_all_replicas, args=(grads,))
+        if self.use_ema:
+            self._update_model_variables_moving_average(self._trainable_variables)
+            if self.ema_overwrite_frequency:
+                keras.ops.cond(
+                    (self.iterations + 1) % self.ema_overwrite_frequency == 0,
+                    lambda: self._overwrite_model_variables_with_average_value(self._trainable_variables),
+                    lambda: None,
+                )
+
+    clip = getattr(_optimizer.TFOptimizer._clip_gradients, "__wrapped__", _optimizer.TFOptimizer._clip_gradients)
+    _optimizer.TFOptimizer._backend_apply_gradients = apply
 
 
 def _of_this_replica(variable: Any) -> Any:

@@ -24,6 +24,8 @@ FAULTS = {  # the check that finds a fault, and what it concerns
     distribute_internals.averages_over_an_axis: "reduce_per_replica",
     distribute_internals.loops_over_batches_in_a_graph: "_make_function",
     distribute_internals.updates_across_replicas_from_one: "_overwrite_model_variables_with_average_value",
+    distribute_internals.clips_before_the_sum: "_clip_gradients",
+    distribute_internals.accumulates_in_one_replica: "_backend_apply_gradients",
 }
 
 

@@ -2,6 +2,7 @@
 
 from keras_tx.data.buckets import bucket_by_length
 from keras_tx.data.datasets import TextDataset, load_dataset
+from keras_tx.data.filling import fill_batches
 from keras_tx.data.masking import mask_tokens
 from keras_tx.data.packing import pack_sequences
 from keras_tx.data.plain_text import PlainText, load_text
@@ -12,6 +13,7 @@ __all__ = [
     "TextDataset",
     "TranslationDataset",
     "bucket_by_length",
+    "fill_batches",
     "load_dataset",
     "load_text",
     "load_translation",

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx.checks import positive_int
+from keras_tx.data.filling import fill_batches
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -23,6 +24,7 @@ def bucket_by_length(
     pad_to_boundary: bool = False,
     padding_values: Any = None,
     drop_remainder: bool = False,
+    multiple_of: int | None = None,
 ) -> Any:
     """Batches elements of similar length together and pads each batch to its longest element, to save padding.
 
@@ -47,6 +49,8 @@ def bucket_by_length(
             Batches then have only one shape per bucket, and `fit` compiles once for each bucket.
         padding_values: as in `tf.data.Dataset.padded_batch`; None pads with 0.
         drop_remainder: whether to drop the last batch of each bucket if it is not full.
+        multiple_of: the size of every batch is made a multiple of this number, with rows of padding of the sample
+            weight 0, so that several devices share it evenly; see `fill_batches`. The elements then need labels.
 
     Returns:
         A `tf.data.Dataset` of batches, with the structure of `dataset`.
@@ -70,14 +74,16 @@ def bucket_by_length(
     sizes = _batch_sizes(batch_size, max_tokens, boundaries, extended)
     if length is None:
         length = _longest_feature(dataset.element_spec)
-    return dataset.bucket_by_sequence_length(
+    padding_values = tf.nest.map_structure(_python_number, padding_values)
+    batches = dataset.bucket_by_sequence_length(
         length,
         bucket_boundaries=[bound + 1 for bound in extended],  # tf.data's boundary is the first length outside a bucket
         bucket_batch_sizes=sizes,
-        padding_values=tf.nest.map_structure(_python_number, padding_values),
+        padding_values=padding_values,
         pad_to_bucket_boundary=pad_to_boundary,
         drop_remainder=drop_remainder,
     )
+    return batches if multiple_of is None else fill_batches(batches, multiple_of, padding_values=padding_values)
 
 
 def _python_number(value: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx.checks import one_of, positive_int
+from keras_tx.data.filling import fill_batches
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -27,6 +28,7 @@ def pack_sequences(
     label_padding: int | None = None,
     too_long: str = "error",
     window: int = 1000,
+    multiple_of: int | None = None,
 ) -> Any:
     """Packs sequences into rows of one length, to avoid padding tokens.
 
@@ -52,6 +54,9 @@ def pack_sequences(
             first token after it.
         window: N, the number of sequences that are packed together. A larger number leaves fewer padding tokens, and
             needs more memory.
+        multiple_of: rows of padding are added at the end, until the number of rows is a multiple of this number, so
+            that batches of as many rows are all full. The elements then have a sample weight, which is 0 for these
+            rows: a scalar, or (L,) if `sequences` have weights; see `fill_batches`.
 
     Returns:
         A `tf.data.Dataset` of rows.
@@ -72,6 +77,7 @@ def pack_sequences(
         [31 32 33 34  0  0] [1 1 1 1 0 0] [32 33 34  0  0  0]
     """
     length, window = positive_int("length", length), positive_int("window", window)
+    multiple_of = positive_int("multiple_of", multiple_of, none=True)
     one_of("too_long", too_long, ("error", "split"))
     padding_id = _integer("padding_id", padding_id)
     last_label = padding_id if label_padding is None else _integer("label_padding", label_padding)
@@ -87,7 +93,8 @@ def pack_sequences(
 
     if isinstance(sequences, tf.data.Dataset):
         _parts(sequences.element_spec, _check_rank)
-        return sequences.ragged_batch(window).map(pack, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+        packed = sequences.ragged_batch(window).map(pack, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+        return packed if multiple_of is None else _filled(packed, multiple_of, padding_id, last_label)
     parts = _parts(sequences, _in_memory)
     counts = [int(part.nrows()) for part in tf.nest.flatten(parts)]
     if min(counts) < max(counts) or not counts[0]:
@@ -96,8 +103,11 @@ def pack_sequences(
         )
     _check_lengths(parts, limit)
     windows = tf.data.Dataset.from_tensor_slices(parts).batch(window)
-    packed = list(windows.map(pack, num_parallel_calls=tf.data.AUTOTUNE))
-    return tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *packed))
+    windows = windows.map(pack, num_parallel_calls=tf.data.AUTOTUNE)
+    if multiple_of is not None:
+        windows = _filled(windows.unbatch(), multiple_of, padding_id, last_label).batch(window)
+    packed = tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *windows)
+    return tf.data.Dataset.from_tensor_slices(packed)
 
 
 def first_fit(sizes: Tensor, room: int) -> Tensor:
@@ -110,6 +120,13 @@ def first_fit(sizes: Tensor, room: int) -> Tensor:
     count = tf.size(sizes)
     start = 0, tf.fill([count], room), tf.TensorArray("int32", count)
     return tf.while_loop(lambda i, *_: i < count, put, start)[2].stack()
+
+
+def _filled(rows: Any, multiple_of: int, padding_id: int, label: int) -> Any:
+    """Rows, and after them rows of padding, until their number is a multiple of `multiple_of`."""
+    batches = rows.batch(multiple_of)
+    paddings = {**dict.fromkeys(rows.element_spec[0], 0), "token_ids": padding_id}, label
+    return fill_batches(batches, multiple_of, padding_values=paddings).unbatch()
 
 
 def _integer(name: str, value: Any) -> int:

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_tx import training_internals
 from keras_tx.layers.ids import check_integers, check_no_texts, check_range, values_of
-from keras_tx.models.base import BaseModel
+from keras_tx.models.counted import CountedModel
+from keras_tx.models.filled_data import fill_arguments
 from keras_tx.optional import Lazy
 from keras_tx.training import PaddedCrossentropy
 from keras_tx.under_strategy import check_training
@@ -139,7 +141,7 @@ class CheckedBatches(keras.utils.PyDataset):
         self.dataset.on_epoch_end()
 
 
-class CheckedModel(BaseModel):
+class CheckedModel(CountedModel):
     """A functional model whose `fit`, `evaluate`, `predict` and `..._on_batch` check ids and labels.
 
     They raise a ValueError that names the argument, the range and the value, on every backend and device, for arrays,
@@ -197,8 +199,9 @@ class CheckedModel(BaseModel):
             data = given["validation_data"]
             is_arrays = isinstance(data, (list, tuple))
             given["validation_data"] = (_checked(check, *data), *data[1:]) if is_arrays else _checked(check, data)
+        without_filling = fill_arguments(self, name, given)
         try:
-            return getattr(super(), name)(*bound.args, **bound.kwargs)
+            return without_filling(getattr(super(), name)(*bound.args, **bound.kwargs))
         except Exception as error:
             is_of_graph = _is_tensorflow_imported() and isinstance(error, tf.errors.InvalidArgumentError)
             text = str(error) if is_of_graph else ""
@@ -235,6 +238,8 @@ def _labels_for(loss: Any, output: Any) -> Labels | None:
 
 def _checked(check: DataCheck, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
     """`x` after the check, or in a form that checks each batch."""
+    if training_internals.is_prepared(x):  # `fit` gives its validation data, which it has checked, to `evaluate`
+        return x
     if isinstance(x, types.GeneratorType):
         return _checked_generator(check, x)
     if isinstance(x, keras.utils.PyDataset):

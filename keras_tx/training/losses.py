@@ -6,13 +6,11 @@ import keras
 from keras import ops
 
 from keras_tx import checks
-from keras_tx.optional import Lazy
-from keras_tx.training import tokens
+from keras_tx.training import replicas, tokens
 from keras_tx.training.chunks import chunked_loss
 from keras_tx.types import Tensor
 
-tf = Lazy("tensorflow")
-
+_ANY_SIZE = 2**31  # of a vocabulary
 REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum", "none", None)
 
 
@@ -27,6 +25,14 @@ class PaddedCrossentropy(keras.losses.Loss):
 
     The `loss` that `fit` shows for an epoch is the mean over batches, whatever their numbers of tokens; `Perplexity`
     averages over tokens.
+
+    Under a strategy of `tf.distribute` the number of real tokens is that of all replicas, and on JAX that of all
+    devices, so that training on several devices is the same as on one. (Keras' own losses take the mean on each replica
+    and the mean of these means, which is another objective if the replicas have different numbers of tokens; but the
+    models of this package make it the mean over all of them.) With PyTorch and `torch.distributed` the number is summed
+    over all processes if the loss has gradients; it is then the share of this process, so that the gradients are right
+    once `torch.nn.parallel.DistributedDataParallel` has averaged them, and every process must compute it. With
+    `gradient_accumulation_steps` of an optimizer the models of this package count over all batches of an update.
 
     Args:
         padding_id: labels with this value are ignored. It may be -100, as in Hugging Face data.
@@ -120,9 +126,16 @@ class PaddedCrossentropy(keras.losses.Loss):
 
     def _reduced(self, total: Tensor, real: Tensor, weights: Tensor) -> Tensor:
         if self.reduction == "sum":
-            return total
-        count = ops.sum(weights if self.reduction == "mean_with_sample_weight" else real)
-        return ops.divide_no_nan(total, count) / _num_replicas()
+            return replicas.share_of_sum(total)
+        return replicas.mean_over_replicas(total, self._count(real, weights))
+
+    def count(self, y_true: Tensor, sample_weight: Tensor = None) -> Tensor:
+        """What the sum of the losses is divided by: the number of real tokens, or the sum of their weights."""
+        _, real, weights = tokens.checked_labels(y_true, tuple(y_true.shape), _ANY_SIZE, self.padding_id, sample_weight)
+        return self._count(real, weights)
+
+    def _count(self, real: Tensor, weights: Tensor) -> Tensor:
+        return ops.sum(weights if self.reduction == "mean_with_sample_weight" else real)
 
     def _losses(self, labels: Tensor, outputs: Tensor, weights: Tensor) -> Tensor:
         return tokens.token_losses(
@@ -138,8 +151,3 @@ class PaddedCrossentropy(keras.losses.Loss):
             "reduction": self.reduction,
             "name": self.name,
         }
-
-
-def _num_replicas() -> int:
-    """The number of replicas, by which Keras divides losses because `tf.distribute` adds the gradients of replicas."""
-    return int(tf.distribute.get_strategy().num_replicas_in_sync) if keras.backend.backend() == "tensorflow" else 1

@@ -13,6 +13,7 @@ from keras import ops
 
 from keras_tx.layers.ids import values_of
 from keras_tx.optional import Lazy
+from keras_tx.training.replicas import is_filling
 from keras_tx.types import Shape, Tensor
 
 tf = Lazy("tensorflow")
@@ -30,8 +31,8 @@ def checked_inputs(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Checks the arguments of a loss or metric.
 
-    Labels equal to `padding_id` are padding. The Keras mask of `outputs` is not used: it is the mask of the model's
-    input, whose padding may differ from that of the labels.
+    Labels equal to `padding_id` are padding, and so are those of rows that fill a batch up. The Keras mask of `outputs`
+    is not used: it is the mask of the model's input, whose padding may differ from that of the labels.
 
     Returns:
         `labels` (B, T), int32, 0 at padding; `outputs` (B, T, V), float32; `real` (B, T), float32, 1 at real tokens and
@@ -79,6 +80,8 @@ def checked_labels(
                 f"sample_weight.shape={tuple(given.shape)}"
             )
         given = ops.reshape(given, (*ops.shape(given), *[1] * (len(shape) - len(given.shape))))
+        is_real = ops.logical_and(is_real, ops.logical_not(is_filling(given)))
+        real = ops.cast(is_real, "float32")
         weights = ops.where(is_real, given, 0.0)
     return ops.where(is_real, labels, 0), real, weights
 

@@ -1,5 +1,7 @@
 """The loss against its formula in float64, against Keras' losses, and with padding against without."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -255,11 +257,33 @@ def test_under_a_strategy_keras_builds_from_floats():
 
 
 @pytest.mark.tensorflow
-def test_replicas_share_the_mean(monkeypatch):
+@pytest.mark.parametrize("reduction", ["mean", "mean_with_sample_weight"])
+def test_a_replica_returns_its_share_of_the_mean_over_all_tokens(monkeypatch, reduction):
+    """Here the other replica has three times as many tokens."""
     import tensorflow as tf
 
-    whole = PaddedCrossentropy()(LABELS, LOGITS)
-    strategy = type("Two", (), {"num_replicas_in_sync": 2})
-    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: strategy)
-    assert_close(PaddedCrossentropy()(LABELS, LOGITS), whole / 2)
-    assert_close(PaddedCrossentropy(reduction="sum")(LABELS, LOGITS), whole * 7)
+    loss = PaddedCrossentropy(reduction=reduction)
+    whole, total = loss(LABELS, LOGITS, WEIGHTS), PaddedCrossentropy(reduction="sum")(LABELS, LOGITS)
+    context = SimpleNamespace(all_reduce=lambda op, value: 4 * value)
+    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: SimpleNamespace(num_replicas_in_sync=2))
+    monkeypatch.setattr(tf.distribute, "get_replica_context", lambda: context)
+    assert_close(loss(LABELS, LOGITS, WEIGHTS), whole / 4)
+    assert_close(PaddedCrossentropy(reduction="sum")(LABELS, LOGITS), total)
+    assert float(loss(LABELS * 0, LOGITS)) == 0
+    monkeypatch.setattr(tf.distribute, "in_cross_replica_context", lambda: True)  # as Keras' own losses do there
+    assert_close(loss(LABELS, LOGITS, WEIGHTS), whole / 2)
+
+
+def test_rows_that_fill_a_batch_up_count_nothing():
+    labels, weights = np.maximum(LABELS, 1), np.array([1, 2, -0.0], "float32")
+    for options in ({}, {"padding_id": -100}, {"reduction": "mean_with_sample_weight"}, {"reduction": "sum"}):
+        loss = PaddedCrossentropy(**options)
+        assert_close(loss(labels, LOGITS, weights), loss(labels[:2], LOGITS[:2], weights[:2]))
+    loss = PaddedCrossentropy(padding_id=-100)
+    assert_close(
+        loss(labels, LOGITS, np.abs(weights)) * 3 / 2, loss(labels, LOGITS, weights)
+    )  # a 0 of one's own counts
+    for metric in (PaddedAccuracy(padding_id=-100), Perplexity()):
+        expected = metric(labels[:2], LOGITS[:2], weights[:2])
+        metric.reset_state()
+        assert_close(metric(labels, LOGITS, weights), expected)

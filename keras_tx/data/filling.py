@@ -1,0 +1,118 @@
+"""Batches filled up with rows of padding, so that their size is a multiple of a number: (B, ...) -> (M, ...)."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_tx.checks import positive_int
+from keras_tx.optional import Lazy
+from keras_tx.types import Tensor
+
+tf = Lazy("tensorflow")
+
+FILLING = -0.0  # the sample weight of a row of padding: 0 in every sum, and known by its sign
+
+
+def fill_batches(dataset: Any, multiple_of: int, *, padding_values: Any = None) -> Any:
+    """Fills every batch up with rows of padding, so that its size is a multiple of `multiple_of`.
+
+    Several devices share a batch evenly then, also the last one of an epoch and those of `bucket_by_length`. No example
+    is lost, and the rows of padding count nothing: their sample weight is 0. (It is the 0 with a minus sign: the models
+    of this package, `PaddedCrossentropy`, `PaddedAccuracy` and `Perplexity` know by it that a row is no example. Their
+    losses and metrics, also Keras' own in `metrics`, are those of the batches without the rows. With other models,
+    Keras' losses divide by the number of all rows, unless they have `reduction="mean_with_sample_weight"`; only
+    `weighted_metrics` use weights.)
+
+    Under a strategy of `tf.distribute`, and on JAX under `keras.distribution`, `fit`, `evaluate` and `predict` of the
+    models of this package and of loaded checkpoints do this by themselves.
+
+    Args:
+        dataset: a `tf.data.Dataset` of batches (features, labels) or (features, labels, sample_weight), of dense
+            tensors with the examples along the first axis.
+        multiple_of: such as the number of devices. The size of full batches makes all batches full.
+        padding_values: as in `tf.data.Dataset.padded_batch`: numbers in the structure of a batch, or of its (features,
+            labels); None pads with 0.
+
+    Returns:
+        A `tf.data.Dataset` of batches (features, labels, sample_weight), of which `sample_weight` is (B,) if `dataset`
+        has none.
+
+    Raises:
+        TypeError: `dataset` is not a `tf.data.Dataset`, or has ragged or sparse tensors.
+        ValueError: `multiple_of` is no positive integer, or the batches are not (features, labels) or (features,
+            labels, sample_weight).
+
+    Examples:
+        >>> import tensorflow as tf
+        >>> dataset = tf.data.Dataset.from_tensor_slices(([[1, 2], [3, 4], [5, 6]], [0, 1, 1])).batch(2)
+        >>> for features, labels, sample_weight in keras_tx.data.fill_batches(dataset, 2):
+        ...     print(features.numpy().tolist(), labels.numpy(), np.abs(sample_weight))
+        [[1, 2], [3, 4]] [0 1] [1. 1.]
+        [[5, 6], [0, 0]] [1 0] [1. 0.]
+    """
+    multiple_of = positive_int("multiple_of", multiple_of)
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(f"`dataset` must be a tf.data.Dataset. Received: dataset={dataset!r}")
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or len(spec) not in (2, 3):
+        raise ValueError(
+            "The batches of `dataset` must be (features, labels) or (features, labels, sample_weight), because rows of "
+            f"padding need a weight. Received: {spec}"
+        )
+    for one in tf.nest.flatten(spec):
+        if not isinstance(one, tf.TensorSpec) or one.shape.rank == 0:
+            raise TypeError(
+                f"The batches of `dataset` must be of dense tensors, one row for each example. Received: {one}"
+            )
+
+    def fill(x: Any, y: Any, sample_weight: Any = None) -> Any:
+        size = tf.shape(tf.nest.flatten(x)[0])[0]
+        missing = -size % multiple_of
+        values = padding_values if isinstance(padding_values, tuple) else (None, None)
+        weights = tf.ones([size]) if sample_weight is None else tf.nest.map_structure(_as_floats, sample_weight)
+        return (
+            _padded(x, missing, values[0]),
+            _padded(y, missing, values[1]),
+            tf.nest.map_structure(lambda one: _with_rows(one, missing, FILLING), weights),
+        )
+
+    return dataset.map(fill, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def fill_arrays(multiple_of: int, x: Any, y: Any = None, sample_weight: Any = None) -> tuple[Any, Any, Any]:
+    """A batch of arrays, filled up with rows of zeros, and its sample weights."""
+    size = len(next(one for one in keras.tree.flatten(x) if one is not None))
+    missing = -size % multiple_of
+
+    def filled(values: Any, padding: float = 0) -> Any:
+        if values is None:
+            return None
+        values = keras.ops.convert_to_numpy(values)
+        return np.concatenate([values, np.full((missing, *values.shape[1:]), padding, values.dtype)])
+
+    def weights(values: Any) -> Any:
+        values = keras.ops.convert_to_numpy(values)
+        return filled(values if values.dtype.kind == "f" else values.astype("float32"), FILLING)
+
+    given = np.ones(size, "float32") if sample_weight is None else sample_weight
+    return (*(keras.tree.map_structure(filled, one) for one in (x, y)), keras.tree.map_structure(weights, given))
+
+
+def _padded(tensors: Any, missing: Tensor, values: Any) -> Any:
+    if values is None or not tf.nest.is_nested(values):
+        values = tf.nest.map_structure(lambda _: 0 if values is None else values, tensors)
+    return tf.nest.map_structure(lambda one, value: _with_rows(one, missing, value), tensors, values)
+
+
+def _with_rows(tensor: Tensor, missing: Tensor, value: Any) -> Tensor:
+    """`tensor` and `missing` more rows of `value`."""
+    shape = tf.concat([[missing], tf.shape(tensor)[1:]], axis=0)
+    if tensor.dtype == tf.string:
+        value = value or ""
+    rows = tf.fill(shape, tf.cast(value, tensor.dtype) if tensor.dtype != tf.string else value)
+    return tf.ensure_shape(tf.concat([tensor, rows], axis=0), [None, *tensor.shape[1:]])
+
+
+def _as_floats(weights: Tensor) -> Tensor:
+    return weights if weights.dtype.is_floating else tf.cast(weights, "float32")

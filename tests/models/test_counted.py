@@ -1,0 +1,169 @@
+"""What losses, metrics and updates of models count: examples and real tokens, whatever the batches they come in."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.data.filling import fill_arrays
+from keras_tx.models import CausalLM
+from keras_tx.models.checked_data import CheckedModel
+from keras_tx.training import PaddedAccuracy, PaddedCrossentropy, Perplexity
+
+ROWS, LENGTH, VOCABULARY = 13, 5, 11
+LENGTHS = np.array([5, 5, 5, 5, 1, 0, 1, 2, 4, 3, 5, 1, 2])
+WEIGHTS = np.random.default_rng(1).uniform(0.5, 2, ROWS).astype("float32")
+
+
+def ids(seed):
+    values = np.random.default_rng(seed).integers(1, VOCABULARY, (ROWS, LENGTH))
+    return np.where(np.arange(LENGTH) < LENGTHS[:, None], values, 0).astype("int32")
+
+
+X, Y, CLASSES = ids(1), ids(2), ids(3)[:, 0] % 3
+
+
+def tokens(mask_zero=False):
+    keras.utils.set_random_seed(5)
+    x = keras.Input((None,), dtype="int32", name="token_ids")
+    hidden = keras.layers.Embedding(VOCABULARY, 6, mask_zero=mask_zero)(x)
+    return CheckedModel(x, keras.layers.Dense(VOCABULARY)(hidden))
+
+
+def classes():
+    keras.utils.set_random_seed(5)
+    x = keras.Input((None,), dtype="int32", name="token_ids")
+    pooled = keras.layers.GlobalMaxPooling1D()(keras.layers.Embedding(VOCABULARY, 6)(x))
+    return CheckedModel(x, keras.layers.Dense(3, kernel_regularizer=keras.regularizers.L2(0.1))(pooled))
+
+
+def causal():
+    keras.utils.set_random_seed(5)
+    sizes = {"num_layers": 1, "hidden_dim": 4, "num_heads": 1, "intermediate_dim": 4}
+    return CausalLM(VOCABULARY, **sizes, dropout=0.0)
+
+
+def sparse(**options):
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
+
+
+def assert_equal_weights(model, other, atol=2e-6):
+    for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(one, two, atol=atol, rtol=0)
+
+
+CASES = {
+    "tokens": (tokens, Y, PaddedCrossentropy, None),
+    "weights": (tokens, Y, lambda: PaddedCrossentropy(reduction="mean_with_sample_weight"), WEIGHTS),
+    "sum": (tokens, Y, lambda: PaddedCrossentropy(reduction="sum"), None),
+    "chunks": (causal, Y, lambda: PaddedCrossentropy(chunk_size=7), None),
+    "examples": (classes, CLASSES, sparse, WEIGHTS),
+    "weights_of_examples": (classes, CLASSES, lambda: sparse(reduction="mean_with_sample_weight"), WEIGHTS),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_micro_batches_give_the_update_of_one_batch(case):
+    """4 + 4 + 4 + 1 examples, with 20, 4, 13 and 2 tokens, for 4 updates."""
+    make, y, loss, weights = CASES[case]
+    whole, parts = make(), make()
+    whole.compile(keras.optimizers.SGD(0.1, global_clipnorm=2.0), loss())
+    parts.compile(keras.optimizers.SGD(0.1, global_clipnorm=2.0, gradient_accumulation_steps=4), loss())
+    begun = make().get_weights()
+    whole.fit(X, y, sample_weight=weights, batch_size=ROWS, shuffle=False, epochs=4, verbose=0)
+    parts.fit(X, y, sample_weight=weights, batch_size=4, shuffle=False, epochs=4, verbose=0)
+    assert max(np.abs(one - two).max() for one, two in zip(begun, whole.get_weights(), strict=True)) > 0.01
+    assert_equal_weights(whole, parts)
+
+
+def test_a_cycle_goes_on_after_the_end_of_fit_and_in_a_loaded_model(tmp_path):
+    """3 + 3 batches, of which 5 make an update: also the tokens counted so far are saved with the optimizer."""
+    whole, parts = tokens(), tokens()
+    whole.compile(keras.optimizers.SGD(0.5), PaddedCrossentropy())
+    parts.compile(keras.optimizers.SGD(0.5, gradient_accumulation_steps=5), PaddedCrossentropy())
+    whole.train_on_batch(X, Y)
+    begun = tokens()
+    parts.fit(X[:9], Y[:9], batch_size=3, shuffle=False, verbose=0)
+    assert_equal_weights(parts, begun, atol=0)
+    parts.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"CheckedModel": CheckedModel})
+    for model in (parts, loaded):
+        model.fit(X[9:], Y[9:], batch_size=2, shuffle=False, verbose=0)
+        assert_equal_weights(model, whole)
+
+
+def test_a_cycle_of_padding_alone_changes_nothing():
+    model = tokens()
+    model.compile(keras.optimizers.SGD(0.5, gradient_accumulation_steps=2), PaddedCrossentropy())
+    begun = model.get_weights()
+    model.fit(X[:4], 0 * Y[:4], batch_size=2, verbose=0)
+    for one, two in zip(begun, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def of_tokens():
+    return {"metrics": [PaddedAccuracy(), Perplexity()], "weighted_metrics": [PaddedAccuracy(name="weighted")]}
+
+
+def of_keras():
+    return {"metrics": ["accuracy"], "weighted_metrics": [sparse_metric()]}
+
+
+def sparse_metric():
+    return keras.metrics.SparseCategoricalCrossentropy(from_logits=True)
+
+
+FILLED = {
+    "tokens": (tokens, Y, PaddedCrossentropy, of_tokens, None),
+    "ignored": (tokens, Y, lambda: PaddedCrossentropy(padding_id=-100), of_keras, None),
+    "weights": (tokens, Y, lambda: PaddedCrossentropy(reduction="mean_with_sample_weight"), of_tokens, WEIGHTS),
+    "mask": (lambda: tokens(mask_zero=True), Y, sparse, of_keras, None),
+    "classes": (classes, CLASSES, sparse, of_keras, WEIGHTS),
+    "mean": (classes, CLASSES, lambda: sparse(reduction="mean_with_sample_weight"), of_keras, WEIGHTS),
+    "sum": (classes, CLASSES, lambda: sparse(reduction="sum"), of_keras, None),
+}
+
+
+@pytest.mark.parametrize("case", FILLED)
+def test_rows_that_fill_batches_up_change_neither_updates_nor_losses_nor_metrics(case):
+    make, y, loss, metrics, weights = FILLED[case]
+    given = [(X[i : i + 5], y[i : i + 5], None if weights is None else weights[i : i + 5]) for i in (0, 5, 10)]
+    plain, filled = make(), make()
+    results = []
+    for model, batches in ((plain, given), (filled, [fill_arrays(4, *batch) for batch in given])):
+        model.compile(keras.optimizers.SGD(0.1), loss(), **metrics(), run_eagerly=True)
+        history = model.fit(Batches(batches), validation_data=Batches(batches), shuffle=False, verbose=0)
+        results.append(history.history)
+    assert [len(batch[0]) for batch in batches] == [8, 8, 4]
+    assert_equal_weights(plain, filled)
+    assert results[0].keys() == results[1].keys() >= {"loss", "val_loss"}
+    for name, values in results[0].items():
+        np.testing.assert_allclose(results[1][name], values, rtol=2e-6, err_msg=name)
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches with and without sample weights."""
+
+    def __init__(self, batches):
+        super().__init__()
+        self.batches = batches
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, index):
+        x, y, weights = self.batches[index]
+        return (x, y) if weights is None else (x, y, weights)
+
+
+def test_weights_of_rows_meet_a_mask_of_tokens():
+    """Keras would multiply weights (5,) and the mask (5, 5) along the wrong axis."""
+    model = tokens(mask_zero=True)
+    model.compile("sgd", sparse(), weighted_metrics=["accuracy"], run_eagerly=True)
+    loss, accuracy = model.evaluate(X[:5], Y[:5], sample_weight=WEIGHTS[:5], verbose=0)
+    logits = model.predict(X[:5], verbose=0)
+    losses = PaddedCrossentropy(reduction=None)(Y[:5], logits)
+    real = X[:5] != 0
+    expected = (keras.ops.convert_to_numpy(losses) * WEIGHTS[:5, None] * real).sum() / real.sum()
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    hits = ((logits.argmax(-1) == Y[:5]) & real) * WEIGHTS[:5, None]
+    np.testing.assert_allclose(accuracy, hits.sum() / (real * WEIGHTS[:5, None]).sum(), rtol=1e-5)
