@@ -253,19 +253,22 @@ def clips_before_the_sum() -> bool:
         return False
     calls: list[str] = []
 
-    def called(name: str, value: Any) -> Any:
-        calls.append(name)
-        return value
+    def noting(name: str) -> Callable[[Any], Any]:
+        def note(given: Any) -> Any:
+            calls.append(name)
+            return given
+
+        return note
 
     optimizer = SimpleNamespace(
         gradient_accumulation_steps=None,
         use_ema=False,
         learning_rate=0.0,
         _distribution_strategy=None,
-        _clip_gradients=lambda grads: called("clip", grads),
+        _clip_gradients=noting("clip"),
         _apply_weight_decay=lambda _: None,
         _distributed_tf_update_step=lambda *_: None,
-        _all_reduce_sum_gradients=lambda pairs: called("sum", pairs),
+        _all_reduce_sum_gradients=noting("sum"),
     )
     optimizer._backend_update_step = functools.partial(_optimizer.TFOptimizer._backend_update_step, optimizer)
     _optimizer.TFOptimizer._backend_apply_gradients(optimizer, [], [])

@@ -133,10 +133,9 @@ def with_class_weight(dataset: Any, class_weight: Any) -> Any:
     return _data_adapters.TFDatasetAdapter(dataset, class_weight=class_weight).get_tf_dataset()
 
 
-def split_for_validation(arrays: Any, validation_split: float) -> tuple[Any, Any]:
-    """(x, y, sample_weight) of arrays, divided as `fit` does for `validation_split`."""
-    train, validation = _array_slicing.train_validation_split(arrays, validation_split=validation_split)
-    return train, validation
+def split_for_validation(arrays: Any, validation_split: float) -> Any:
+    """(x, y, sample_weight) of arrays as two of them, divided as `fit` does for `validation_split`."""
+    return _array_slicing.train_validation_split(arrays, validation_split=validation_split)
 
 
 def weigh_micro_batches(

@@ -36,9 +36,8 @@ class CountedModel(BaseModel):
         numbers of examples otherwise. A cycle that is not complete at the end of `fit` goes on in the next `fit`.
         """
         super().compile(*args, **kwargs)
-        optimizer = self.optimizer
+        optimizer = self._updating_optimizer()
         if optimizer is not None:
-            optimizer = getattr(optimizer, "inner_optimizer", optimizer)
             training_internals.weigh_micro_batches(optimizer, _MICRO_BATCH.get, replicas.num_replicas)
             training_internals.clip_whole_gradients(optimizer)
 
@@ -88,9 +87,12 @@ class CountedModel(BaseModel):
             return None
         return replicas.sum_over_replicas(rows) / number
 
+    def _updating_optimizer(self) -> Any:
+        """The optimizer, or the one inside a `LossScaleOptimizer`; None without one."""
+        return getattr(self.optimizer, "inner_optimizer", self.optimizer)
+
     def _accumulates(self) -> bool:
-        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        return bool(getattr(optimizer, "gradient_accumulation_steps", None))
+        return bool(getattr(self._updating_optimizer(), "gradient_accumulation_steps", None))
 
     def _share_of(self, data: Any) -> tuple[Tensor, Tensor]:
         """The weight of a batch among those of an update, and what its sum over them is to be divided by."""
@@ -98,8 +100,7 @@ class CountedModel(BaseModel):
         losses = [one for one in keras.tree.flatten(self.loss) if one is not None]
         reduction = getattr(losses[0], "reduction", "sum_over_batch_size") if losses else None
         if reduction not in _MEANS:
-            optimizer: Any = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-            return ops.ones(()), ops.ones(()) / optimizer.gradient_accumulation_steps
+            return ops.ones(()), ops.ones(()) / self._updating_optimizer().gradient_accumulation_steps
         if len(losses) == 1 and isinstance(losses[0], PaddedCrossentropy):
             weights = None if sample_weight is None else keras.tree.flatten(sample_weight)[0]
             count = losses[0].count(_first(y), weights)
@@ -120,7 +121,7 @@ def _over_replicas(loss: Any) -> Callable[..., Tensor]:
     reduction = getattr(loss, "reduction", None)
 
     def over_replicas(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
-        sample_weight = _for_mask(sample_weight, y_pred)
+        sample_weight = _for_tokens(sample_weight, y_pred, not isinstance(loss, keras.losses.CTC))
         value = loss(y_true, y_pred, sample_weight)
         if reduction not in _MEANS or (sample_weight is None and replicas.num_replicas() == 1):
             return value
@@ -149,7 +150,7 @@ def _of_examples(update: Callable[..., None], is_weighted: bool) -> Callable[...
 
     def update_with_examples(y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         given = sample_weight if is_weighted else _EXAMPLES.get()
-        update(y_true, y_pred, sample_weight=_for_mask(given, y_pred))
+        update(y_true, y_pred, sample_weight=_for_tokens(given, y_pred))
 
     return update_with_examples
 
@@ -170,14 +171,19 @@ def _by_examples(update: Callable[..., None]) -> Callable[..., None]:
     return update_with_examples
 
 
-def _for_mask(sample_weight: Any, y_pred: Any) -> Any:
-    """Weights (B,) for predictions whose mask is (B, T) as (B, T); Keras would multiply them along the wrong axis."""
-    mask = keras_internals.get_keras_mask(y_pred)
-    if sample_weight is None or mask is None or len(mask.shape) <= len(sample_weight.shape):
+def _for_tokens(sample_weight: Any, y_pred: Any, has_tokens: bool = False) -> Any:
+    """Weights (B,) as (B, T) if predictions (B, T, V) have a mask, or `has_tokens`: their losses have the shape (B, T).
+
+    Keras would multiply them along the wrong axis.
+    """
+    if sample_weight is None or (keras_internals.get_keras_mask(y_pred) is None and not has_tokens):
         return sample_weight
+    shape = ops.shape(y_pred)[:-1]
     weights = ops.cast(ops.convert_to_tensor(sample_weight), "float32")
-    weights = ops.reshape(weights, (*ops.shape(weights), *[1] * (len(mask.shape) - len(weights.shape))))
-    return ops.broadcast_to(weights, ops.shape(mask))
+    if len(weights.shape) >= len(shape):
+        return sample_weight
+    weights = ops.reshape(weights, (*ops.shape(weights), *[1] * (len(shape) - len(weights.shape))))
+    return weights * ops.ones(shape, dtype="float32")
 
 
 def _first(structure: Any) -> Any:

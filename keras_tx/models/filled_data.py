@@ -93,8 +93,8 @@ def _filled(multiple_of: int, x: Any, y: Any, sample_weight: Any, convert: Any =
         if options.get("class_weight") is not None:
             x = training_internals.with_class_weight(x, options["class_weight"])
         return _fill_dataset(multiple_of, convert, x)
-    is_made = training_internals.is_prepared(x) or "Distributed" in type(x).__name__
-    if is_made or _divides(multiple_of, x, options):
+    is_shared = "tensorflow" in sys.modules and isinstance(x, tf.distribute.DistributedDataset)
+    if is_shared or training_internals.is_prepared(x) or _divides(multiple_of, x, options):
         return None
     of_dataset = functools.partial(_fill_dataset, multiple_of, convert)
     of_batch = functools.partial(_fill_batch, multiple_of, convert)

@@ -239,7 +239,7 @@ def train(name, strategy=None):
     is_dataset = isinstance(given, tf.data.Dataset)
     arguments = {"x": given} if is_dataset else dict(zip(("x", "y", "sample_weight"), given, strict=False))
     size = {} if is_dataset else {"batch_size": BATCH}
-    options = {"shuffle": False} if not is_dataset else {}
+    options = {"shuffle": False}
     if case.evaluates:
         options |= {"validation_data": given, "validation_freq": case.epochs}
     history = model.fit(**arguments, **size, **options, epochs=case.epochs, verbose=0)

@@ -18,14 +18,11 @@ ALL = os.environ.get("KERAS_TX_TEST_ALL_CASES") == "1"
 ON_DEVICES = [
     ("sample_weight", 4),
     ("keras_loss_with_weights", 2),
-    ("bucketed_and_filled", 2),
     ("two_outputs", 2),
     ("accumulation_and_clipping", 2),
-    ("clipvalue", 2),
-    ("muon", 2),
     ("chunks", 2),
 ]
-ON_JAX = ["keras_loss_with_weights", "sample_weight", "accumulation"]
+ON_JAX = ["keras_loss_with_weights", "accumulation"]
 RUN = "import sys; from tests.distribution import test_objectives; test_objectives.{}(*sys.argv[1:])"
 
 
