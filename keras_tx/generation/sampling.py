@@ -9,12 +9,14 @@ import math
 
 from keras import ops
 
-from keras_tx.generation.state import argmax, as_int32, pick
+from keras_tx.generation.state import argmax, as_int32, pick, without_xla
+from keras_tx.layers import loops
 from keras_tx.types import Tensor
 
 _LOWEST_TEMPERATURE = 1e-30  # the smallest number by which float32 can divide
 _LOWEST_LOGIT = -104.0  # relative to the largest; exp of less is zero in float32
 _NUM_BISECTIONS = 30  # of the range from there to 0, down to 1e-7, the spacing of float32 logits
+_BISECTIONS_PER_LOOP = 5  # in a TensorFlow loop
 
 
 def at_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -47,10 +49,19 @@ def top_p(logits: Tensor, p: Tensor) -> Tensor:
     needed = ops.where(p < 1.0, p, 2.0) * ops.sum(weights, axis=-1, keepdims=True)  # p = 1 keeps all despite rounding
     high = ops.zeros_like(relative[:, :1])  # no token lies above the largest logit
     low = high + _LOWEST_LOGIT
-    for _ in range(_NUM_BISECTIONS):
-        middle = (low + high) / 2
-        is_enough = ops.sum(ops.where(relative > middle, weights, 0.0), axis=-1, keepdims=True) >= needed
-        low, high = ops.where(is_enough, middle, low), ops.where(is_enough, high, middle)
+
+    def bisected(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        for _ in range(_BISECTIONS_PER_LOOP if without_xla() else _NUM_BISECTIONS):
+            middle = (low + high) / 2
+            is_enough = ops.sum(ops.where(relative > middle, weights, 0.0), axis=-1, keepdims=True) >= needed
+            low, high = ops.where(is_enough, middle, low), ops.where(is_enough, high, middle)
+        return low, high
+
+    if without_xla():  # a loop, since a file has each of its operations, and TensorFlow prepares each before it runs
+        rounds = _NUM_BISECTIONS // _BISECTIONS_PER_LOOP
+        low, high = loops.repeat(0, rounds, lambda _, bounds: bisected(*bounds), (low, high))
+    else:
+        low, high = bisected(low, high)
     return _keep(ops.logical_or(relative > low, p >= 1.0), logits)
 
 

@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 
 import keras
 
-from keras_tx.generation import Greedy, in_graph
+from keras_tx.generation import in_graph
 from keras_tx.optional import Lazy
 from keras_tx.serving.request_inputs import graph_function, id_specs, text_spec
 from keras_tx.serving.text_generator import TextGenerator
@@ -98,9 +98,9 @@ def _generate(generator: TextGenerator, tokenize: Tokenize) -> Any:
     specs = [tf.TensorSpec([None], dtype, name) for name, dtype in {**options, "seed": "int64"}.items()]
 
     def generate(*inputs: Tensor) -> Answer:
-        texts, values = inputs[: len(names)], inputs[len(names) :]
+        texts, values = inputs[: len(names)], dict(zip([*options, "seed"], inputs[len(names) :], strict=True))
         prompts, sources = tokenize(*texts)
-        ids, lengths, scores = generator.generate_per_row(prompts, sources, names[0], *values)
+        ids, lengths, scores = generator.generate_per_row(prompts, sources, names[0], values)
         return {
             "text": generator.detokenize(prompts, ids, lengths)[:, 0],
             "num_tokens": lengths[:, 0],
@@ -149,7 +149,7 @@ def _score(generator: TextGenerator, tokenize: Tokenize) -> Any:
 def _explain(generator: TextGenerator, tokenize: Tokenize) -> Any:
     def explain(text: Tensor) -> Answer:
         prompts, sources = tokenize(text)
-        ids, lengths, _ = generator.generate(prompts, sources, "text", Greedy())
+        ids, lengths, _ = generator.generate_greedily(prompts, sources, "text")
         ids, lengths = ids[:, :1], lengths[:, :1]
         answer = {"text": generator.detokenize(prompts, ids, lengths)[:, 0]}
         rows = tf.concat([prompts, generator.ragged(ids[:, 0], lengths[:, 0])], axis=1)

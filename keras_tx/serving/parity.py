@@ -8,7 +8,8 @@ alone.
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,20 @@ def generator_example(
     request: Example = {"inputs": _to_lists(inputs), "outputs": {}, "tolerance": 0}
     if is_random or half_dtype:
         return [request]
-    with tf.device("cpu:0"):
+    with tf.device("cpu:0"), _unoptimized():
         answer = function(**inputs)
     return [example(name, inputs, answer, half_dtype) or request]
+
+
+@contextmanager
+def _unoptimized() -> Iterator[None]:
+    """TensorFlow runs graphs as they were traced: faster for a single call, and the loaded version runs optimized."""
+    options, name = tf.config.optimizer.get_experimental_options(), "disable_meta_optimizer"
+    tf.config.optimizer.set_experimental_options({name: True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({name: options.get(name, False)})
 
 
 def example(

@@ -8,16 +8,18 @@ becomes part of TensorFlow graphs.
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import keras
 
-from keras_tx.generation import Beam, Sample, Strategy, generate, in_graph, philox
+from keras_tx.generation import Beam, Greedy, Sample, Strategy, generate, in_graph, philox
 from keras_tx.generation.config import GenerationConfig
 from keras_tx.generation.incremental_model import IncrementalModel
 from keras_tx.generation.per_row import PerRowStrategy
 from keras_tx.models.language_model import LanguageModel
 from keras_tx.optional import Lazy
+from keras_tx.serving.graph_texts import rows_spec, text_function, token_function
 from keras_tx.serving.request_inputs import checked_ids, graph_function
 from keras_tx.serving.tokenizer_checks import check_length_limit
 from keras_tx.text.compatibility import check_fits
@@ -90,6 +92,7 @@ class TextGenerator:
         if tokenizer is not None:
             self._check_tokenizers()
         self._decoders: dict[Strategy, Any] = {}
+        self._token_functions: dict[int, Any] = {}  # by the `id` of the tokenizer
 
     def input_names(self, single: str, several: str = "{}") -> list[str]:
         """Names of a signature's inputs: `single` if there is one, otherwise `several` formatted with each name."""
@@ -184,10 +187,7 @@ class TextGenerator:
         return decoded
 
     def _decoder(self, strategy: Strategy) -> Any:
-        rows = tf.RaggedTensorSpec([None, None], tf.int32, 1, tf.int64)
-        sources = [tf.TensorSpec([None, None], tf.int32) for _ in self.incremental_model.sources]
-
-        @graph_function(rows, sources)
+        @graph_function(*self._specs())
         def decode(prompts: Tensor, sources: list[Tensor]) -> Decoded:
             noise = None
             if isinstance(strategy, Sample):
@@ -197,39 +197,46 @@ class TextGenerator:
         return decode
 
     def generate_per_row(
-        self,
-        prompts: Tensor,
-        sources: list[Tensor],
-        name: str,
-        max_new_tokens: Tensor,
-        temperature: Tensor,
-        top_k: Tensor,
-        top_p: Tensor,
-        seed: Tensor,
+        self, prompts: Tensor, sources: list[Tensor], name: str, options: Mapping[str, Tensor]
     ) -> Decoded:
-        """Generates with separate options (B,) for each row."""
-        prompts = self.check_row_options(prompts, name, max_new_tokens, temperature, top_k, top_p, seed)
-        noise = philox.uniform(seed, self.max_new_tokens)
-        return self._decode(PerRowStrategy(temperature, top_k, top_p), prompts, sources, max_new_tokens, noise)
+        """Generates with separate options (B,) for each row: see `check_row_options`."""
+        prompts = self.check_row_options(prompts, name, options)
+        noise = philox.uniform(options["seed"], self.max_new_tokens)
+        strategy = [options[key] for key in ("temperature", "top_k", "top_p")]
+        decoded: Decoded = self._per_row_decoder(prompts, sources, options["max_new_tokens"], strategy, noise)
+        return decoded
 
-    def check_row_options(
-        self,
-        prompts: Tensor,
-        name: str,
-        max_new_tokens: Tensor,
-        temperature: Tensor,
-        top_k: Tensor,
-        top_p: Tensor,
-        seed: Tensor,
-    ) -> Tensor:
-        """Returns `prompts`, checked together with the options of each row."""
-        options = {
-            "max_new_tokens": max_new_tokens,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "seed": seed,
-        }
+    def generate_greedily(self, prompts: Tensor, sources: list[Tensor], name: str) -> Decoded:
+        """Generates the likeliest token in each step, with a decoder that another signature has, too."""
+        if self.config.strategy == Greedy():
+            return self.generate(prompts, sources, name)
+        prompts = self.check_positions(prompts, self.max_new_tokens, f"{name} and the new tokens")
+        rows = prompts.nrows()
+        limit, noise = tf.fill([rows], self.max_new_tokens), tf.zeros([self.max_new_tokens, rows])
+        options = [tf.zeros([rows]), tf.zeros([rows], "int32"), tf.ones([rows])]
+        decoded: Decoded = self._per_row_decoder(prompts, sources, limit, options, noise)
+        return decoded
+
+    @cached_property
+    def _per_row_decoder(self) -> Any:
+        """As `_decoder`, with `PerRowStrategy`."""
+        limit, *options = (tf.TensorSpec([None], dtype) for dtype in ("int32", "float32", "int32", "float32"))
+
+        @graph_function(*self._specs(), limit, options, tf.TensorSpec([self.max_new_tokens, None]))
+        def decode(
+            prompts: Tensor, sources: list[Tensor], limit: Tensor, options: list[Tensor], noise: Tensor
+        ) -> Decoded:
+            return self._decode(PerRowStrategy(*options), prompts, sources, limit, noise)
+
+        return decode
+
+    def _specs(self) -> tuple[Any, list[Any]]:
+        """What decoders take: ragged prompts, and sources."""
+        return rows_spec(), [tf.TensorSpec([None, None], tf.int32) for _ in self.incremental_model.sources]
+
+    def check_row_options(self, prompts: Tensor, name: str, options: Mapping[str, Tensor]) -> Tensor:
+        """Returns `prompts`, checked with "max_new_tokens", "temperature", "top_k", "top_p", "seed" of each row."""
+        max_new_tokens, temperature, top_k, top_p, _ = options.values()
         for key, values in options.items():
             same_number = tf.equal(tf.size(values, tf.int64), prompts.nrows())
             prompts = _check(prompts, same_number, f"{key} must be one for each {name}. Received:", values)
@@ -305,13 +312,18 @@ class TextGenerator:
         if not self.incremental_model.sources:
             prompts = tf.gather(prompts, tf.repeat(tf.range(prompts.nrows()), count))
             rows = tf.concat([prompts, rows], axis=1)
-        return tf.reshape(tf.convert_to_tensor(self.tokenizer.decode(rows), tf.string), [-1, count])
+        return tf.reshape(self._text_function(rows), [-1, count])
+
+    @cached_property
+    def _text_function(self) -> Any:
+        return text_function(self.tokenizer)
 
     def token_strings(self, ids: Tensor, tokenizer: Any = None) -> Tensor:
         """Ids (B, T) -> the strings of their tokens (B, T); "" for an id outside the vocabulary."""
-        vocabulary = (tokenizer or self.tokenizer).vocabulary
-        known = (ids >= 0) & (ids < len(vocabulary))
-        return tf.gather(tf.constant([*vocabulary, ""]), tf.where(known, ids, len(vocabulary)))
+        tokenizer = tokenizer or self.tokenizer
+        if id(tokenizer) not in self._token_functions:
+            self._token_functions[id(tokenizer)] = token_function(tokenizer)
+        return self._token_functions[id(tokenizer)](ids)
 
     # Checks before there is a graph
 

@@ -31,9 +31,9 @@ def test_numbers_out_of_range_are_refused(generative_models, tokenizer):
     def numbers(**others):
         rows = {key: [value, value] for key, value in right.items()}
         rows.update({key: value if isinstance(value, list) else [right[key], value] for key, value in others.items()})
-        return [tf.constant(values, DTYPES.get(key, "float32")) for key, values in rows.items()]
+        return {key: tf.constant(values, DTYPES.get(key, "float32")) for key, values in rows.items()}
 
-    assert generator.check_row_options(prompts, "text", *numbers()).to_list() == [[2], [2]]
+    assert generator.check_row_options(prompts, "text", numbers()).to_list() == [[2], [2]]
     for key, value, rule in (
         ("max_new_tokens", 8, r"max_new_tokens must be in \[3, 7\]"),
         ("max_new_tokens", 2, r"max_new_tokens must be in \[3, 7\]"),
@@ -44,10 +44,10 @@ def test_numbers_out_of_range_are_refused(generative_models, tokenizer):
         ("top_p", 0.0, r"top_p must be in \(0, 1\]"),
         ("top_p", 1.1, r"top_p must be in \(0, 1\]"),
     ):
-        refused(rule, generator.check_row_options, prompts, "text", *numbers(**{key: value}))
+        refused(rule, generator.check_row_options, prompts, "text", numbers(**{key: value}))
     for key, value in right.items():
         rule = f"{key} must be one for each text"
-        refused(rule, generator.check_row_options, prompts, "text", *numbers(**{key: [value]}))
+        refused(rule, generator.check_row_options, prompts, "text", numbers(**{key: [value]}))
 
 
 def test_ids_and_lengths_out_of_range_are_refused(generative_models, tokenizer):
@@ -73,9 +73,10 @@ def test_what_does_not_fit_into_learned_positions_is_refused_as_by_generate(toke
     prompts, _ = generator.tokenize([tf.constant([long])], ["text"])
     rule = "text and the new tokens must fit into the 11 learned positions"
     refused(rule, generator.generate, prompts, [], "text")
-    numbers = [tf.constant([value]) for value in (3, 0.0, 0, 1.0)] + [tf.constant([0], "int64")]
+    numbers = {"max_new_tokens": 3, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0}
+    numbers = {key: tf.constant([value], DTYPES.get(key, "float32")) for key, value in numbers.items()}
     rule = "text and max_new_tokens must fit into the 11 learned positions"
-    refused(rule, generator.check_row_options, prompts, "text", *numbers)
+    refused(rule, generator.check_row_options, prompts, "text", numbers)
     refused("text must have a token in each row", generator.tokenize, [tf.constant([""])], ["text"])
     rule = "text and target must fit into the 11 learned positions"
     refused(rule, generator.score, prompts, [], tf.constant(["one two three"]), "text")
