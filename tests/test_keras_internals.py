@@ -357,6 +357,35 @@ def test_is_compiled_by_xla():
 
 
 @pytest.mark.tensorflow
+@still("lets a graph return an operation that it has in place of a new one", library="tensorflow")
+def test_shared_shapes():
+    import tensorflow as tf
+
+    def reshaped(x):
+        for _ in range(3):
+            x = ops.reshape(x + 2.0, (ops.shape(x)[0], 1, ops.size(x) // ops.shape(x)[0])) * 2.0
+        with tf.control_dependencies([tf.debugging.Assert(x[0, 0, 0] > 0, [x])]):
+            x = x + 2.0  # a constant that waits for the assertion
+        return ops.while_loop(lambda y, i: i < 2, lambda y, i: (y + 2.0 * 2.0, i + 1), (x, 0))[0]
+
+    x, spec = np.arange(1.0, 7.0, dtype="float32").reshape(2, 3), tf.TensorSpec([None, None])
+    with keras_internals.shared_shapes():
+        shared = tf.function(reshaped).get_concrete_function(spec)
+    alone = tf.function(reshaped).get_concrete_function(spec)
+    np.testing.assert_array_equal(shared(tf.constant(x)), alone(tf.constant(x)))
+
+    def numbers(function):
+        nodes = [node for node in function.graph.as_graph_def().node if node.op == "Const"]
+        made = [node for node in nodes if tf.make_ndarray(node.attr["value"].tensor).tolist() == 2.0]
+        return len(made), len([node for node in made if node.input])
+
+    (of_shared, after), (of_alone, also_after) = numbers(shared), numbers(alone)
+    assert (of_shared, of_alone) == (2, 7) and after == also_after == 1
+    sizes = [[node.op for node in one.graph.as_graph_def().node].count("Shape") for one in (shared, alone)]
+    assert sizes == [3, 6]
+
+
+@pytest.mark.tensorflow
 @still("has the ops behind SentencepieceTokenizer", library="tensorflow_text")
 def test_sentencepiece_tokenize():
     import tensorflow as tf
@@ -417,6 +446,7 @@ NAMES = {  # private names that only a door may contain, even in a comment
     *"_convert_input_args _call_signature _initial_epoch _initializer _dtype_policy _kernel _embeddings".split(),
     *"_initial_seed _compile_loss _compile_metrics _loss_tracker _user_loss_weights _keras_mask".split(),
     *"_aggregate_additional_loss _should_use_adamw _muon_update_step _get_variable_index _XlaMustCompile".split(),
+    *"_create_op_internal".split(),
 }
 WORDS = re.compile(
     rf"(?<!\w)({'|'.join(sorted(NAMES))})(?!\w)|keras\.src|tensorflow\.python|tensorflow_text\.python|"

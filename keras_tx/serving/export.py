@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from keras_tx import checks
+from keras_tx.keras_internals import shared_shapes
 from keras_tx.optional import Lazy
 from keras_tx.serving import parity
 from keras_tx.serving.card import write_batching, write_card
@@ -136,7 +137,8 @@ def export_on_tensorflow(
     tokenizers = {"tokenizer": None, "source_tokenizer": None, **tokenizers}
     exporter = exporter_for(model, tokenizers, generation, labels)
     signatures = exporter.signatures()
-    check_servable(signatures)
+    with shared_shapes():
+        check_servable(signatures)  # traces them
 
     def write(folder: Path) -> None:
         # `keras.export.ExportArchive` would trace each signature a second time and save both graphs.
