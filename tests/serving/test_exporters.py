@@ -152,6 +152,19 @@ def test_a_generative_model_is_exported_with_warmup_card_and_parity(generator, t
     assert numbers["max_new_tokens"].tolist() == [3] and numbers["top_k"].dtype == "int32"
 
 
+def test_an_exported_graph_has_each_constant_once(generator):
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    saved = saved_model_pb2.SavedModel.FromString((generator.path / "saved_model.pb").read_bytes())
+    functions = [
+        [(node.attr["value"].SerializeToString(deterministic=True), *node.input) for node in one.node_def]
+        for one in saved.meta_graphs[0].graph_def.library.function
+        if not one.signature.name.startswith("__inference__traced")  # those that save and restore weights
+    ]
+    constants = [[value for value in function if value[0]] for function in functions]
+    assert all(len(values) == len(set(values)) for values in constants) and sum(map(len, constants)) > 100
+
+
 @pytest.mark.parametrize(
     "options, names",
     [
