@@ -93,7 +93,7 @@ def _filled(multiple_of: int, x: Any, y: Any, sample_weight: Any, convert: Any =
         if options.get("class_weight") is not None:
             x = training_internals.with_class_weight(x, options["class_weight"])
         return _fill_dataset(multiple_of, convert, x)
-    is_shared = "tensorflow" in sys.modules and isinstance(x, tf.distribute.DistributedDataset)
+    is_shared = sys.modules.get("tensorflow") is not None and isinstance(x, tf.distribute.DistributedDataset)
     if is_shared or training_internals.is_prepared(x) or _divides(multiple_of, x, options):
         return None
     of_dataset = functools.partial(_fill_dataset, multiple_of, convert)

@@ -136,7 +136,7 @@ def packed_small():
     return CheckedModel(list(x.values()), keras.layers.Dense(VOCABULARY)(hidden))
 
 
-def sgd(learning_rate=0.5, **options):
+def sgd(learning_rate=0.1, **options):
     return lambda: keras.optimizers.SGD(learning_rate, **options)
 
 
