@@ -199,12 +199,12 @@ class Resume(keras.callbacks.Callback):
         kept = self._variables()
         metrics = self.model.metrics_variables if position is not None else []
         arrays = {f"variable {i}": backups.as_array(self._workers.array(one)) for i, one in enumerate(kept)}
-        arrays |= {f"metric {i}": backups.as_array(self._workers.array(one)) for i, one in enumerate(metrics)}
         state = {
             "epochs": self._epochs,
             "logs": self._logs,
             "position": position,
             "stopped": bool(self.model.stop_training),
+            "workers": len(self._workers.names),
             "variables": [backups.describe(variable) for variable in kept],
             "metrics": [backups.describe(variable) for variable in metrics],
             "callbacks": [[type(c).__name__, backups.callback_state(c, arrays)] for c in self.callbacks],
@@ -212,6 +212,7 @@ class Resume(keras.callbacks.Callback):
         arrays |= self._gathered("random", backups.packed_random_states())
         if position is not None:
             arrays |= self._gathered("random at begin", self._random_at_begin)
+            arrays |= self._gathered("metrics", self._packed_metrics(metrics))
         if self._workers.index == 0:
             backups.write(self.path, state, arrays)
         else:
@@ -334,6 +335,24 @@ class Resume(keras.callbacks.Callback):
 
         model.train_function = skip
 
+    def _packed_metrics(self, metrics: list[Any]) -> bytes:
+        """What each device of this worker has added up; their sums would lose the order of the additions."""
+        parts = [self._workers.parts(one) for one in metrics]
+        arrays = {f"{i} {j}": backups.as_array(part) for i, one in enumerate(parts) for j, part in enumerate(one)}
+        file = io.BytesIO()
+        backups.save(file, {"devices": len(parts[0]) if parts else 0}, arrays)
+        return file.getvalue()
+
+    def _restore_metric(self, variable: Any, of_all: list[list[np.ndarray]]) -> None:
+        """Gives a variable of a metric its values of the backup, which are those of each device of each worker."""
+        own = of_all[min(self._workers.index, len(of_all) - 1)]
+        devices = len(self._workers.parts(variable))
+        if keras.backend.backend() == "tensorflow" and (len(of_all), len(own)) != (len(self._workers.names), devices):
+            total = np.sum([part for parts in of_all for part in parts], axis=0, dtype=own[0].dtype)
+            own = [np.zeros_like(total)] * devices  # other workers or devices than before: the first one has the sum
+            own[0] = total if self._workers.index == 0 else own[0]
+        self._workers.assign_parts(variable, own)
+
     def _too_few(self, batches: int) -> ValueError:
         position = self._unrestored[0]["position"]
         return ValueError(
@@ -349,10 +368,14 @@ class Resume(keras.callbacks.Callback):
         """Gives the metrics of the epoch their values of the backup; returns what they are."""
         state, arrays = self._unrestored
         with backups.reading(self.path, ValueError):
-            values = {backups.path_of(one): arrays[f"metric {i}"] for i, one in enumerate(state["metrics"])}
+            places = {backups.path_of(one): i for i, one in enumerate(state["metrics"])}
+            packed = [arrays[f"metrics {i}"] for i in range(state["workers"])]
+            found = [backups.read(self.path, io.BytesIO(one.tobytes())) for one in packed]
             for variable in model.metrics_variables:
-                if backups.path_of(variable) in values:  # a metric of the evaluation alone may not be built yet
-                    variable.assign(values[backups.path_of(variable)])
+                if backups.path_of(variable) in places:  # a metric of the evaluation alone may not be built yet
+                    place = places[backups.path_of(variable)]
+                    of_all = [[values[f"{place} {j}"] for j in range(info["devices"])] for info, values in found]
+                    self._restore_metric(variable, of_all)
         return model.get_metrics_result()
 
     def _end_of_skipping(self) -> None:

@@ -32,6 +32,9 @@ class Workers:
     index = 0
     names: Sequence[str] = ("this process",)
 
+    def __init__(self, strategy: Any = None) -> None:
+        self._strategy = strategy  # of `tf.distribute`; None on other backends
+
     def gather(self, data: bytes) -> list[bytes]:
         """The data of all processes, in order."""
         return [data]
@@ -43,6 +46,22 @@ class Workers:
     def array(self, value: Tensor) -> np.ndarray:
         """The whole value of a variable, of which this process may hold a part."""
         return np.asarray(keras.ops.convert_to_numpy(value))
+
+    def parts(self, variable: Any) -> list[np.ndarray]:
+        """What each device of this process has added up in a variable of a metric; on JAX, all devices together."""
+        return [np.asarray(one) for one in self._local(variable)] if self._strategy else [self.array(variable)]
+
+    def assign_parts(self, variable: Any, parts: Sequence[np.ndarray]) -> None:
+        """Gives the devices what `parts` returned."""
+        if self._strategy is None:
+            variable.assign(parts[0])
+        else:
+            for one, part in zip(self._local(variable), parts, strict=True):
+                one.assign(part)
+
+    def _local(self, variable: Any) -> Sequence[Any]:
+        found: Sequence[Any] = self._strategy.experimental_local_results(variable.value)
+        return found
 
 
 class SeveralWorkers(Workers):
@@ -82,7 +101,8 @@ class OfTensorFlow(SeveralWorkers):
         resolver = strategy.cluster_resolver
         jobs = resolver.cluster_spec().as_dict()
         tasks = [(job, i) for job in ("chief", "worker") for i in range(len(jobs.get(job, ())))]
-        self._strategy, self.index = strategy, tasks.index((resolver.task_type, resolver.task_id))
+        super().__init__(strategy)
+        self.index = tasks.index((resolver.task_type, resolver.task_id))
         self.names = [f"{job} {i} ({jobs[job][i]})" for job, i in tasks]
 
     def _sum(self, array: np.ndarray) -> np.ndarray:
@@ -111,6 +131,7 @@ class OfJax(SeveralWorkers):
     """The processes of `keras.distribution` on JAX."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.index = jax.process_index()
         self.names = [f"process {i}" for i in range(jax.process_count())]
 
@@ -133,5 +154,6 @@ def of_model(model: Any) -> Workers:
     """The processes that train a model together."""
     if keras.backend.backend() == "tensorflow":
         strategy = model.distribute_strategy
-        return OfTensorFlow(strategy) if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) else Workers()
+        is_several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        return OfTensorFlow(strategy) if is_several else Workers(strategy)
     return OfJax() if keras.backend.backend() == "jax" and jax.process_count() > 1 else Workers()
