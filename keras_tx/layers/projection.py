@@ -98,6 +98,10 @@ class VocabularyProjection(Projection):
     split = Split("vocabulary_size", 1, other=0)
 
 
+# The files of `model.save` call weights after the class, and those of earlier versions after this one.
+VocabularyProjection.__name__ = Projection.__name__
+
+
 class TiedEmbedding(Quantizable, keras.layers.ReversibleEmbedding):
     """`ReversibleEmbedding` that under XLA computes logits without a transposed copy of its table."""
 
