@@ -176,7 +176,8 @@ def _wrong_command(command, extras):
     elif program == "python" and arguments[0] == "-m":
         yield from _wrong_options(_module(arguments[1]), options - {"-m"})
     elif program == "python":
-        yield from _wrong_options(ROOT / arguments[0], options)
+        scripts = [ROOT / word for word in arguments if word.endswith(".py")]  # one may start another
+        yield from _wrong_options(scripts[0], options - _options_of(scripts[1:]))
     elif program.startswith("scripts/"):
         yield from _wrong_options(ROOT / program, options)
     elif program in PROGRAMS:
@@ -196,14 +197,23 @@ def _wrong_options(path, options):
     if not path.is_file():
         yield f"there is no file {path.relative_to(ROOT)}"
         return
-    files = [path, *(path.parent.glob("*.py") if path.name == "__main__.py" else [])]
-    known = {
+    unknown = sorted(options - _options_of([path]) - {"--help"})
+    yield from (f"{path.relative_to(ROOT)} has no option {option}" for option in unknown)
+
+
+def _options_of(paths):
+    """The options that programs define, or the files beside them that they import."""
+    files = set(filter(Path.is_file, paths))
+    for path in list(files):
+        imported = re.findall(r"^(?:from|import) (\w+)", path.read_text(encoding="utf-8"), re.M)
+        beside = [path.parent / f"{name}.py" for name in imported]
+        files |= set(path.parent.glob("*.py") if path.name == "__main__.py" else filter(Path.is_file, beside))
+    return {
         node.value
         for file in files
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("-")
     }
-    yield from (f"{path.relative_to(ROOT)} has no option {option}" for option in sorted(options - known - {"--help"}))
 
 
 def main():

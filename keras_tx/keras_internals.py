@@ -338,7 +338,8 @@ def _sharing(create: Callable[..., Any]) -> Callable[..., Any]:
             frozenset(op.name for op in graph._current_control_dependencies()),
             tuple(str(one) for stack in stacks for one in stack.peek_objs()),
         )
-        if key not in made:
+        # A graph takes small tensors from outside of it as constants, each of which is an input of the graph only once.
+        if key not in made or (kind == "Const" and any(x is made[key].outputs[0] for x in graph.inputs)):
             made[key] = create(graph, kind, inputs, *args, **kwargs)
         return made[key]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from keras_tx import distribute_internals
+from keras_tx import distribute_internals, training_internals
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -66,6 +66,7 @@ def check_training(model: Any, method: str, arguments: Mapping[str, Any]) -> Non
     else:
         guard_training()
         _check(model, strategy, method, arguments)
+        _weigh_batches(model, strategy)
 
 
 def _with_guard(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,6 +149,31 @@ def _check(model: Any, strategy: Any, method: str, arguments: Mapping[str, Any])
             f"The batch size must be at least the number of replicas, {replicas}, each of which gets a part of every "
             f"batch. Received: batches of {size}"
         )
+
+
+def _weigh_batches(model: Any, strategy: Any) -> None:
+    """Lets the loss that `fit` and `evaluate` show weigh each batch by its rows on all replicas.
+
+    Keras takes the rows of each replica, which is right for losses that are means over the rows of a replica, but not
+    for those that divide by what all replicas have. The models of this package do it themselves.
+    """
+    losses = [one for one in keras.tree.flatten(getattr(model, "loss", None)) if one is not None]
+    divides = bool(losses) and all(getattr(one, "counts_over_replicas", False) for one in losses)
+    if divides and strategy.num_replicas_in_sync > 1 and not getattr(model, "counts_over_replicas", False):
+        training_internals.wrap_loss_trackers(model, _by_rows)
+
+
+def _by_rows(update: Callable[..., None]) -> Callable[..., None]:
+    """`update_state` of the mean of the loss over batches, which it weighs by their rows on all replicas."""
+
+    def update_by_rows(values: Any, sample_weight: Any = None) -> None:
+        context = tf.distribute.get_replica_context()
+        if context is not None and sample_weight is not None:
+            rows = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(sample_weight, "float32"))
+            sample_weight = rows / context.num_replicas_in_sync
+        update(values, sample_weight=sample_weight)
+
+    return update_by_rows
 
 
 def _batch_size(arguments: Mapping[str, Any]) -> int | None:

@@ -10,6 +10,7 @@ raise, or after a minute.
 import argparse
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +31,9 @@ def main():
     if not os.path.isfile(given.script):
         parser.error(f"there is no file {given.script}")
     addresses = [f"127.0.0.1:{port}" for port in free_ports(given.workers)]
+    # Shells start programs in the background so that they ignore an interrupt; Slurm and Kubernetes send SIGTERM.
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.default_int_handler)
     workers = []
     try:
         for index in range(given.workers):

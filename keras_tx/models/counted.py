@@ -28,6 +28,8 @@ IS_EXAMPLE = "is_example"  # the name of the weights of a filled batch for `pred
 class CountedModel(BaseModel):
     """A functional model with the same losses, metrics and updates on any number of replicas."""
 
+    counts_over_replicas = True  # so that `fit` under a strategy leaves the loss tracker to this class
+
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the model; see `keras.Model.compile`.
 

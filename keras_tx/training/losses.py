@@ -75,6 +75,8 @@ class PaddedCrossentropy(keras.losses.Loss):
         >>> model.compile("adam", loss, metrics=[keras_tx.training.Perplexity()])
     """
 
+    counts_over_replicas = True  # what `fit` under a strategy must know
+
     def __init__(
         self,
         *,

@@ -1,8 +1,6 @@
 """A callback with which an interrupted `fit` continues where it was last saved."""
 
-import hashlib
 import io
-import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,11 +10,10 @@ import keras
 import numpy as np
 
 from keras_tx.keras_internals import begin_fit_at, build_metrics
-from keras_tx.optional import Lazy
 from keras_tx.training import backups, workers
+from keras_tx.training.agreement import after, agreed_backup, write_note
+from keras_tx.training.epoch_data import EpochData
 from keras_tx.types import Tensor
-
-tf = Lazy("tensorflow")
 
 
 class Resume(keras.callbacks.Callback):
@@ -62,7 +59,8 @@ class Resume(keras.callbacks.Callback):
         TypeError: for a `directory` that is not a path, or for `callbacks` that are not callbacks.
         ValueError: for another `save_freq`; and, at the start of `fit`, for a backup that is damaged, or was made with
             another model, optimizer, `steps_per_execution` or other `callbacks`; for a number as `save_freq` without
-            `Resume.dataset`; and if the chief of several workers has lost its backup.
+            `Resume.dataset`; if the chief of several workers has lost its backup; and in the second epoch, if it goes
+            on in the data of the first, as with `steps_per_epoch`.
 
     Examples:
         >>> def train(epochs):
@@ -111,7 +109,7 @@ class Resume(keras.callbacks.Callback):
                 raise TypeError(f"`callbacks` must be a list of Keras callbacks. Received: {callback!r} among them")
         if self.save_freq is not None:  # otherwise Keras need not wait for each step, to call a method of it
             self.on_train_batch_end = self._after_step
-        self._epoch: Any = None  # a tf.Variable, once there is a dataset that reads it
+        self._data = EpochData()
         self._unrestored: Any = None  # (state, arrays) of a backup until all of it is restored
         self._workers = workers.Workers()
 
@@ -125,19 +123,15 @@ class Resume(keras.callbacks.Callback):
         Args:
             make: a function from the number of the epoch, a scalar int64 tensor, to a `tf.data.Dataset` of batches. It
                 is called once to count the batches, and traced once as the function of `Dataset.flat_map`.
+
+        Raises:
+            TypeError: if `make` returns something else.
+            ValueError: if `make` returns a dataset without an end.
         """
-        if self._epoch is None:
-            with tf.device("CPU:0"):
-                self._epoch = tf.Variable(0, dtype="int64", trainable=False, name="epoch")
-        first = make(tf.constant(0, "int64"))
-        if not isinstance(first, tf.data.Dataset):
-            raise TypeError(f"`make` must return a tf.data.Dataset. Received: {first!r}")
-        dataset = tf.data.Dataset.range(1).flat_map(lambda _: make(self._epoch.read_value()))
-        count = first.cardinality()
-        return dataset if count < 0 else dataset.apply(tf.data.experimental.assert_cardinality(count))
+        return self._data.dataset(make)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        if self.save_freq is not None and self._epoch is None:
+        if self.save_freq is not None and not self._data.is_used:
             raise ValueError(
                 "`save_freq` must be 'epoch' unless the data come from `Resume.dataset`, with which each epoch can be "
                 f"read again from its beginning. Received: save_freq={self.save_freq}"
@@ -150,14 +144,13 @@ class Resume(keras.callbacks.Callback):
         self._logs: dict[str, list[Any]] = {}
         self._unrestored = None
         self._unsaved_steps = 0
-        found = self._agreed_backup()
+        found = agreed_backup(self.path, self._workers)
         if found is not None:
             with backups.reading(self.path):
                 self._restore(*found)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if self._epoch is not None:
-            self._epoch.assign(epoch)
+        self._data.begin(epoch)
         self._current, self._steps, self._calls, self._calls_to_skip = epoch, 0, 0, 0
         self._restore_late()
         if self.save_freq is not None:
@@ -168,19 +161,24 @@ class Resume(keras.callbacks.Callback):
     def _after_step(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         steps, self._steps = batch + 1 - self._steps, batch + 1
         self._calls += 1
+        if self._calls == 1:
+            self._data.check(self._current)
         if self._calls_to_skip:
             self._calls_to_skip -= 1
             if not self._calls_to_skip:
                 self._end_of_skipping()
             return
         self._unsaved_steps += steps
-        if self._unsaved_steps >= (self.save_freq or 0):
+        if self._unsaved_steps >= (self.save_freq or 0) or self.model.stop_training:
             position = {"epoch": self._current, "steps": self._steps, "calls": self._calls}
             self._save(position | {"steps_per_execution": self.model.steps_per_execution})
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._calls_to_skip:
+            if self.model.stop_training:
+                return  # a callback stopped the run before it was where it had been; the backup holds
             raise self._too_few(self._steps)
+        self._data.check(self._current)
         self._epochs.append(epoch)
         for name, value in (logs or {}).items():
             self._logs.setdefault(name, []).append(value)
@@ -216,47 +214,11 @@ class Resume(keras.callbacks.Callback):
         if self._workers.index == 0:
             backups.write(self.path, state, arrays)
         else:
-            backups.write_text(self._note, f"{self._workers.names[0]} has a backup {_after(state)}")
+            write_note(self.path, self._workers, state)
 
     def _gathered(self, name: str, own: bytes) -> dict[str, np.ndarray]:
         """Bytes of each worker, as arrays."""
         return {f"{name} {i}": np.frombuffer(one, "uint8") for i, one in enumerate(self._workers.gather(own))}
-
-    @property
-    def _note(self) -> Path:
-        """A file in which a worker that is not the chief writes which backup there is."""
-        return self.path.with_name(f"worker-{self._workers.index}.txt")
-
-    def _agreed_backup(self) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
-        """The content of the chief's backup, which all workers begin with; None if there is none."""
-        if len(self._workers.names) == 1:
-            return backups.read(self.path) if self.path.exists() else None
-        own = {"digest": "", "found": "none", "error": ""}
-        if self.path.exists():
-            with open(self.path, "rb") as file:
-                own["digest"] = hashlib.file_digest(file, "sha256").hexdigest()
-            try:
-                own["found"] = f"a backup {_after(backups.read(self.path)[0])}"
-            except (ValueError, LookupError, TypeError) as error:
-                own["found"], own["error"] = "a damaged backup", str(error)
-        elif self._note.exists():
-            own["found"] = f"the note that {self._note.read_text()}"
-        found = [json.loads(one) for one in self._workers.gather(json.dumps(own).encode())]
-        if found[0]["error"]:
-            raise ValueError(found[0]["error"])
-        if not found[0]["digest"]:
-            if all(one["found"] == "none" for one in found):
-                return None
-            listed = "; ".join(f"{name}: {one['found']}" for name, one in zip(self._workers.names, found, strict=True))
-            raise ValueError(
-                f"The chief, {self._workers.names[0]}, must have the backup {str(self.path)!r}, which other workers "
-                "know of. Give it that file, or delete the directory of every worker to begin anew. "
-                f"Received: {listed}"
-            )
-        if all(one["digest"] == found[0]["digest"] for one in found):
-            return backups.read(self.path)
-        content = self._workers.from_chief(self.path.read_bytes() if self._workers.index == 0 else b"")
-        return backups.read(self.path, io.BytesIO(content))
 
     def _restore(self, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         classes, given = [name for name, _ in state["callbacks"]], [type(c).__name__ for c in self.callbacks]
@@ -275,7 +237,7 @@ class Resume(keras.callbacks.Callback):
         self._restore_callbacks()
         start = self._epochs[-1] + 1 if position is None else position["epoch"]
         if self.params.get("verbose"):
-            print(f"Resuming {_after(state)}: {self.path}")
+            print(f"Resuming {after(state)}: {self.path}")
         # `fit` reads it after this call, as Keras' BackupAndRestore relies on; beyond the last epoch it trains nothing.
         is_over = state["stopped"] and position is None
         begin_fit_at(self.model, max(start, self.params["epochs"]) if is_over else start)
@@ -382,6 +344,7 @@ class Resume(keras.callbacks.Callback):
         with backups.reading(self.path, ValueError):
             self._restore_callbacks()
             self._restore_random("random")
+            self.model.stop_training = bool(self._unrestored[0]["stopped"])
         self._unrestored = None
 
     def _restore_callbacks(self) -> None:
@@ -397,10 +360,3 @@ class Resume(keras.callbacks.Callback):
         own = arrays.get(f"{name} {self._workers.index}")
         if own is not None:
             backups.restore_packed_random_states(own.tobytes(), self.path)
-
-
-def _after(state: dict[str, Any]) -> str:
-    """The position of a backup in words."""
-    position, epochs = state["position"], len(state["epochs"])
-    counts = [(epochs, "epoch")] + ([(position["steps"], "step")] if position is not None else [])
-    return "after " + " and ".join(f"{count} {name}{'s' * (count != 1)}" for count, name in counts)

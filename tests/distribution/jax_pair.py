@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 
 import keras
+import numpy as np
 
 import keras_tx
 from keras_tx.distribution import get_layout_map
 from keras_tx.pretrained import files, from_pretrained, save_pretrained
-from tests.distribution.jax_devices import ROWS, language_batches, largest_difference, trained
+from keras_tx.training import PaddedCrossentropy, Resume
+from keras_tx.training.workers import OfJax
+from tests.distribution.jax_devices import ROWS, SIZES, VOCABULARY, language_batches, largest_difference, trained
 from tests.pretrained.tiny import checkpoint
 
 
@@ -37,6 +40,10 @@ def model_parallel():
     return keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
 
 
+def data_parallel():
+    return keras.distribution.DataParallel(auto_shard_dataset=False)
+
+
 def message_of(function, *arguments):
     try:
         function(*arguments)
@@ -44,12 +51,43 @@ def message_of(function, *arguments):
         return str(error)
 
 
+class CutOff(Exception):
+    pass
+
+
+def fitted(distribution, folder, rows=slice(None), cut=False):
+    """The whole weights after two epochs with `Resume`, and their losses; or cut off at the end of the second one."""
+    keras.utils.set_random_seed(3)
+    keras.distribution.set_distribution(distribution)
+    model = keras_tx.models.MaskedLM(VOCABULARY, **{**SIZES, "dropout": 0.3})
+    model.compile("adam", PaddedCrossentropy())
+
+    def end(epoch, logs):
+        if cut and epoch == 1:
+            raise CutOff
+
+    callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=end), Resume(folder)]
+    x, y = (np.concatenate(parts) for parts in zip(*([a[rows], b[rows]] for a, b in language_batches()), strict=True))
+    history = model.fit(x, y, len(x) // 4, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+    return [OfJax().array(weight.value) for weight in model.weights], history.history["loss"]
+
+
+def resumed(distribution, folder, rows=slice(None)):
+    """Whether a run that is cut off and started again ends as one that is not."""
+    weights, losses = fitted(distribution(), folder / "whole", rows)
+    try:
+        fitted(distribution(), folder / "cut", rows, cut=True)
+    except CutOff:
+        ours, our_losses = fitted(distribution(), folder / "cut", rows)
+    return all(map(np.array_equal, ours, weights)), our_losses == losses
+
+
 def main(process, port, folder):
     keras.distribution.initialize(f"127.0.0.1:{port}", 2, process)
     found, folder = {}, Path(folder)
     one = trained("masked", None)
     half = slice(process * ROWS // 2, (process + 1) * ROWS // 2)
-    two = trained("masked", keras.distribution.DataParallel(auto_shard_dataset=False), half)
+    two = trained("masked", data_parallel(), half)
     found["data"] = largest_difference(two.get_weights(), one.get_weights())
     (x, y), *_ = language_batches()
     losses = [two.evaluate(x[half], y[half], batch_size=ROWS // 2, verbose=0)]
@@ -76,6 +114,12 @@ def main(process, port, folder):
     found["expected"] = theirs.generate([[5, 7, 11]], **prompt)
     saved = from_pretrained(folder / "trained")
     found["model"] = largest_difference(saved.get_weights(), theirs.get_weights())
+    keras.distribution.set_distribution(model_parallel())
+    found["resumed"] = [
+        resumed(model_parallel, folder / "shared"),
+        resumed(data_parallel, folder / f"own-{process}", half),
+    ]
+    found["files"] = sorted(path.name for path in (folder / f"own-{process}" / "cut").iterdir())
     keras.distribution.set_distribution(model_parallel())
     (folder / f"file-{process}").write_text("")
     found["error"] = message_of(save_pretrained, ours, folder / "file-0")

@@ -55,3 +55,10 @@ def test_a_model_in_two_processes_is_saved_bit_for_bit(reports, folder):
 def test_all_processes_stop_if_the_first_cannot_save(reports):
     assert "File exists" in reports[0]["error"]
     assert "Process 0 must save the model for all" in reports[1]["error"]
+
+
+def test_two_processes_that_were_cut_off_end_as_they_would_have(reports):
+    """Of a model that is split, with a backup that both read, and of one that both hold, with a directory each."""
+    for found in reports:
+        assert found["resumed"] == [[True, True], [True, True]]
+    assert [found["files"] for found in reports] == [["backup.npz"], ["worker-1.txt"]]

@@ -56,6 +56,9 @@ class Stored(dict):
     def read(self, name):
         return self[name]
 
+    def pieces(self, name):
+        return iter([np.ascontiguousarray(self[name]).reshape(-1).view("uint8")])
+
     def check_unchanged(self):
         pass
 

@@ -5,6 +5,7 @@ import os
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import keras
 import numpy as np
 import pytest
 
@@ -34,6 +35,7 @@ def make():
 
     def make(**kwargs):
         sizes = dict(num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=5)
+        keras.utils.set_random_seed(5)  # every worker of a run must make the model that one of them has exported
         return randomize(TextClassifier(len(VOCABULARY), len(LABELS), **(sizes | kwargs)), seed=3)
 
     return make
@@ -87,6 +89,7 @@ BEAM = {"strategy": Beam(2, num_return_sequences=2), "max_new_tokens": 3, "min_n
 
 def small_generator(**options):
     sizes = dict(num_layers=1, hidden_dim=6, num_heads=2, intermediate_dim=5)
+    keras.utils.set_random_seed(5)
     return randomize(CausalLM(len(VOCABULARY), **sizes, **options), seed=1)
 
 

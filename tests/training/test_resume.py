@@ -142,6 +142,62 @@ def test_what_a_position_needs(tmp_path):
         new_model().fit(short, shuffle=False, verbose=0, callbacks=[resume])
 
 
+class StopsAt(keras.callbacks.Callback):
+    """Stops the training after some updates, counted in this process: as one that looks at a clock."""
+
+    def __init__(self, updates):
+        super().__init__()
+        self.left = updates
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        self.model.stop_training = self.model.stop_training or self.left == 0
+
+
+@pytest.mark.parametrize("save_freq", [1, 2])
+def test_a_run_that_a_callback_stopped_in_the_middle_of_an_epoch_stays_stopped(save_freq, tmp_path):
+    history, whole = fit(tmp_path / "whole", StopsAt(8), save_freq=save_freq)
+    assert int(to_numpy(whole.optimizer.iterations)) == 8
+
+    def cut(epoch, logs):
+        if epoch == 1:
+            raise CutOff
+
+    with pytest.raises(CutOff):  # the run is stopped after 8 updates, and killed before the epoch is saved
+        fit(tmp_path / "cut", StopsAt(8), keras.callbacks.LambdaCallback(on_epoch_end=cut), save_freq=save_freq)
+    for _ in range(2):
+        cut_history, model = fit(tmp_path / "cut", save_freq=save_freq)
+        assert_same_weights(model, whole)
+        assert (cut_history.epoch, cut_history.history) == (history.epoch, history.history)
+
+
+def test_a_run_stopped_before_the_position_keeps_the_backup(tmp_path):
+    _, whole = fit(tmp_path / "whole", save_freq=2)
+    with pytest.raises(CutOff):
+        fit(tmp_path / "cut", cut_off(1, 4), save_freq=2)
+    before = (tmp_path / "cut" / "backup.npz").read_bytes()
+    fit(tmp_path / "cut", StopsAt(2), save_freq=2)
+    assert (tmp_path / "cut" / "backup.npz").read_bytes() == before
+    _, model = fit(tmp_path / "cut", save_freq=2)
+    assert_same_weights(model, whole)
+
+
+@pytest.mark.parametrize("save_freq", ["epoch", 2])
+@pytest.mark.parametrize("steps", [2, None])
+def test_data_that_go_on_in_the_next_epoch_are_refused(save_freq, steps, tmp_path):
+    resume, model = Resume(tmp_path, save_freq=save_freq), new_model()
+    data = data_of(resume) if steps else data_of(resume).cache()
+    with pytest.raises(ValueError, match="do not pass `steps_per_epoch` to `fit`, .* Received: epoch 2, which goes on"):
+        model.fit(data, epochs=3, steps_per_epoch=steps, shuffle=False, verbose=0, callbacks=[resume])
+    state, _ = backups.read(tmp_path / "backup.npz")
+    assert (state["epochs"], state["position"]) == ([0], None)
+
+
+def test_data_without_an_end_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="`make` must return the data of one epoch.* Received: .* without an end"):
+        Resume(tmp_path).dataset(lambda epoch: tf.data.Dataset.range(3).repeat())
+
+
 def killed(folder, *arguments):
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-m", "tests.training.killed", str(folder), *arguments]
