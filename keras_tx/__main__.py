@@ -26,7 +26,7 @@ EXTRAS = {
     "hub": ("huggingface-hub",),
     "data": ("tensorflow-datasets", "importlib-resources"),
     "files": ("pyarrow",),
-    "plots": ("matplotlib", "tensorboard"),
+    "plots": ("matplotlib", "pydot", "tensorboard"),
     "metrics": ("sacrebleu",),
     "formats": ("tf2onnx", "onnx"),
 }
