@@ -32,8 +32,7 @@ WenQuanYi Micro Hei,PingFang SC,Hiragino Sans,Microsoft YaHei,Malgun Gothic,Noto
 Noto Sans Devanagari,Nirmala UI,Mangal,Kohinoor Devanagari,Noto Emoji,Segoe UI Emoji,Symbola,Arial Unicode MS,\
 Unifont""".split(",")
 # Fonts of formulas, whose characters are not those that their numbers say, and the font of boxes.
-_NO_TEXT = ("STIXNonUnicode", "STIXSize", "cmb10", "cmex10", "cmmi10", "cmr10", "cmss10", "cmsy10", "cmti10", "cmtt10")
-_NO_TEXT += ("Last Resort",)
+_NO_TEXT = tuple("STIXNonUnicode STIXSize cmb10 cmex10 cmmi10 cmr10 cmss10 cmsy10 cmti10 cmtt10 Last".split())
 # Zero-width joiner and non-joiner, and variation selectors: they shape the characters beside them.
 _SHAPING = {"\u200c", "\u200d", *map(chr, range(0xFE00, 0xFE10))}
 _SHOWN = 10  # characters in a warning
