@@ -123,7 +123,7 @@ def run(page, folder, each=None):
                     Path(block.title).write_text(block.code, encoding="utf-8")
                 if block.language == "python":
                     printed = _printed(block, {"__name__": "__main__"} if block.title else scope)
-                    (each or _compare)(block, printed)
+                    (each or compare)(block, printed)
 
 
 def _printed(block, scope):
@@ -135,7 +135,8 @@ def _printed(block, scope):
     return out.getvalue()
 
 
-def _compare(block, printed):
+def compare(block, printed):
+    """Raises AssertionError if a block has printed something else than its page says."""
     expected = block.output.code if block.output else ""
     if block.output and block.output.title == EXAMPLE:
         if len(expected.splitlines()) != len(printed.splitlines()):

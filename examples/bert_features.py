@@ -15,8 +15,9 @@ import argparse
 import os
 import time
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+import quiet  # noqa: F401  # before Keras: TensorFlow starts without its lines about the machine
 
+# isort: split
 import keras
 import tensorflow as tf
 

@@ -16,10 +16,12 @@ On 2 cores without a GPU: the sample takes less than two minutes and reaches a t
 import argparse
 import os
 import time
+import warnings
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+import quiet  # noqa: F401  # before Keras: TensorFlow starts without its lines about the machine
 
+# isort: split
 import keras
 import numpy as np
 import tensorflow as tf
@@ -113,7 +115,9 @@ if checkpoint is None:
 # 4. BERT with a new head
 if arguments.bfloat16:
     keras.mixed_precision.set_dtype_policy("mixed_bfloat16")
-model = pretrained.from_pretrained(checkpoint, task="sequence_classification", labels=dataset.labels)
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "The checkpoint lacks tensors of the task")  # the head, which is trained here
+    model = pretrained.from_pretrained(checkpoint, task="sequence_classification", labels=dataset.labels)
 tokenizer = text.load_tokenizer(model.source, max_length=arguments.max_length)
 if arguments.lora:
     model.get_layer("embedding").trainable = False

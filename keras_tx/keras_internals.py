@@ -190,6 +190,25 @@ def variables_initialized_at_end() -> Iterator[None]:
             _global_state.set_global_attribute(name, others)
 
 
+def let_models_pass_masks_on() -> None:
+    """From now on, Keras does not warn that a functional model with a masked input destroys the mask.
+
+    It warns of each such model, although the layers inside pass the mask on; of a layer inside that does not, it warns
+    still.
+    """
+    if "_set_mask_metadata" in vars(_Functional):
+        return
+
+    @functools.wraps(keras.layers.Layer._set_mask_metadata)
+    def set_masks(self: Any, inputs: Any, outputs: Any, masks: Any) -> None:
+        if self._supports_masking:  # the class has a `compute_mask`
+            keras.layers.Layer._set_mask_metadata(self, inputs, outputs, masks)
+
+    kept = keras.layers.Layer.supports_masking.fset
+    _Functional.supports_masking = property(lambda self: True, kept, doc="Whether masks go through the model.")
+    _Functional._set_mask_metadata = set_masks
+
+
 def weight_path(layer: Any, name: str | None) -> str:
     """The path that a weight with this name gets, if `layer.add_weight` makes it now."""
     with _backend.name_scope(layer.name, caller=layer):

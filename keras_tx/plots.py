@@ -4,6 +4,7 @@ N heads, T queries, S keys, L layers. Neither function opens a window or changes
 """
 
 import csv
+import functools
 import math
 import os
 import warnings
@@ -25,8 +26,16 @@ ticker = Lazy("matplotlib.ticker", extra="plots")
 
 _LOWER_IS_BETTER = ("loss", "error", "perplexity", "entropy", "mse", "mae")
 _NOT_RATED = ("lr", "learning_rate")
-_WIDE_FONTS = """Noto Sans CJK SC,Noto Sans CJK JP,Source Han Sans,WenQuanYi Micro Hei,PingFang SC,Hiragino Sans,\
-Microsoft YaHei,Malgun Gothic,Noto Sans,Arial Unicode MS""".split(",")
+# Fonts with the characters that DejaVu Sans lacks; any other installed font comes after them.
+_PREFERRED = """Noto Sans,Noto Sans CJK SC,Noto Sans CJK JP,Noto Sans SC,Noto Sans JP,Noto Sans KR,Source Han Sans,\
+WenQuanYi Micro Hei,PingFang SC,Hiragino Sans,Microsoft YaHei,Malgun Gothic,Noto Sans Arabic,Noto Naskh Arabic,\
+Noto Sans Devanagari,Nirmala UI,Mangal,Kohinoor Devanagari,Noto Emoji,Segoe UI Emoji,Symbola,Arial Unicode MS,\
+Unifont""".split(",")
+# Fonts of formulas, whose characters are not those that their numbers say, and the font of boxes.
+_NO_TEXT = tuple("STIXNonUnicode STIXSize cmb10 cmex10 cmmi10 cmr10 cmss10 cmsy10 cmti10 cmtt10 Last".split())
+# Zero-width joiner and non-joiner, and variation selectors: they shape the characters beside them.
+_SHAPING = {"\u200c", "\u200d", *map(chr, range(0xFE00, 0xFE10))}
+_SHOWN = 10  # characters in a warning
 
 
 def training_curves(history: Any, path: str | os.PathLike[str] | None = None) -> Any:
@@ -58,6 +67,7 @@ def training_curves(history: Any, path: str | os.PathLike[str] | None = None) ->
     columns = min(len(metrics), 3)
     rows = math.ceil(len(metrics) / columns)
     figure = figures.Figure(figsize=(4.8 * columns, 3.4 * rows), layout="constrained")
+    families = _font_families(metrics)
     for index, metric in enumerate(metrics):
         axes = figure.add_subplot(rows, columns, index + 1)
         rated: tuple[Any, Any] = ([], [])
@@ -72,7 +82,8 @@ def training_curves(history: Any, path: str | os.PathLike[str] | None = None) ->
             where, value = rated[0][best], values[best]
             label = f"best: {value:.4g} in epoch {where}"
             axes.plot([where], [value], "o", color="black", markersize=9, fillstyle="none", label=label)
-        axes.set(xlabel="epoch", ylabel=metric.replace("_", " "))
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(metric.replace("_", " "), parse_math=False, fontfamily=families)
         axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
@@ -91,7 +102,9 @@ def attention_map(
 ) -> Any:
     """Draws how much each query token (a row) attends to each key token (a column), one panel for each head.
 
-    Darker squares have higher scores. All panels share one scale, from zero to the highest score.
+    Darker squares have higher scores. All panels share one scale, from zero to the highest score. Tokens may be of any
+    script: characters that matplotlib's own font lacks are drawn with the fonts that are installed. One warning names
+    those that no font has.
 
     Args:
         scores: (N, T, S), the attention scores of one example in one layer, or (L, N, T, S), those of a stack of
@@ -134,7 +147,8 @@ def attention_map(
     size = min(9.0, 0.8 * 72 * side / max(queries, keys))  # points
     figure = figures.Figure(figsize=(side * columns + 2, side * rows * queries / max(queries, keys) + 1.4))
     figure.set_layout_engine("constrained")
-    text = {"parse_math": False, "fontsize": size, "fontfamily": _font_families()}
+    families = _font_families([*query_labels, *key_labels, title or ""])
+    text = {"parse_math": False, "fontsize": size, "fontfamily": families}
     high = float(scores.max()) or 1.0
     drawn = []
     for index, (panel, panel_title) in enumerate(zip(panels, titles, strict=True)):
@@ -153,7 +167,7 @@ def attention_map(
     figure.supxlabel("key tokens", fontsize=9)
     figure.supylabel("query tokens", fontsize=9)
     if title is not None:
-        figure.suptitle(title, parse_math=False, fontfamily=_font_families())
+        figure.suptitle(title, parse_math=False, fontfamily=families)
     return _saved(figure, path)
 
 
@@ -236,13 +250,53 @@ def _tick_labels(argument: str, tokens: Any, count: int, scores: np.ndarray) -> 
             f"{len(tokens)} strings, scores of shape {scores.shape[2:]}"
         )
     texts = [token.decode("utf-8", "replace") if isinstance(token, bytes) else token for token in tokens]
-    return ["".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text) for text in texts]
+    return list(map(_visible, texts))
 
 
-def _font_families() -> list[str]:
-    """DejaVu Sans, which matplotlib brings, and the installed fonts with the characters that it lacks."""
-    installed = set(fonts.get_font_names())
-    return ["DejaVu Sans", *(family for family in _WIDE_FONTS if family in installed)]
+def _visible(text: str) -> str:
+    """`text` with escapes for what cannot be seen. Joiners and selectors stay, unless there is nothing else."""
+    kept = _SHAPING if set(text) - _SHAPING else set()
+    shown = [sign in kept or (sign.isprintable() and sign not in _SHAPING) for sign in text]
+    escapes = [sign.encode("unicode_escape").decode() for sign in text]
+    return "".join(sign if is_shown else escape for sign, is_shown, escape in zip(text, shown, escapes, strict=True))
+
+
+def _font_families(texts: Sequence[str]) -> list[str]:
+    """DejaVu Sans, which matplotlib brings, and installed fonts with the characters of `texts` that it lacks.
+
+    Warns of characters that no installed font has.
+    """
+    found = ["DejaVu Sans"]
+    missing = {sign for text in texts for sign in text if sign.isprintable()} - _SHAPING
+    missing -= _characters_of(fonts.findfont("DejaVu Sans"))
+    installed = _installed() if missing else {}
+    for family in [*(name for name in _PREFERRED if name in installed), *sorted(set(installed) - set(_PREFERRED))]:
+        if missing and missing & _characters_of(installed[family]):
+            found.append(family)
+            missing -= _characters_of(installed[family])
+    if missing:
+        names = [f"{sign} (U+{ord(sign):04X})" for sign in sorted(missing)]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        warnings.warn(
+            f"No installed font has these characters, which are drawn as boxes: {', '.join(names[:_SHOWN])}{more}. "
+            "Install a font that has them, such as Noto Sans CJK, Noto Sans Devanagari or Noto Emoji.",
+            stacklevel=3,
+        )
+    return found
+
+
+def _installed() -> dict[str, str]:
+    """{family: path of its file} of the installed fonts of texts; upright and of normal weight if there is one."""
+    entries = sorted(fonts.fontManager.ttflist, key=lambda one: (one.style != "normal", one.weight != 400))
+    return {one.name: one.fname for one in reversed(entries) if not one.name.startswith(_NO_TEXT)}
+
+
+@functools.cache
+def _characters_of(path: str) -> frozenset[str]:
+    try:
+        return frozenset(map(chr, fonts.get_font(path).get_charmap()))
+    except (OSError, RuntimeError):  # a file that was removed, or that is damaged
+        return frozenset()
 
 
 def _saved(figure: Any, path: str | os.PathLike[str] | None) -> Any:
@@ -254,7 +308,7 @@ def _saved(figure: Any, path: str | os.PathLike[str] | None) -> Any:
     incomplete = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing")  # matplotlib draws a box instead
+            warnings.filterwarnings("ignore", message="Glyph .* missing")  # `_font_families` has warned once
             figure.savefig(incomplete, format="png", dpi=120)
         incomplete.replace(target)
     finally:

@@ -1,9 +1,12 @@
-"""The private parts of Keras that training on several devices, and with gradient accumulation, needs.
+"""The private parts of Keras that training on several devices, with gradient accumulation and on data of unknown size
+needs.
 
 This is a door like `keras_internals.py`, with a test for each function in `tests/test_training_internals.py`, which
 names the version when Keras has changed.
 """
 
+import functools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +21,7 @@ try:
     from keras.src.trainers import data_adapters as _data_adapters
     from keras.src.trainers.data_adapters import array_slicing as _array_slicing
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter as _DataAdapter
+    from keras.src.trainers.epoch_iterator import EpochIterator as _EpochIterator
 except (ImportError, AttributeError) as _error:
     raise ImportError(
         f"Keras {keras.__version__} no longer has a private part that keras_tx needs ({_error}): install a version "
@@ -71,6 +75,33 @@ def wrap_loss_trackers(model: Any, wrapper: Callable[[Callable[..., None]], Call
     tracker = model._loss_tracker
     if "update_state" not in vars(tracker):
         tracker.update_state = wrapper(tracker.update_state)
+
+
+def let_data_end() -> None:
+    """From now on, Keras does not warn that data "ran out" if nobody said how many batches there are.
+
+    It warns at the end of the first epoch over every data set of unknown size, such as texts in batches of similar
+    length. With `steps_per_epoch`, or a size that the data do not keep, it still warns.
+    """
+    original = _EpochIterator._interrupted_warning
+    if hasattr(original, "keras_tx"):
+        return
+
+    @functools.wraps(original)
+    def warn(self: Any) -> None:
+        if self.steps_per_epoch or self.data_adapter.num_batches is not None:
+            original(self)
+
+    warn.keras_tx = True  # type: ignore[attr-defined]
+    _EpochIterator._interrupted_warning = warn
+
+
+def is_never_shuffled(x: Any) -> bool:
+    """Whether `fit` cannot shuffle data of this kind: it takes the batches as they come."""
+    if isinstance(x, keras.utils.PyDataset):
+        return x.num_batches is None
+    is_any = (_data_adapters.is_tf_dataset, _data_adapters.is_torch_dataloader, _data_adapters.is_grain_dataset)
+    return isinstance(x, types.GeneratorType) or any(is_one(x) for is_one in is_any)
 
 
 class _MappedAdapter(_DataAdapter):

@@ -680,3 +680,43 @@ def test_these_tests_see_what_reaches_in(names_of_keras, names_of_keras_tx):
     assert "_compile_loss" in private_names_of(keras_tx.models.CausalLM)
     assert len(names_of_keras) > 500 and len(names_of_keras_tx) > 100
     assert {"_layers", "_tracker", "_kernel", "_keras_history"} <= names_of_keras
+
+
+def vectors_in(function):
+    inputs = keras.Input((None, 3))
+    return keras.Model(inputs, function(inputs), name="nested")
+
+
+@still("says with `supports_masking` and `_set_mask_metadata` what becomes of masks")
+def test_let_models_pass_masks_on():
+    """A nested model gives the mask on without a warning; a layer in it that loses the mask is still named."""
+    keras_internals.let_models_pass_masks_on()
+    ids = keras.Input((None,), dtype="int32")
+    embedded = layers.Embedding(7, 3, mask_zero=True)(ids)
+    keeps = vectors_in(lambda x: layers.Dropout(0.1)(x))
+    summed = vectors_in(lambda x: layers.GlobalAveragePooling1D()(x))
+    given = np.array([[1, 2, 0], [3, 0, 0]])
+    for inner in (keeps, summed):  # every warning is an error here
+        keras.Model(ids, inner(embedded))(given)
+    mean = keras.Model(ids, layers.GlobalAveragePooling1D()(keeps(embedded)))
+    np.testing.assert_allclose(mean(given)[1], mean(given[1:, :1])[0], rtol=1e-6)
+
+    class Unaware(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs * 2.0
+
+    with pytest.warns(UserWarning, match="type Unaware.* was passed an input with a mask"):
+        keras.Model(ids, vectors_in(lambda x: Unaware()(x))(embedded))(given)
+
+
+def test_a_model_with_masks_of_its_own_is_left_alone():
+    keras_internals.let_models_pass_masks_on()
+
+    class Mine(keras.Model):
+        def compute_mask(self, inputs, mask=None):
+            return None if mask is None else mask[:, ::-1]
+
+    inputs = keras.Input((None, 3))
+    x = keras.layers.Masking()(np.array([[[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]]))
+    outputs = Mine(inputs, ops.tanh(inputs))(x)
+    assert np.asarray(keras.ops.convert_to_numpy(keras_internals.get_keras_mask(outputs))).tolist() == [[False, True]]

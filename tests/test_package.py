@@ -30,7 +30,7 @@ ORDER = [
     ["generation", "training"],
     ["models", "distribution"],
 ]
-ORDER += [["distribution", "pretrained"], ["serving"], ["plots"]]
+ORDER += [["distribution", "pretrained"], ["serving"], ["plots"], ["__main__"]]
 RANK = {folder: rank for rank, folders in enumerate(ORDER) for folder in folders}
 PUBLIC = [
     "data",

@@ -1,5 +1,6 @@
 """Pictures: what is drawn is what was given, and nothing of matplotlib's global state changes."""
 
+import io
 from types import SimpleNamespace
 
 import keras
@@ -7,6 +8,7 @@ import matplotlib.pyplot
 import numpy as np
 import pytest
 
+from keras_tx import plots
 from keras_tx.plots import attention_map, training_curves
 
 HISTORY = {
@@ -118,11 +120,62 @@ def test_keys_of_cross_attention_have_their_own_tokens():
     assert [label.get_text() for label in axes.get_yticklabels()] == ["x", "y"]
 
 
-def test_any_sign_can_stand_in_a_token(tmp_path):
-    tokens = ["電影", "$x$", "\n\t", b"\xc3\xa9".decode(), "🙂", b"\xe9", "", "##s"]
-    axes = attention_map(scores(1, 8, 8), tokens, tmp_path / "map.png", title="電影 $").axes[0]
-    shown = [label.get_text() for label in axes.get_xticklabels()]
-    assert shown == ["電影", "$x$", r"\n\t", "é", "🙂", "\N{REPLACEMENT CHARACTER}", "", "##s"]
+ANY_SIGN = ["電影", "$x$", "\n\t", b"\xc3\xa9".decode(), "🙂", b"\xe9", "", "##s", "\u200d", "क\u200dष", "\ufe0f"]
+SHOWN = ["電影", "$x$", r"\n\t", "é", "🙂", "\N{REPLACEMENT CHARACTER}", "", "##s", r"\u200d", "क\u200dष", r"\ufe0f"]
+
+
+@pytest.fixture
+def only_bundled(monkeypatch):
+    """As if no font were installed besides those that matplotlib brings."""
+    bundled = str(matplotlib.get_data_path())
+    found = {name: path for name, path in plots._installed().items() if path.startswith(bundled)}
+    monkeypatch.setattr(plots, "_installed", lambda: found)
+    return found
+
+
+def test_any_sign_can_stand_in_a_token(tmp_path, only_bundled):
+    with pytest.warns(UserWarning) as caught:
+        axes = attention_map(scores(1, 11, 11), ANY_SIGN, tmp_path / "map.png", title="電影 $").axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == SHOWN
+    (warning,) = caught  # one, however often matplotlib draws
+    assert warning.filename == __file__ and "U+200D" not in str(warning.message)
+    for sign in ("क (U+0915)", "電 (U+96FB)", "🙂 (U+1F642)"):
+        assert sign in str(warning.message)
+
+
+def test_a_warning_names_at_most_ten_characters(only_bundled):
+    with pytest.warns(UserWarning, match=r"as boxes: 一 \(U\+4E00\), .*三 \(U\+4E09\) and 2 more\. Install"):
+        training_curves({"".join(map(chr, range(0x4E00, 0x4E0C))): [1.0]})
+
+
+def test_a_font_that_is_installed_draws_what_the_first_one_lacks(only_bundled):
+    """STIX, which matplotlib brings, stands for a font of another script; without it, matplotlib would warn."""
+    ours, theirs = (plots._characters_of(plots.fonts.findfont(name)) for name in ("DejaVu Sans", "STIXGeneral"))
+    sign = sorted(theirs - ours)[7]
+    figure = attention_map(scores(1, 2, 2), ["a", sign])
+    label = figure.axes[0].get_xticklabels()[1]
+    assert label.get_fontfamily() == ["DejaVu Sans", "STIXGeneral"]
+    figure.savefig(io.BytesIO())  # every warning is an error here
+    label.set_fontfamily(["DejaVu Sans"])
+    with pytest.warns(UserWarning, match="Glyph .* missing"):
+        figure.savefig(io.BytesIO())
+
+
+def test_a_font_of_another_script_comes_before_the_others_and_only_where_it_is_needed(monkeypatch):
+    characters = {"/cjk": frozenset("電影"), "/any": frozenset("電影क"), "/formula": frozenset("電影क")}
+    real, dejavu = plots._characters_of, plots.fonts.findfont("DejaVu Sans")
+    monkeypatch.setattr(plots, "_characters_of", lambda path: characters.get(path) or real(path))
+    entries = [SimpleNamespace(name="A font", fname="/any", style="normal", weight=400)]
+    entries += [SimpleNamespace(name="Noto Sans CJK SC", fname="/cjk", style="normal", weight=400)]
+    entries += [SimpleNamespace(name="Noto Sans CJK SC", fname="/bold", style="normal", weight=700)]
+    entries += [SimpleNamespace(name="cmex10", fname="/formula", style="normal", weight=400)]
+    entries += [SimpleNamespace(name="Last Resort High-Efficiency", fname="/formula", style="normal", weight=400)]
+    monkeypatch.setattr(plots.fonts.fontManager, "ttflist", entries)
+    monkeypatch.setattr(plots.fonts.fontManager, "findfont", lambda name: dejavu)
+    assert plots._characters_of("/removed") == frozenset()
+    assert plots._font_families(["film"]) == ["DejaVu Sans"]
+    assert plots._font_families(["電影"]) == ["DejaVu Sans", "Noto Sans CJK SC"]
+    assert plots._font_families(["電影", "क"]) == ["DejaVu Sans", "Noto Sans CJK SC", "A font"]
 
 
 def test_scores_that_are_all_zero_are_drawn():

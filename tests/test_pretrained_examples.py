@@ -20,15 +20,17 @@ TINY = ("--dataset", "mine.jsonl", "--epochs", "1", "--max-length", "11")
 SENTENCES = ["a moving film", "a dull, dull film number 7"]
 # What the examples have no need of is as if it were not installed.
 WITHOUT = "import runpy, sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'huggingface_hub'])); "
-WITHOUT += "del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+WITHOUT += "del sys.argv[0]; sys.path.insert(0, sys.argv[0].rpartition('/')[0]); "
+WITHOUT += "runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 def run_without(folder, name, *arguments):
     """As `run`, without torch, transformers and huggingface_hub."""
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
     command = [sys.executable, "-c", WITHOUT, str(EXAMPLES / name), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0 and not done.stderr, done.stderr[-3000:]
     return done.stdout
 
 
@@ -44,7 +46,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finetuned(folder):
     """The folder that the example wrote, computing in bfloat16, and what it printed."""
-    printed = run(folder, "finetune_bert.py", *TINY, "--bfloat16")
+    printed = run(folder, "finetune_bert.py", *TINY, "--bfloat16", quiet=True)
     return folder / "saved_models/finetune_bert", printed
 
 
@@ -77,7 +79,7 @@ def matrices(tensor, name, heads=4):
 def test_bert_features_serves_a_head_on_the_vectors_of_the_checkpoint(folder):
     tf = pytest.importorskip("tensorflow")
     pytest.importorskip("tensorflow_text")  # brings the ops of the graph
-    printed = run(folder, "bert_features.py", *TINY)
+    printed = run(folder, "bert_features.py", *TINY, quiet=True)
     assert "saved_models/bert_features/1: ok" in printed and re.search(r"test accuracy [01]\.\d{4}\n", printed)
     assert "Trainable params: 130 " in printed  # 64 * 2 + 2
     assert len(re.findall(r"^ *(?:negative|positive) [01]\.\d{3}  \w", printed, re.MULTILINE)) == 3

@@ -117,3 +117,44 @@ def test_clip_whole_gradients(options):
         optimizer.apply([one], [table])
         results.append(table.numpy())
     np.testing.assert_allclose(*results, rtol=1e-6)
+
+
+def batches(count, size=None):
+    """`count` batches of a data set that says `size`, if anything, about itself."""
+    tf = pytest.importorskip("tensorflow")
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter([(X, Y)] * count), output_signature=(tf.TensorSpec((4, 2)), tf.TensorSpec((4, 1)))
+    )
+    return dataset if size is None else dataset.apply(tf.data.experimental.assert_cardinality(size))
+
+
+@still("tells with `_interrupted_warning` that data ran out", door=DOOR)
+def test_let_data_end(monkeypatch):
+    """Data of unknown size end without a warning, and the epochs are whole; data that are too short are still told."""
+    training_internals.let_data_end()
+    training_internals.let_data_end()  # changes nothing more
+    model = compiled()
+    seen = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: steps.append(batch))
+    steps = []
+    model.fit(batches(3), epochs=2, shuffle=False, verbose=0, callbacks=[seen], validation_data=batches(2))
+    assert steps == [0, 1, 2, 0, 1, 2]
+    with pytest.warns(UserWarning, match="Your input ran out of data"):
+        model.fit(batches(3), steps_per_epoch=5, shuffle=False, verbose=0)
+
+
+class Endless(keras.utils.PyDataset):
+    num_batches = None
+
+    def __getitem__(self, index):
+        return X, Y
+
+
+@still("can say which data it does not shuffle", door=DOOR)
+def test_is_never_shuffled():
+    torch = pytest.importorskip("torch")
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 2)))
+    for data in (batches(1), (batch for batch in [(X, Y)]), loader, Endless()):
+        assert training_internals.is_never_shuffled(data)
+        with pytest.warns(UserWarning, match="`shuffle=True` was passed, but will be ignored"):
+            training_internals._data_adapters.get_data_adapter(data, shuffle=True)
+    assert not training_internals.is_never_shuffled(X) and not training_internals.is_never_shuffled([X, X])

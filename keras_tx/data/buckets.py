@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_tx import training_internals
 from keras_tx.checks import positive_int
 from keras_tx.data.filling import fill_batches
 from keras_tx.optional import Lazy
@@ -29,7 +30,8 @@ def bucket_by_length(
     """Batches elements of similar length together and pads each batch to its longest element, to save padding.
 
     Every element is used once. The order follows the dataset; to shuffle the batches, shuffle the dataset before. The
-    number of batches is not known beforehand, so with `.repeat()` pass `steps_per_epoch` to `fit`.
+    number of batches is not known beforehand: with `.repeat()` pass `steps_per_epoch` to `fit`, and for a progress bar
+    with an end in the first epoch set it with `tf.data.experimental.assert_cardinality`.
 
     Args:
         dataset: a `tf.data.Dataset` of unpadded elements `features`, `(features, labels)` or `(features, labels,
@@ -70,6 +72,7 @@ def bucket_by_length(
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(f"`dataset` must be a tf.data.Dataset. Received: dataset={dataset!r}")
+    training_internals.let_data_end()
     extended = _extended_boundaries(boundaries)
     sizes = _batch_sizes(batch_size, max_tokens, boundaries, extended)
     if length is None:

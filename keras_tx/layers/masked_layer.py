@@ -9,7 +9,12 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tx.keras_internals import get_keras_mask, keep_call_arguments, set_keras_mask
+from keras_tx.keras_internals import (
+    get_keras_mask,
+    keep_call_arguments,
+    let_models_pass_masks_on,
+    set_keras_mask,
+)
 from keras_tx.layers.configs import Composite
 from keras_tx.layers.mask_search import find_mask
 from keras_tx.layers.shapes import check_shape
@@ -30,6 +35,7 @@ class MaskedLayer(Composite):
         self.supports_masking = True
         self.input_spec = keras.layers.InputSpec(ndim=3)
         keep_call_arguments(self)  # `convert_inputs` makes them tensors
+        let_models_pass_masks_on()
 
     def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
         names = list(inspect.signature(self.call).parameters)[1 : 1 + len(args)] if args else []

@@ -200,6 +200,9 @@ class CheckedModel(CountedModel):
         bound = inspect.signature(getattr(super(), name)).bind(*args, **kwargs)
         given = bound.arguments
         check_training(self, name, given)
+        training_internals.let_data_end()
+        if name == "fit" and "shuffle" not in given and training_internals.is_never_shuffled(given.get("x")):
+            given["shuffle"] = False  # Keras' default is True, and it would warn that it does not shuffle these
         labels = self._labels() if has_labels else None
         check = DataCheck(self._id_sizes(), self._input_names(), labels)
         given["x"] = _checked(check, given.get("x"), given.get("y"), given.get("sample_weight"))

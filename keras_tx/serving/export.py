@@ -1,5 +1,6 @@
 """Exports a trained model to saved_models/NAME/VERSION, a SavedModel that runs on an unmodified TensorFlow Serving."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,7 +149,7 @@ def export_on_tensorflow(
             setattr(root, name, graph)
         root.weights = list({id(weight): weight for graph in graphs.values() for weight in graph.variables}.values())
         root.resources = [one for tokenizer in tokenizers.values() for one in tokenizer_resources(tokenizer)]
-        with _file_errors(path):
+        with _file_errors(path), _without_information():
             tf.saved_model.save(root, str(folder), signatures=graphs)
         loaded = tf.saved_model.load(str(folder)).signatures
         loaded = {name: loaded[name] for name in signatures}
@@ -186,6 +187,21 @@ def _file_errors(path: str | Path) -> Iterator[None]:
         raise OSError(
             f"`path` must be a folder that can be written. Received: path={str(path)!r} ({message})"
         ) from error
+
+
+@contextmanager
+def _without_information() -> Iterator[None]:
+    """Without TensorFlow's line "Assets written to", with a folder that has another name afterwards."""
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("Assets written to")
+
+    logger = tf.get_logger()
+    logger.addFilter(is_shown)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_shown)
 
 
 def _check_path(path: Path) -> None:

@@ -113,6 +113,10 @@ def _short(normalizer: Any) -> str:
     return text if len(text) < 200 else text[:200] + "..."
 
 
+# A normalizer's table that changes nothing: a tree without branches. With no table at all SentencePiece logs a line.
+_NO_CHANGES = (1024).to_bytes(4, "little") + bytes(1024) + b"\0"
+
+
 def build_unigram_model(parts: dict[str, Any], charsmap: bytes) -> bytes:
     """Builds the bytes of a SentencePiece model with the pieces and scores of a Unigram definition."""
     proto = pb2.ModelProto()
@@ -120,7 +124,7 @@ def build_unigram_model(parts: dict[str, Any], charsmap: bytes) -> bytes:
     for i, (piece, score) in enumerate(parts["model"]["vocab"]):
         proto.pieces.add(piece=piece, score=score, type=UNKNOWN if i == unknown else NORMAL)
     proto.trainer_spec.model_type = 1
-    proto.normalizer_spec.precompiled_charsmap = charsmap
+    proto.normalizer_spec.precompiled_charsmap = charsmap or _NO_CHANGES
     return bytes(proto.SerializeToString())
 
 
@@ -134,6 +138,7 @@ def build_bpe_model(parts: dict[str, Any]) -> bytes:
     proto.trainer_spec.model_type, proto.trainer_spec.byte_fallback = 2, True
     spec = proto.normalizer_spec
     spec.add_dummy_prefix = spec.remove_extra_whitespaces = spec.escape_whitespaces = False
+    spec.precompiled_charsmap = _NO_CHANGES
     return bytes(proto.SerializeToString())
 
 

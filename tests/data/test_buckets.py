@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_tx.data import bucket_by_length
+from keras_tx.models import TextClassifier
 
 
 def elements(lengths, features="dict"):
@@ -204,3 +206,20 @@ def test_what_is_no_dataset_is_refused():
 def test_batched_elements_are_refused():
     with pytest.raises(ValueError, match=r"must be a tensor of rank 1, unbatched. Received: .*shape=\(2, 1\)"):
         bucket_by_length(elements([1, 1], "bare").batch(2, drop_remainder=True).map(lambda x: tf.reshape(x, [2, 1])), 2)
+
+
+def test_fit_says_nothing_of_batches_whose_number_is_unknown(capfd):
+    """Neither that it does not shuffle them, nor that they ran out; every warning is an error here."""
+    model = TextClassifier(23, num_classes=2, num_layers=1, hidden_dim=4, num_heads=1)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, run_eagerly=True)
+    data = elements([2, 5, 3]).map(lambda features, label: ({"token_ids": features["token_ids"]}, label % 2))
+    batches = bucket_by_length(data, 2, boundaries=(3, 7))
+    history = model.fit(batches, validation_data=batches, epochs=2)
+    model.evaluate(batches, verbose=0)
+    assert model.predict(batches, verbose=0).shape == (3, 2) and len(history.history["val_loss"]) == 2
+    out, err = capfd.readouterr()
+    ends = [line.rpartition("\r")[2] for line in out.strip().split("\n") if not line.startswith("Epoch")]
+    assert len(ends) == 2 and all("2/2" in end for end in ends) and not err  # each epoch ends with a full bar
+    with pytest.warns(UserWarning, match="`shuffle=True` was passed"):
+        model.fit(batches, shuffle=True, verbose=0)

@@ -1,6 +1,7 @@
 """An exported classifier answers as the live model does."""
 
 import json
+import logging
 import threading
 
 import keras
@@ -192,7 +193,23 @@ def test_half_precision_becomes_float32_with_a_tolerance_of_its_own(make, tokeni
     assert answers["tolerance"] == 8 * np.finfo("float16").eps
 
 
-def test_two_exports_at_once_are_two_versions_and_without_a_tokenizer_ids_are_the_default(make, live, tmp_path):
+@pytest.fixture
+def logged(monkeypatch):
+    """The lines of TensorFlow's logger, as in a notebook, where it shows those at the level INFO too."""
+    import tensorflow as tf
+
+    lines, logger = [], tf.get_logger()
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger.addHandler(handler)
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    logger.manager._clear_cache()
+    yield lines
+    logger.removeHandler(handler)
+    assert not logger.filters
+
+
+def test_two_exports_at_once_are_two_versions_and_without_a_tokenizer_ids_are_the_default(make, live, tmp_path, logged):
     models = [make(dtype="mixed_bfloat16"), randomize(make(), seed=5)]
     paths = [None, None]
 
@@ -204,7 +221,7 @@ def test_two_exports_at_once_are_two_versions_and_without_a_tokenizer_ids_are_th
         thread.start()
     for thread in threads:
         thread.join()
-    assert {path.name for path in paths} == {"1", "2"}
+    assert {path.name for path in paths} == {"1", "2"} and not logged
     row = np.array([[2, 6, 7, 3]], "int32")
     for model, path, atol in zip(models, paths, (0.03, 1e-6), strict=True):
         signatures = load(path)

@@ -143,3 +143,9 @@ def test_split_special_tokens_beside_others_has_no_graph_form(trained):
     mixed = type(ours)(library.to_str(), split_special_tokens=True)
     assert "has added tokens that it does not split" in mixed.not_in_graph
     assert type(ours)(library.to_str()).in_graph and mixed.decode(mixed.tokenize("<s><tool>")) == "<s><tool>"
+
+
+def test_sentencepiece_logs_nothing_when_a_graph_loads_its_model(capfd):
+    ours = Pieces.train(["a dog runs"] * 3, 270)
+    tf.function(ours.tokenize, input_signature=[tf.TensorSpec([None], tf.string)])(tf.constant(["a dog"]))
+    assert "LOG(" not in capfd.readouterr().err
