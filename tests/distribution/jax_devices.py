@@ -183,10 +183,7 @@ def held_after_saving():
 
 
 def main(names):
-    report = {}
-    if not names:
-        report["loaded"] = {name: loaded(name) for name in LOADED}
-        report["held"] = held_after_saving()
+    report = {"loaded": {name: loaded(name) for name in LOADED}, "held": held_after_saving()}
     for name in names or CASES:
         one = trained(name, None)
         found = report[name] = {}

@@ -16,7 +16,7 @@ from tests.distribution import equal
 
 ALL = os.environ.get("KERAS_TX_TEST_ALL_CASES") == "1"
 ON_DEVICES = [
-    ("sample_weight", 4),
+    ("sample_weight", 2),
     ("keras_loss_with_weights", 2),
     ("two_outputs", 2),
     ("accumulation_and_clipping", 2),

@@ -57,38 +57,47 @@ def cut_off(workers, folder, **options):
         workers(train, folder=str(folder), cut=3, **options)
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_cut_off_they_end_with_the_same_weights(workers, whole, own, tmp_path):
-    cut_off(workers, tmp_path, own=own)
-    assert workers(train, folder=str(tmp_path), own=own) == whole
+def test_cut_off_they_end_with_the_same_weights(workers, whole, tmp_path):
+    cut_off(workers, tmp_path)
+    assert workers(train, folder=str(tmp_path)) == whole
 
 
-def test_a_worker_that_lost_its_disk_gets_the_backup_of_the_chief(workers, whole, tmp_path):
-    cut_off(workers, tmp_path, own=True)
-    shutil.rmtree(tmp_path / "1")
-    assert workers(train, folder=str(tmp_path), own=True) == whole
+@pytest.fixture(scope="module")
+def own(workers, tmp_path_factory):
+    """The directories of two workers with a disk each, after a run that was cut off."""
+    folder = tmp_path_factory.mktemp("own")
+    cut_off(workers, folder, own=True)
+    return folder
 
 
-def test_if_the_chief_lost_its_disk_all_stop(workers, tmp_path):
-    cut_off(workers, tmp_path, own=True)
-    shutil.rmtree(tmp_path / "0")
+@pytest.fixture
+def disks(own, tmp_path):
+    return shutil.copytree(own, tmp_path / "disks")
+
+
+def test_a_worker_that_lost_its_disk_gets_the_backup_of_the_chief(workers, whole, disks):
+    shutil.rmtree(disks / "1")
+    assert workers(train, folder=str(disks), own=True) == whole
+
+
+def test_if_the_chief_lost_its_disk_all_stop(workers, disks):
+    shutil.rmtree(disks / "0")
     names = [re.escape(f"worker {i} ({workers.addresses[i]})") for i in range(2)]
     message = (
         rf"The chief, {names[0]}, must have the backup .*Received: {names[0]}: none; {names[1]}: the note that "
         f"{names[0]} has a backup after 1 epoch and 2 steps"
     )
     for process in workers.processes:
-        process.ask(train, folder=str(tmp_path), own=True)
+        process.ask(train, folder=str(disks), own=True)
     for process in workers.processes:
         with pytest.raises(ValueError, match=message):
             process.answer()
 
 
-def test_if_the_chief_has_a_damaged_backup_all_stop(workers, tmp_path):
-    cut_off(workers, tmp_path, own=True)
-    (tmp_path / "0" / "backup.npz").write_bytes(b"PK")
+def test_if_the_chief_has_a_damaged_backup_all_stop(workers, disks):
+    (disks / "0" / "backup.npz").write_bytes(b"PK")
     for process in workers.processes:
-        process.ask(train, folder=str(tmp_path), own=True)
+        process.ask(train, folder=str(disks), own=True)
     for process in workers.processes:
         with pytest.raises(ValueError, match="The backup must be a whole file of `Resume`"):
             process.answer()
