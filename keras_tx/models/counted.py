@@ -62,7 +62,7 @@ class CountedModel(BaseModel):
         weights = keras.utils.unpack_x_y_sample_weight(args[-1])[2]
         if not isinstance(weights, dict) or set(weights) != {IS_EXAMPLE}:
             return outputs
-        kept = weights[IS_EXAMPLE]
+        kept = ops.cast(weights[IS_EXAMPLE], "int32")  # workers do not exchange booleans
         return ((outputs[0], kept), *outputs[1:]) if len(args) > 1 else (outputs, kept)  # JAX has a state
 
     def compute_loss(

@@ -63,7 +63,8 @@ def _unchanged(outputs: Any) -> Any:
 
 def _drop_filling(outputs: Any) -> Any:
     """The outputs of `predict` for the examples alone."""
-    outputs, is_example = outputs
+    outputs, kept_rows = outputs
+    is_example = kept_rows.astype(bool)
 
     def kept(values: Any) -> Any:
         if isinstance(values, np.ndarray):

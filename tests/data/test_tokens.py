@@ -193,7 +193,7 @@ def test_resume_reads_each_epoch_in_its_order(written, tmp_path):
     dataset = resume.dataset(lambda epoch: data.read_tokens(written, 2, length=16, epoch=epoch, seed=5))
     found = []
     for epoch in (1, 2):
-        resume._epoch.assign(epoch)
+        resume._data.begin(epoch)
         found.append([(named(features), labels) for features, labels in listed(dataset)])
     assert found[1] == packed(written, epoch=2, seed=5) != found[0]
     assert len(dataset) == len(found[0]) == len(found[1])

@@ -253,3 +253,16 @@ def train(name, strategy=None):
 def run(strategy, name):
     """`train` in a process of `tests.distribution.processes`."""
     return train(name, strategy)
+
+
+def assert_equal(found, expected, name):
+    """Compares what `run` returns on several devices and what `train` returns on one."""
+    weights, history, outputs = expected
+    begun = built(name).get_weights()
+    assert max(np.abs(np.array(one) - two).max() for one, two in zip(weights, begun, strict=True)) > 0.001
+    for one, two in zip(found[0], weights, strict=True):
+        np.testing.assert_allclose(one, two, atol=CASES[name].atol, rtol=0)
+    assert found[1].keys() == history.keys()
+    for key, values in history.items():
+        np.testing.assert_allclose(found[1][key], values, rtol=1e-5, atol=1e-6, err_msg=key)
+    np.testing.assert_allclose(found[2], outputs, atol=10 * CASES[name].atol)

@@ -26,25 +26,13 @@ ON_JAX = ["keras_loss_with_weights", "accumulation"]
 RUN = "import sys; from tests.distribution import test_objectives; test_objectives.{}(*sys.argv[1:])"
 
 
-def assert_equal(found, expected, name):
-    weights, history, outputs = expected
-    begun = equal.built(name).get_weights()
-    assert max(np.abs(np.array(one) - two).max() for one, two in zip(weights, begun, strict=True)) > 0.001
-    for one, two in zip(found[0], weights, strict=True):
-        np.testing.assert_allclose(one, two, atol=equal.CASES[name].atol, rtol=0)
-    assert found[1].keys() == history.keys()
-    for key, values in history.items():
-        np.testing.assert_allclose(found[1][key], values, rtol=1e-5, atol=1e-6, err_msg=key)
-    np.testing.assert_allclose(found[2], outputs, atol=10 * equal.CASES[name].atol)
-
-
 @pytest.mark.tensorflow
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "replicas"), [(name, n) for name in equal.CASES for n in (2, 4)] if ALL else ON_DEVICES
 )
 def test_replicas_end_with_the_weights_losses_and_outputs_of_one_device(devices, name, replicas):
-    assert_equal(devices(equal.run, replicas=replicas, name=name), equal.train(name), name)
+    equal.assert_equal(devices(equal.run, replicas=replicas, name=name), equal.train(name), name)
 
 
 def run(command, **environment):
@@ -62,7 +50,7 @@ def test_devices_of_jax_share_batches_that_do_not_divide():
     names = list(equal.CASES) if ALL else ON_JAX
     command = [sys.executable, "-W", "ignore", "-c", RUN.format("on_jax"), *names]
     for name, (found, expected) in run(command, KERAS_BACKEND="jax", XLA_FLAGS=flags).items():
-        assert_equal(found, expected, name)
+        equal.assert_equal(found, expected, name)
 
 
 def on_jax(*names):

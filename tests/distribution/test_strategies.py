@@ -16,7 +16,7 @@ import pytest
 from keras_tx import distribute_internals, under_strategy
 from keras_tx.distribution import mirrored_strategy, multi_worker_strategy
 from keras_tx.training import PaddedAccuracy, PaddedCrossentropy, Perplexity
-from tests.distribution import cases
+from tests.distribution import cases, equal
 from tests.distribution.processes import Workers, free_addresses, tf_config
 
 tf = pytest.importorskip("tensorflow")
@@ -26,7 +26,7 @@ PROCESS = pytest.mark.process
 # With KERAS_TX_TEST_ALL_CASES=1 every case is trained under every strategy, which takes minutes.
 ALL = os.environ.get("KERAS_TX_TEST_ALL_CASES") == "1"
 ON_DEVICES = "text_classifier masked_lm causal_lm seq2seq checkpoint functional float16 ema_overwrite".split()
-ON_WORKERS = "functional causal_lm".split()
+ON_WORKERS = ["functional"]
 
 
 def chosen(names):
@@ -82,6 +82,13 @@ def test_two_workers_end_with_the_weights_of_one_device(name, workers, tmp_path)
     assert workers(train_in_worker, name=name, paths=paths) == [2, 2]
     for path in paths:
         assert_equal_weights(path, name)
+
+
+@PROCESS
+@pytest.mark.parametrize("name", equal.CASES if ALL else ["chunks"])
+def test_two_workers_with_unequal_numbers_of_tokens_end_as_one_device(name, workers):
+    for found in workers(equal.run, name=name):
+        equal.assert_equal(found, equal.train(name), name)
 
 
 @PROCESS
