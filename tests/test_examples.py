@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.process]
 WORDS = {"dull": "negative", "moving": "positive"}
+REASON = re.compile(r"error: .*(cannot be read as|must have at least|must be a text)")
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
@@ -21,6 +24,22 @@ def run(tmp_path, name, *arguments, quiet=False):
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0 and not (quiet and done.stderr), done.stderr[-3000:]
     return done.stdout
+
+
+def answers(folder, *texts):
+    """What the first version of an export answers to texts."""
+    pytest.importorskip("tensorflow_text")  # brings the ops of the graph
+    import tensorflow as tf
+
+    serve = tf.saved_model.load(str(folder / "1")).signatures["serving_default"]
+    return [text.decode() for text in serve(text=tf.constant(texts))["text"].numpy()]
+
+
+def attention_of(printed):
+    """The sentence whose attention was drawn, and its translation."""
+    lines = printed.splitlines()
+    (number,) = [number for number, line in enumerate(lines) if line.startswith("-> ")]
+    return lines[number - 1 : number + 1]
 
 
 def test_classify_reviews_goes_from_a_file_to_answers_and_pictures(tmp_path):
@@ -45,8 +64,10 @@ def test_translate_goes_from_parallel_files_to_translations_and_goes_on_where_it
     assert len((out / "test.txt").read_text().splitlines()) == 21
     for name in ("model.keras", "training_curves.png", "attention.png", "backup/backup.npz"):
         assert (out / name).stat().st_size > 1000
-    again = run(tmp_path, "translate.py", *arguments, "--resume")
-    assert "Epoch 2/2" not in again and again.splitlines()[-3:-1] == printed.splitlines()[-3:-1]
+    assert answers(out, *english[:3]) == (out / "test.txt").read_text().splitlines()[:3]
+    again = run(tmp_path, "translate.py", *arguments, "--resume", "--no-export")
+    assert "Epoch 2/2" not in again and attention_of(again) == attention_of(printed)
+    assert not (out / "2").exists()
 
 
 def test_write_text_streams_what_a_model_of_the_file_writes(tmp_path):
@@ -54,3 +75,25 @@ def test_write_text_streams_what_a_model_of_the_file_writes(tmp_path):
     arguments = ("--data", "mine.txt", "--steps", "120", "--length", "30", "--prompt", "the c")
     printed = run(tmp_path, "write_text.py", *arguments)
     assert "validation loss" in printed and "\nthe cat sat on the" in printed
+    (answer,) = answers(tmp_path / "saved_models/write_text", "the c")
+    assert answer.startswith("the cat sat on the") and len(answer) == len("the c") + 30
+
+
+@pytest.mark.parametrize("content", [b"", b"one line\n", b"\x89PNG\r\n\x1a\n\xff\xfe" * 300, b"a\0b" * 1000])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("write_text.py", "--data train.en"), ("translate.py", "--data . --source en --target de")],
+)
+def test_a_file_that_is_no_text_to_learn_from_ends_the_example_with_the_reason(
+    name, arguments, content, tmp_path, monkeypatch, capsys
+):
+    for part in ("train", "val", "test"):
+        for language in ("en", "de"):
+            (tmp_path / f"{part}.{language}").write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "argv", [name, *arguments.split()])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_path(str(EXAMPLES / name))
+    assert REASON.search(capsys.readouterr().err)
