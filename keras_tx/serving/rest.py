@@ -163,14 +163,11 @@ class ServedModel:
         if method == "regress":
             return {"results": rest_json.to_json(outputs["outputs"].reshape(len(serialized)))}
         found = {key: rest_json.to_json(outputs[key]) for key in ("classes", "scores") if key in names}
-        classes, scores = found.get("classes"), found.get("scores")
-        classes = classes or [
-            [""] * len(row) for row in scores
-        ]  # what TensorFlow Serving answers for one that is missing
-        scores = scores or [[0.0] * len(row) for row in classes]
-        return {
-            "results": [[list(pair) for pair in zip(*row, strict=True)] for row in zip(classes, scores, strict=True)]
-        }
+        rows = next(iter(found.values()))  # for what is missing, TensorFlow Serving answers "" and 0.0
+        classes = found.get("classes", [[""] * len(row) for row in rows])
+        scores = found.get("scores", [[0.0] * len(row) for row in rows])
+        pairs = [zip(*row, strict=True) for row in zip(classes, scores, strict=True)]
+        return {"results": [[list(pair) for pair in row] for row in pairs]}
 
     def _run(self, signature: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         function = self._model.signatures[signature]
