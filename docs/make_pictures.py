@@ -2,7 +2,7 @@
 
 - A picture that a block of a page writes comes from running that page.
 - `attention.png` is the one that `examples/translate.py` draws.
-- `terminal.svg` is what `examples/classify_reviews.py` prints, without the table of layers and all epochs but the last.
+- `terminal.svg` is what `examples/classify.py` prints, without the table of layers and all epochs but the last.
 """
 
 import io
@@ -19,7 +19,7 @@ import rich.terminal_theme
 import rich.text
 
 IMAGES = blocks.DOCS / "images"
-EXAMPLES = {"attention.png": "examples/translate.py", "terminal.svg": "examples/classify_reviews.py"}
+EXAMPLES = {"attention.png": "examples/translate.py", "terminal.svg": "examples/classify.py"}
 WIDTH = 120
 KEPT = re.compile(r"sample:|vocabulary:|Epoch|.*val_accuracy|test accuracy|saved_models/\w+/\d+:|.*[01]\.\d{3}  ")
 # rich's own frame, without its fonts, which a browser would load from another server.
