@@ -61,7 +61,7 @@ def choose_settings(rows, words, length):
     if rows < 2000:
         chosen = {"num_layers": 1, "num_heads": 1, "dropout": 0.5, "word_dropout": 0.2, "weight_decay": 0.01}
         chosen |= {"epochs": max(10, 6000 // rows), "batch": 16, "bag_of_words": 100.0, "stop_early": False}
-    elif rows > 4 * words:
+    elif rows > 4 * words and length < 100:
         chosen = {"num_layers": 2, "num_heads": 4, "dropout": 0.0, "word_dropout": 0.0, "weight_decay": 0.004}
         chosen |= {"epochs": 6, "batch": 32, "bag_of_words": None, "stop_early": True}
         return chosen | {"position_encoding": "learned", "normalize_first": True}
@@ -164,7 +164,7 @@ bag_of_words = keras.Sequential(
 )
 bag_of_words.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy"])
 tokens = [part.map(lambda features, label: (features["token_ids"], label)) for part in (train, test)]
-bag_of_words.fit(tokens[0], epochs=5 if settings["stop_early"] else epochs, verbose=0, shuffle=False)
+bag_of_words.fit(tokens[0], epochs=5 if settings["stop_early"] else settings["epochs"], verbose=0, shuffle=False)
 accuracy, of_bag = model.evaluate(test, verbose=0)[1], bag_of_words.evaluate(tokens[1], verbose=0)[1]
 print(f"test accuracy {accuracy:.4f}; bag of words {of_bag:.4f}")
 most_frequent = np.bincount([int(label) for _, label in dataset.test.as_numpy_iterator()]).max() / len(dataset.test)

@@ -38,6 +38,15 @@ def test_classify_learns_a_small_table_of_one_s_own_as_well_as_a_bag_of_words(tm
         assert (tmp_path / "saved_models/mine" / name).stat().st_size > 1000
 
 
+def test_classify_says_so_when_the_bag_of_words_is_better_and_its_old_name_runs_it(tmp_path):
+    made_tables.write(tmp_path / "mine.csv", 230, 5)
+    columns = ("--text-column", "message", "--label-column", "team")
+    printed = run(tmp_path, "classify_reviews.py", "--data", "mine.csv", *columns, "--epochs", "1")
+    assert re.search(
+        r"^The bag of words is better by 0\.\d+: .* Try another number of --epochs", printed.splitlines()[-1]
+    )
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
