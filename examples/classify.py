@@ -67,7 +67,9 @@ def choose_settings(rows, words, length):
         return chosen | {"position_encoding": "learned", "normalize_first": True}
     else:
         chosen = {"num_layers": 1, "num_heads": 1, "dropout": 0.5, "word_dropout": 0.5, "weight_decay": 0.3}
-        chosen |= {"epochs": 4, "batch": 32, "bag_of_words": None if length > 100 else 30.0, "stop_early": True}
+        chosen |= {"epochs": 4, "batch": 32, "bag_of_words": None, "stop_early": True}
+        if length < 100:
+            chosen |= {"word_dropout": 0.3, "epochs": 8, "bag_of_words": 100.0}
     return chosen | {"position_encoding": "sinusoidal", "normalize_first": False}
 
 
