@@ -2,8 +2,8 @@
 
 - A picture that a block of a page writes comes from running that page.
 - `attention.png` is the one that `examples/translate.py` draws.
-- `serve.png` is the page of `keras_tx.serving.serve` for the export of examples/classify_reviews.py, in chromium.
-- `terminal.svg` is what `examples/classify_reviews.py` prints, without the table of layers and all epochs but the last.
+- `serve.png` is the page of `keras_tx.serving.serve` for the export of examples/classify.py, in chromium.
+- `terminal.svg` is what `examples/classify.py` prints, without the table of layers and all epochs but the last.
 """
 
 import io
@@ -24,8 +24,8 @@ import rich.text
 from keras_tx.serving import serve
 
 IMAGES = blocks.DOCS / "images"
-EXAMPLES = {"attention.png": "examples/translate.py", "terminal.svg": "examples/classify_reviews.py"}
-BROWSED = {"serve.png": ("examples/classify_reviews.py", "It is not a masterpiece, but I was moved.", "900,1000")}
+EXAMPLES = {"attention.png": "examples/translate.py", "terminal.svg": "examples/classify.py"}
+BROWSED = {"serve.png": ("examples/classify.py", "It is not a masterpiece, but I was moved.", "900,1000")}
 WIDTH = 120
 KEPT = re.compile(r"sample:|vocabulary:|Epoch|.*val_accuracy|test accuracy|saved_models/\w+/\d+:|.*[01]\.\d{3}  ")
 # rich's own frame, without its fonts, which a browser would load from another server.

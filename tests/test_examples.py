@@ -1,6 +1,6 @@
 """The examples run as a newcomer runs them, outside the repository, on a file of a few lines."""
 
-import json
+import csv
 import os
 import re
 import runpy
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import made_tables
+
 pytestmark = [pytest.mark.tensorflow, pytest.mark.process]
-WORDS = {"dull": "negative", "moving": "positive"}
 REASON = re.compile(r"error: .*(cannot be read as|must have at least|must be a text)")
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -42,13 +43,51 @@ def attention_of(printed):
     return lines[number - 1 : number + 1]
 
 
-def test_classify_reviews_goes_from_a_file_to_answers_and_pictures(tmp_path):
-    rows = [{"text": f"a {word} film number {i}", "label": label} for i in range(12) for word, label in WORDS.items()]
-    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    printed = run(tmp_path, "classify_reviews.py", "--dataset", "mine.jsonl", "--epochs", "1")
-    assert "saved_models/mine/1: ok" in printed and "test accuracy" in printed
-    for name in ("1/saved_model.pb", "training_curves.png", "attention.png"):
+def test_classify_learns_a_small_table_of_one_s_own_as_well_as_a_bag_of_words(tmp_path):
+    made_tables.write(tmp_path / "mine.csv", 230, 5)
+    printed = run(tmp_path, "classify.py", "--data", "mine.csv", "--text-column", "message", "--label-column", "team")
+    accuracy, of_bag = map(float, re.search(r"test accuracy (\S+); bag of words (\S+)", printed).groups())
+    assert accuracy >= of_bag - 0.005 and accuracy >= 0.9 and "do not use this model" not in printed
+    assert "saved_models/mine/1: ok" in printed and "film" not in printed
+    texts = {row["message"] for row in csv.DictReader((tmp_path / "mine.csv").read_text().splitlines())}
+    shown = [line.split(maxsplit=3)[3] for line in printed.splitlines() if re.match(r" +team \d [01]\.\d{3}  ", line)]
+    assert len(shown) == 3 and all(any(line.startswith(text) for text in texts) for line in shown)
+    for name in ("1/saved_model.pb", "training_curves.png", "attention.png", "confusion_matrix.png"):
         assert (tmp_path / "saved_models/mine" / name).stat().st_size > 1000
+
+
+def test_classify_says_so_when_the_bag_of_words_is_better_and_its_old_name_runs_it(tmp_path):
+    made_tables.write(tmp_path / "mine.csv", 230, 5)
+    columns = ("--text-column", "message", "--label-column", "team")
+    printed = run(tmp_path, "classify_reviews.py", "--data", "mine.csv", *columns, "--epochs", "1")
+    assert re.search(
+        r"^The bag of words is better by 0\.\d+: .* Try another number of --epochs", printed.splitlines()[-1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"text,label\n", "The file must hold at least one example. Received: 'mine.csv'"),
+        (b"text,label\ngood,1\n", r"The file must hold at least two classes. Received: 'mine.csv' with ['1']"),
+        (b"text,label\ngood,1\nbad,0\n", "must have at least two examples of some class"),
+        (b"\x89PNG\r\n\x1a\n\x00\xff\xfe" * 9, "The file must be readable UTF-8 text. Received: 'mine.csv'"),
+        (b"words,label\ngood,1\n", "`text_column` must name a column, one of ['words', 'label']."),
+    ],
+)
+def test_files_that_hold_no_examples_are_refused_in_one_sentence(tmp_path, monkeypatch, content, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.csv").write_bytes(content)
+    monkeypatch.setattr(sys, "argv", ["classify.py", "--data", "mine.csv"])
+    with pytest.raises(SystemExit, match="^classify.py: .*" + re.escape(message)):
+        runpy.run_path(str(EXAMPLES / "classify.py"))
+
+
+def test_help_of_classify_says_what_a_file_looks_like(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["classify.py", "--help"])
+    with pytest.raises(SystemExit, match="^0$"):
+        runpy.run_path(str(EXAMPLES / "classify.py"))
+    assert '    "Where is my parcel?",delivery' in capsys.readouterr().out
 
 
 def test_translate_goes_from_parallel_files_to_translations_and_goes_on_where_it_stopped(tmp_path):
