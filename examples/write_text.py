@@ -20,10 +20,12 @@ import time
 
 import device_options
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["KERAS_BACKEND"] = device_options.backend()
 os.environ["XLA_FLAGS"] = device_options.xla_flags()
 
+import quiet  # noqa: F401  # before Keras: TensorFlow starts without its lines about the machine
+
+# isort: split
 import keras
 import numpy as np
 import several_devices

@@ -45,7 +45,9 @@ def attention_of(printed):
 
 def test_classify_learns_a_small_table_of_one_s_own_as_well_as_a_bag_of_words(tmp_path):
     made_tables.write(tmp_path / "mine.csv", 230, 5)
-    printed = run(tmp_path, "classify.py", "--data", "mine.csv", "--text-column", "message", "--label-column", "team")
+    printed = run(
+        tmp_path, "classify.py", "--data", "mine.csv", "--text-column", "message", "--label-column", "team", quiet=True
+    )
     accuracy, of_bag = map(float, re.search(r"test accuracy (\S+); bag of words (\S+)", printed).groups())
     assert accuracy >= of_bag - 0.005 and accuracy >= 0.9 and "do not use this model" not in printed
     assert "saved_models/mine/1: ok" in printed and "film" not in printed
@@ -78,12 +80,14 @@ def test_classify_says_so_when_the_bag_of_words_is_better_and_its_old_name_runs_
 def test_files_that_hold_no_examples_are_refused_in_one_sentence(tmp_path, monkeypatch, content, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.csv").write_bytes(content)
+    monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.setattr(sys, "argv", ["classify.py", "--data", "mine.csv"])
     with pytest.raises(SystemExit, match="^classify.py: .*" + re.escape(message)):
         runpy.run_path(str(EXAMPLES / "classify.py"))
 
 
 def test_help_of_classify_says_what_a_file_looks_like(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.setattr(sys, "argv", ["classify.py", "--help"])
     with pytest.raises(SystemExit, match="^0$"):
         runpy.run_path(str(EXAMPLES / "classify.py"))
@@ -97,7 +101,7 @@ def test_translate_goes_from_parallel_files_to_translations_and_goes_on_where_it
         (tmp_path / f"{part}.de").write_text("\n".join(line.upper() for line in english) + "\n")
     arguments = ("--data", ".", "--source", "en", "--target", "de", "--epochs", "2")
     arguments += ("--num-layers", "1", "--hidden-dim", "32")
-    printed = run(tmp_path, "translate.py", *arguments)
+    printed = run(tmp_path, "translate.py", *arguments, quiet=True)
     assert "test, beam 5: BLEU = " in printed and "val_bleu" in printed
     out = next((tmp_path / "saved_models").iterdir())
     assert len((out / "test.txt").read_text().splitlines()) == 21
@@ -112,7 +116,7 @@ def test_translate_goes_from_parallel_files_to_translations_and_goes_on_where_it
 def test_write_text_streams_what_a_model_of_the_file_writes(tmp_path):
     (tmp_path / "mine.txt").write_text("the cat sat on the mat, the dog ran.\n" * 200)
     arguments = ("--data", "mine.txt", "--steps", "120", "--length", "30", "--prompt", "the c")
-    printed = run(tmp_path, "write_text.py", *arguments)
+    printed = run(tmp_path, "write_text.py", *arguments, quiet=True)
     assert "validation loss" in printed and "\nthe cat sat on the" in printed
     (answer,) = answers(tmp_path / "saved_models/write_text", "the c")
     assert answer.startswith("the cat sat on the") and len(answer) == len("the c") + 30
