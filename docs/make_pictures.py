@@ -2,7 +2,8 @@
 
 - A picture that a block of a page writes comes from running that page.
 - `attention.png` is the one that `examples/translate.py` draws.
-- `terminal.svg` is what `examples/classify_reviews.py` prints, without the table of layers and all epochs but the last.
+- `serve.png` is the page of `keras_tx.serving.serve` for the export of examples/classify.py, in chromium.
+- `terminal.svg` is what `examples/classify.py` prints, without the table of layers and all epochs but the last.
 """
 
 import io
@@ -10,6 +11,8 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
+import urllib.parse
 from pathlib import Path
 
 import blocks
@@ -18,8 +21,11 @@ import rich.console
 import rich.terminal_theme
 import rich.text
 
+from keras_tx.serving import serve
+
 IMAGES = blocks.DOCS / "images"
-EXAMPLES = {"attention.png": "examples/translate.py", "terminal.svg": "examples/classify_reviews.py"}
+EXAMPLES = {"attention.png": "examples/translate.py", "terminal.svg": "examples/classify.py"}
+BROWSED = {"serve.png": ("examples/classify.py", "It is not a masterpiece, but I was moved.", "900,1000")}
 WIDTH = 120
 KEPT = re.compile(r"sample:|vocabulary:|Epoch|.*val_accuracy|test accuracy|saved_models/\w+/\d+:|.*[01]\.\d{3}  ")
 # rich's own frame, without its fonts, which a browser would load from another server.
@@ -57,6 +63,23 @@ def from_examples():
                 (IMAGES / name).write_bytes(next(Path(folder).rglob(name)).read_bytes())
 
 
+def from_browser():
+    for name, (example, text, size) in BROWSED.items():
+        print(example, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, str(blocks.ROOT / example)]
+            subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, check=True)
+            (model,) = Path(folder).rglob("saved_model.pb")
+            with serve.Server(model.parents[1], model_name="reviews") as server:
+                server.load()
+                threading.Thread(target=server.serve_forever, daemon=True).start()
+                page = f"http://127.0.0.1:{server.server_port}/?text={urllib.parse.quote(text)}"
+                options = "--headless --no-sandbox --disable-gpu --disable-background-networking".split()
+                options += [f"--window-size={size}", "--virtual-time-budget=10000", f"--screenshot={IMAGES / name}"]
+                subprocess.run(["chromium", *options, page], check=True)
+                server.shutdown()
+
+
 def terminal(example, printed):
     """A picture of a terminal with the command and what it printed."""
     console = rich.console.Console(record=True, width=WIDTH, file=io.StringIO())
@@ -80,3 +103,4 @@ if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     from_pages()
     from_examples()
+    from_browser()

@@ -14,8 +14,9 @@ import os
 import shlex
 import time
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+import quiet  # noqa: F401  # before Keras: TensorFlow starts without its lines about the machine
 
+# isort: split
 import keras
 import numpy as np
 import tensorflow as tf

@@ -1,6 +1,6 @@
-"""Plots of training curves and attention maps, as matplotlib figures and PNG files.
+"""Plots of training curves, attention maps and confusion matrices, as matplotlib figures and PNG files.
 
-N heads, T queries, S keys, L layers. Neither function opens a window or changes matplotlib's global state.
+N heads, T queries, S keys, L layers, C classes. No function opens a window or changes matplotlib's global state.
 """
 
 import csv
@@ -18,7 +18,7 @@ import numpy as np
 from keras_tx.checks import one_of
 from keras_tx.optional import Lazy
 
-__all__ = ["attention_map", "training_curves"]
+__all__ = ["attention_map", "confusion_matrix", "training_curves"]
 
 figures = Lazy("matplotlib.figure", extra="plots")
 fonts = Lazy("matplotlib.font_manager", extra="plots")
@@ -171,6 +171,70 @@ def attention_map(
     return _saved(figure, path)
 
 
+def confusion_matrix(
+    labels: Any,
+    predictions: Any,
+    names: Sequence[str],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    title: str | None = None,
+) -> Any:
+    """Draws how many examples of each class (a row) a classifier put into each class (a column).
+
+    The colour of a square is its part of the row, so that rare classes are seen as well as frequent ones; the number in
+    it is the count of examples. Right answers lie on the diagonal.
+
+    Args:
+        labels: (B,), the ids of the classes of examples.
+        predictions: (B,), the ids of the classes that a model gave them.
+        names: the C names of the classes.
+        path: the PNG file to write, in a folder that is made if it does not exist. None: no file.
+        title: a title above the matrix.
+
+    Returns:
+        The `matplotlib.figure.Figure`.
+
+    Raises:
+        TypeError: names are not a list of strings.
+        ValueError: labels or predictions are not integers in [0, C), there is none, or their numbers differ.
+
+    Examples:
+        >>> figure = keras_tx.plots.confusion_matrix([0, 0, 1], [0, 1, 1], ["dull", "moving"], "confusion.png")
+        >>> figure.axes[0].images[0].get_array().tolist()
+        [[0.5, 0.5], [0.0, 1.0]]
+        >>> [text.get_text() for text in figure.axes[0].texts]
+        ['1', '1', '0', '1']
+    """
+    shown = _printable("names", names)
+    size = len(shown)
+    rows, columns = _class_ids("labels", labels, size), _class_ids("predictions", predictions, size)
+    if len(rows) != len(columns):
+        raise ValueError(
+            f"`predictions` must be as many as `labels`. Received: {len(columns)} predictions, {len(rows)} labels"
+        )
+    counts = np.zeros((size, size), int)
+    np.add.at(counts, (rows, columns), 1)
+    parts = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    side = min(max(3.0, 0.5 * size), 14.0)  # inches
+    font = min(9.0, 0.35 * 72 * side / size)  # points
+    families = _font_families([*shown, title or ""])
+    text = {"parse_math": False, "fontsize": font, "fontfamily": families}
+    figure = figures.Figure(figsize=(side + 2, side + 1), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(parts, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    axes.set(xlabel="prediction", ylabel="label")
+    axes.set_xticks(range(size), shown, rotation=90, **text)
+    axes.set_yticks(range(size), shown, **text)
+    if font >= 4:
+        for row, column in np.ndindex(size, size):
+            color = "white" if parts[row, column] > 0.5 else "black"
+            axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=color, fontsize=font)
+    figure.colorbar(image, ax=axes, label="part of the label", shrink=0.8)
+    if title is not None:
+        figure.suptitle(title, parse_math=False, fontfamily=families)
+    return _saved(figure, path)
+
+
 def _history(history: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The epochs, counted from 1, and {metric: values}, with NaN where a CSVLogger had no value."""
     if isinstance(history, (str, os.PathLike)):
@@ -242,15 +306,30 @@ def _selected(scores: np.ndarray, layer: int | None, head: int | str | None) -> 
 
 
 def _tick_labels(argument: str, tokens: Any, count: int, scores: np.ndarray) -> list[str]:
-    if isinstance(tokens, (str, bytes)) or not all(isinstance(token, (str, bytes)) for token in tokens):
-        raise TypeError(f"`{argument}` must be a list of strings. Received: {argument}={tokens!r}")
-    if len(tokens) != count:
+    texts = _printable(argument, tokens)
+    if len(texts) != count:
         raise ValueError(
             f"`{argument}` must have one string for each of the {count} rows or columns of `scores`. Received: "
-            f"{len(tokens)} strings, scores of shape {scores.shape[2:]}"
+            f"{len(texts)} strings, scores of shape {scores.shape[2:]}"
         )
-    texts = [token.decode("utf-8", "replace") if isinstance(token, bytes) else token for token in tokens]
-    return list(map(_visible, texts))
+    return texts
+
+
+def _printable(argument: str, given: Any) -> list[str]:
+    """The strings with escapes for signs that cannot be seen."""
+    if isinstance(given, (str, bytes)) or not all(isinstance(one, (str, bytes)) for one in given):
+        raise TypeError(f"`{argument}` must be a list of strings. Received: {argument}={given!r}")
+    return [_visible(one.decode("utf-8", "replace") if isinstance(one, bytes) else one) for one in given]
+
+
+def _class_ids(argument: str, given: Any, classes: int) -> np.ndarray:
+    ids: np.ndarray = np.asarray(keras.ops.convert_to_numpy(given))
+    if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= classes:
+        raise ValueError(
+            f"`{argument}` must be (examples,) integers in [0, {classes}), one for each example. Received: "
+            f"{argument}={given!r}"
+        )
+    return ids
 
 
 def _visible(text: str) -> str:

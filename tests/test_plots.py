@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from keras_tx import plots
-from keras_tx.plots import attention_map, training_curves
+from keras_tx.plots import attention_map, confusion_matrix, training_curves
 
 HISTORY = {
     "loss": [0.9, 0.5, 0.4],
@@ -212,6 +212,32 @@ def test_the_picture_is_a_png_in_a_folder_made_for_it(tmp_path, draw):
 def test_a_wrong_map_is_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         attention_map(**{"scores": scores(3, 5, 5), "tokens": TOKENS, **arguments})
+
+
+def test_a_confusion_matrix_counts_what_each_label_was_taken_for(tmp_path):
+    labels, predictions = [0, 0, 0, 2, 2], [0, 1, 1, 2, 0]
+    pairs = list(zip(labels, predictions, strict=True))
+    axes = confusion_matrix(labels, predictions, ["a", "b", "$c"], tmp_path / "new" / "matrix.png", title="$5").axes[0]
+    assert [int(text.get_text()) for text in axes.texts] == [pairs.count(cell) for cell in np.ndindex(3, 3)]
+    np.testing.assert_allclose(axes.images[0].get_array(), [[1 / 3, 2 / 3, 0], [0, 0, 0], [0.5, 0, 0.5]])
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "$c"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("prediction", "label")
+    assert (tmp_path / "new" / "matrix.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"labels": [0, 2]}, ValueError, r"`labels` must be .* in \[0, 2\).* Received: labels=\[0, 2\]"),
+        ({"labels": []}, ValueError, r"`labels` must be .* Received: labels=\[\]"),
+        ({"predictions": [0.5, 1.0]}, ValueError, r"`predictions` must be .* Received: predictions=\[0.5, 1.0\]"),
+        ({"predictions": [1]}, ValueError, r"as many as `labels`. Received: 1 predictions, 2 labels"),
+        ({"names": "ab"}, TypeError, r"`names` must be a list of strings. Received: names='ab'"),
+    ],
+)
+def test_a_wrong_confusion_matrix_is_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        confusion_matrix(**{"labels": [0, 1], "predictions": [0, 1], "names": ["a", "b"], **arguments})
 
 
 def test_the_global_state_of_matplotlib_stays_as_it_was(tmp_path):

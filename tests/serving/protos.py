@@ -13,13 +13,18 @@ FIELDS = {
     "PredictionLog": [(6, "predict_log", "PredictLog")],
     # session_bundle_config.proto
     "Int64Value": [(1, "value", "int64")],
+    "StringValue": [(1, "value", "string")],
     "BatchingParameters": [
         (1, "max_batch_size", "Int64Value"),
         (2, "batch_timeout_micros", "Int64Value"),
         (3, "max_enqueued_batches", "Int64Value"),
         (4, "num_batch_threads", "Int64Value"),
+        (5, "thread_pool_name", "StringValue"),
         (7, "pad_variable_length_inputs", "bool"),
     ],
+    # monitoring_config.proto
+    "PrometheusConfig": [(1, "enable", "bool"), (2, "path", "string")],
+    "MonitoringConfig": [(1, "prometheus_config", "PrometheusConfig")],
 }
 
 
