@@ -114,6 +114,7 @@ def mend() -> None:
         (updates_across_replicas_from_one, _overwrite_in_each_replica),
         (clips_before_the_sum, _clip_the_sum),
         (accumulates_in_one_replica, _accumulate_the_sum),
+        (normalizes_no_examples_to_nan, _keep_averages_without_examples),
     ):
         if is_faulty():
             mend_it()
@@ -363,6 +364,29 @@ def _accumulate_the_sum() -> None:
 
     clip = getattr(_optimizer.TFOptimizer._clip_gradients, "__wrapped__", _optimizer.TFOptimizer._clip_gradients)
     _optimizer.TFOptimizer._backend_apply_gradients = apply
+
+
+def normalizes_no_examples_to_nan() -> bool:
+    """Whether `BatchNormalization` takes the mean of no examples, which is NaN, where a replica has none in a batch."""
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, 1))
+    mean, _ = layer._moments(tf.zeros([0, 1]), None)
+    return bool(tf.math.is_nan(mean)[0])
+
+
+def _keep_averages_without_examples() -> None:
+    original = keras.layers.BatchNormalization._moments
+
+    @functools.wraps(original)
+    def moments(self: Any, inputs: Any, mask: Any) -> Any:
+        found = original(self, inputs, mask)
+        if self.synchronized:  # over the examples of all replicas
+            return found
+        has_examples = tf.size(inputs) > 0
+        averages = (keras.ops.cast(one, inputs.dtype) for one in (self.moving_mean, self.moving_variance))
+        return tuple(tf.where(has_examples, one, two) for one, two in zip(found, averages, strict=True))
+
+    keras.layers.BatchNormalization._moments = moments
 
 
 def _of_this_replica(variable: Any) -> Any:

@@ -26,6 +26,7 @@ FAULTS = {  # the check that finds a fault, and what it concerns
     distribute_internals.updates_across_replicas_from_one: "_overwrite_model_variables_with_average_value",
     distribute_internals.clips_before_the_sum: "_clip_gradients",
     distribute_internals.accumulates_in_one_replica: "_backend_apply_gradients",
+    distribute_internals.normalizes_no_examples_to_nan: "_moments",
 }
 
 
@@ -34,7 +35,7 @@ def stock(monkeypatch):
     """Keras without mends, also if this process has applied them, until the end of a test."""
     trainer, optimizer = distribute_internals._trainer, distribute_internals._optimizer
     owners = [trainer.TensorFlowTrainer, importlib.import_module("keras.src.backend.tensorflow.trainer")]
-    for owner in [*owners, optimizer.TFOptimizer]:
+    for owner in [*owners, optimizer.TFOptimizer, keras.layers.BatchNormalization]:
         for name in FAULTS.values():
             if name in vars(owner):
                 original = getattr(vars(owner)[name], "__wrapped__", vars(owner)[name])

@@ -54,7 +54,8 @@ def test_the_wheel_holds_the_package_alone(built):
     _, files, _, name = built
     assert name == f"keras_tx-{keras_tx.__version__}-py3-none-any.whl"
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "keras_tx").rglob("*.py")}
-    assert {file for file in files if ".dist-info/" not in file} == modules | {"keras_tx/py.typed"}
+    others = {"keras_tx/py.typed", "keras_tx/serving/page.html"}
+    assert {file for file in files if ".dist-info/" not in file} == modules | others
     assert f"keras_tx-{keras_tx.__version__}.dist-info/licenses/LICENSE" in files
 
 

@@ -12,10 +12,11 @@ import pytest
 
 from keras_tx import pretrained, text
 from keras_tx.pretrained.files import open_tensors
-from tests.test_examples import EXAMPLES, WORDS, run
+from tests.test_examples import EXAMPLES, run
 from tests.tools import to_numpy
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.process]
+WORDS = {"dull": "negative", "moving": "positive"}
 TINY = ("--dataset", "mine.jsonl", "--epochs", "1", "--max-length", "11")
 SENTENCES = ["a moving film", "a dull, dull film number 7"]
 # What the examples have no need of is as if it were not installed.

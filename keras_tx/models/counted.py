@@ -35,7 +35,8 @@ class CountedModel(BaseModel):
 
         With `gradient_accumulation_steps` of the optimizer, an update equals that for one batch of all the examples of
         its batches: they are weighted by their numbers of real tokens if the loss is `PaddedCrossentropy`, and by their
-        numbers of examples otherwise. A cycle that is not complete at the end of `fit` goes on in the next `fit`.
+        numbers of examples otherwise. With `reduction="sum"` the sums are added up, and weight regularizers count once.
+        A cycle that is not complete at the end of `fit` goes on in the next `fit`.
         """
         super().compile(*args, **kwargs)
         optimizer = self._updating_optimizer()
@@ -69,7 +70,12 @@ class CountedModel(BaseModel):
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
         training_internals.wrap_losses(self, _over_replicas)
-        return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+        loss = super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+        if _MICRO_BATCH.get() is None or self._reduction() in _MEANS or not self.losses:
+            return loss
+        # The sums of an update's batches are added up, and so would be what does not depend on the examples.
+        others = 1 - 1 / self._updating_optimizer().gradient_accumulation_steps
+        return loss - ops.cast(sum(self.losses), loss.dtype) * others / replicas.num_replicas()
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         training_internals.wrap_metrics(self, _of_examples)
@@ -96,11 +102,16 @@ class CountedModel(BaseModel):
     def _accumulates(self) -> bool:
         return bool(getattr(self._updating_optimizer(), "gradient_accumulation_steps", None))
 
+    def _reduction(self) -> Any:
+        """How the loss, or the first one of several, is reduced to a number."""
+        losses = [one for one in keras.tree.flatten(self.loss) if one is not None]
+        return getattr(losses[0], "reduction", "sum_over_batch_size") if losses else None
+
     def _share_of(self, data: Any) -> tuple[Tensor, Tensor]:
         """The weight of a batch among those of an update, and what its sum over them is to be divided by."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         losses = [one for one in keras.tree.flatten(self.loss) if one is not None]
-        reduction = getattr(losses[0], "reduction", "sum_over_batch_size") if losses else None
+        reduction = self._reduction()
         if reduction not in _MEANS:
             return ops.ones(()), ops.ones(()) / self._updating_optimizer().gradient_accumulation_steps
         if len(losses) == 1 and isinstance(losses[0], PaddedCrossentropy):

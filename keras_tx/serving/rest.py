@@ -23,21 +23,21 @@ NAME = r"(?i:/v1/models/)(?P<name>[^/:]+)"
 VERSION = r"(?:/(?i:versions)/(?P<version>\d+)|/(?i:labels)/(?P<label>[^/:]+))?"
 POST = re.compile(rf"{NAME}{VERSION}:(?i:(?P<method>classify|regress|predict))", re.ASCII)
 GET = re.compile(rf"{NAME}{VERSION}(?P<metadata>/(?i:metadata))?", re.ASCII)
-# How TensorFlow Serving gives TensorFlow's error codes in HTTP, by the names of `tf.errors`.
+# How TensorFlow Serving gives TensorFlow's error codes, of which `tf.errors` has these names, in HTTP.
 STATUS = {
-    "CancelledError": 499,
-    "InvalidArgumentError": 400,
-    "DeadlineExceededError": 504,
-    "NotFoundError": 404,
-    "AlreadyExistsError": 409,
-    "PermissionDeniedError": 403,
-    "UnauthenticatedError": 401,
-    "ResourceExhaustedError": 429,
-    "FailedPreconditionError": 412,
-    "AbortedError": 409,
-    "OutOfRangeError": 400,
-    "UnimplementedError": 501,
-    "UnavailableError": 503,
+    "CANCELLED": 499,
+    "INVALID_ARGUMENT": 400,
+    "DEADLINE_EXCEEDED": 504,
+    "NOT_FOUND": 404,
+    "ALREADY_EXISTS": 409,
+    "PERMISSION_DENIED": 403,
+    "UNAUTHENTICATED": 401,
+    "RESOURCE_EXHAUSTED": 429,
+    "FAILED_PRECONDITION": 412,
+    "ABORTED": 409,
+    "OUT_OF_RANGE": 400,
+    "UNIMPLEMENTED": 501,
+    "UNAVAILABLE": 503,
 }
 
 
@@ -175,10 +175,15 @@ class ServedModel:
         try:
             outputs = function(**{name: tf.constant(array, specs[name].dtype) for name, array in inputs.items()})
         except tf.errors.OpError as error:
-            raise RestError(_message(str(error.message)), STATUS.get(type(error).__name__, 500)) from error
+            raise RestError(_message(str(error.message)), _status(error)) from error
         except (TypeError, ValueError) as error:  # a shape that the signature does not take
             raise RestError(str(error)) from error
         return {name: np.asarray(tensor) for name, tensor in sorted(outputs.items())}
+
+
+def _status(error: Any) -> int:
+    statuses = {getattr(tf.errors, name): status for name, status in STATUS.items()}
+    return statuses.get(error.error_code, 500)
 
 
 def _message(text: str) -> str:

@@ -154,6 +154,32 @@ def test_a_replica_without_rows_gives_no_nan(devices):
     assert np.isfinite(devices(fit_uneven)).all()
 
 
+def normalize_uneven(strategy, rows):
+    """The weights, and the moving averages of a normalization in each replica, after two batches; the last has a row.
+
+    Keras keeps such averages by themselves in each replica, and saves those of the first.
+    """
+    with strategy.scope():
+        norm = keras.layers.BatchNormalization(momentum=0.6)
+        model = keras.Sequential([keras.Input((3,)), norm, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    x = np.array(rows, "float32")
+    model.fit(x, x[:, :1], batch_size=8, shuffle=False, verbose=0)
+    averages = [strategy.experimental_local_results(one.value) for one in (norm.moving_mean, norm.moving_variance)]
+    return keras.tree.map_structure(lambda one: np.asarray(one).tolist(), [model.get_weights(), *averages])
+
+
+@PROCESS
+def test_a_replica_without_rows_keeps_the_averages_of_a_normalization(devices):
+    x = np.random.default_rng(5).normal(2.0, 3.0, (9, 3)).astype("float32")
+    weights, means, variances = devices(normalize_uneven, rows=x.tolist())
+    assert all(np.isfinite(one).all() for one in weights)
+    for (first, second), of_rows, begun in ((means, np.mean, 0.0), (variances, np.var, 1.0)):
+        of_first, of_second = (0.6 * begun + 0.4 * of_rows(half, axis=0) for half in (x[:4], x[4:8]))
+        np.testing.assert_allclose(first, 0.6 * of_first + 0.4 * of_rows(x[8:], axis=0), rtol=1e-5)
+        np.testing.assert_allclose(second, of_second, rtol=1e-5)
+
+
 def fit_generator(strategy):
     """How many batches of a generator `fit` trains on."""
     model, seen = cases.built("small", strategy), []

@@ -57,6 +57,7 @@ CASES = {
     "sum": (tokens, Y, lambda: PaddedCrossentropy(reduction="sum"), None),
     "chunks": (causal, Y, lambda: PaddedCrossentropy(chunk_size=7), None),
     "examples": (classes, CLASSES, sparse, WEIGHTS),
+    "sum_of_examples": (classes, CLASSES, lambda: sparse(reduction="sum"), None),
     "weights_of_examples": (classes, CLASSES, lambda: sparse(reduction="mean_with_sample_weight"), WEIGHTS),
 }
 
