@@ -50,6 +50,17 @@ def test_a_fault_is_found_and_mended(is_faulty, stock):
     assert not is_faulty()
 
 
+def test_the_mean_of_no_examples_is_nan_unless_it_is_mended(stock):
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, 2))
+    nothing = tf.zeros((0, 2))
+    has = f"Keras {keras.__version__} no longer has the fault of _moments: its mend in keras_tx/{DOOR.name} can go"
+    assert np.isnan(layer._moments(nothing, None)).all(), has
+    distribute_internals.mend()
+    np.testing.assert_array_equal(layer._moments(nothing, None), [[0, 0], [1, 1]])
+    np.testing.assert_array_equal(layer._moments(tf.constant([[3.0, 5.0]]), None), [[3, 5], [0, 0]])
+
+
 def test_what_is_not_faulty_stays(stock, monkeypatch):
     for is_faulty in FAULTS:
         monkeypatch.setattr(distribute_internals, is_faulty.__name__, lambda: False)
