@@ -10,14 +10,15 @@ import threading
 import time
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_tx import data, text
+from keras_tx import data, models, text
 from keras_tx.data import token_files, token_rows, token_source, token_writer
 from keras_tx.data.token_encoder import Encoder, encode_block
-from keras_tx.training import Resume
+from keras_tx.training import PaddedCrossentropy, Resume
 
 RANDOM = np.random.default_rng(7)
 WORDS = ["a", "hot", "dog", "dogs", "été", "!", "sun", "x" * 30]
@@ -197,6 +198,35 @@ def test_resume_reads_each_epoch_in_its_order(written, tmp_path):
         found.append([(named(features), labels) for features, labels in listed(dataset)])
     assert found[1] == packed(written, epoch=2, seed=5) != found[0]
     assert len(dataset) == len(found[0]) == len(found[1])
+
+
+def test_a_training_cut_off_within_an_epoch_ends_with_the_weights_of_one_that_was_not(written, tokenizer, tmp_path):
+    class CutOff(Exception):
+        pass
+
+    def train(folder, cut=None):
+        def on_batch_end(batch, logs=None):
+            if batch == cut:
+                raise CutOff
+
+        keras.utils.set_random_seed(3)
+        model = models.CausalLM(tokenizer.vocabulary_size, num_layers=1, hidden_dim=8, num_heads=2, dropout=0.3)
+        model.compile("adam", PaddedCrossentropy())
+        resume = Resume(folder, save_freq=2)
+        dataset = resume.dataset(lambda epoch: data.read_tokens(written, max_tokens=128, epoch=epoch, seed=5))
+        callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=on_batch_end), resume]
+        history = model.fit(dataset, epochs=2, verbose=0, callbacks=callbacks)
+        return history.history["loss"], model.get_weights()
+
+    (losses, weights), batches = train(tmp_path / "whole"), len(listed(data.read_tokens(written, max_tokens=128)))
+    assert batches > 9
+    for cut in (5, batches - 2):
+        with pytest.raises(CutOff):
+            train(tmp_path / "cut", cut)
+    found_losses, found = train(tmp_path / "cut")
+    assert found_losses == losses
+    for one, two in zip(found, weights, strict=True):
+        np.testing.assert_array_equal(one, two)
 
 
 def test_labels_and_pairs(tokenizer, tmp_path):
