@@ -18,6 +18,7 @@ import keras
 from keras_tx.optional import Lazy
 from keras_tx.types import DType, Tensor
 
+tf = Lazy("tensorflow")
 _func_graph = Lazy("tensorflow.python.framework.func_graph")
 _sentencepiece_ops = Lazy("tensorflow_text.python.ops.sentencepiece_tokenizer", extra="text")
 
@@ -319,6 +320,7 @@ def is_compiled_by_xla(function: Any) -> bool:
 
 
 _SHARED = ("Const", "Shape", "StridedSlice", "Pack")  # operations that `keras.ops.shape` and `reshape` are made of
+_LARGE = 2**16  # bytes
 _made: ContextVar[dict[Any, Any] | None] = ContextVar("keras_tx_made", default=None)
 
 
@@ -344,10 +346,12 @@ def _sharing(create: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(create)
     def shared(graph: Any, kind: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         made = _made.get()
-        if made is None or kind not in _SHARED or graph._attr_scope_map or graph._get_control_flow_context():
+        attributes = sorted((kwargs.get("attrs") or {}).items())
+        is_large = sum(value.ByteSize() for _, value in attributes) > _LARGE  # a weight
+        is_elsewhere = graph._attr_scope_map or graph._get_control_flow_context()
+        if made is None or kind not in _SHARED or is_elsewhere or is_large:
             return create(graph, kind, inputs, *args, **kwargs)
         inputs = [graph.capture(x) for x in inputs]
-        attributes = sorted((kwargs.get("attrs") or {}).items())
         stacks = graph._device_function_stack, graph._colocation_stack
         key = (
             graph,
@@ -364,6 +368,18 @@ def _sharing(create: Callable[..., Any]) -> Callable[..., Any]:
 
     shared.keras_tx = True  # type: ignore[attr-defined]
     return shared
+
+
+def quantized_constant(value: Any) -> Tensor:
+    """A NumPy array of int8 or int32 as a constant qint8 or qint32 of the graph that is being traced."""
+    dtype = {"int8": tf.qint8, "int32": tf.qint32}[value.dtype.name]
+    proto = tf.make_tensor_proto(value)
+    proto.ClearField("int_val")
+    proto.dtype, proto.tensor_content = dtype.as_datatype_enum, value.tobytes()
+    attributes = {"value": tf.compat.v1.AttrValue(tensor=proto)}
+    attributes["dtype"] = tf.compat.v1.AttrValue(type=dtype.as_datatype_enum)
+    graph = tf.compat.v1.get_default_graph()
+    return graph._create_op_internal("Const", [], [dtype], attrs=attributes).outputs[0]
 
 
 # Ops of tensorflow_text that a stock TensorFlow Serving has, and that the public functions wrap in many others.

@@ -720,3 +720,15 @@ def test_a_model_with_masks_of_its_own_is_left_alone():
     x = keras.layers.Masking()(np.array([[[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]]))
     outputs = Mine(inputs, ops.tanh(inputs))(x)
     assert np.asarray(keras.ops.convert_to_numpy(keras_internals.get_keras_mask(outputs))).tolist() == [[False, True]]
+
+
+@pytest.mark.tensorflow
+def test_quantized_constant():
+    import tensorflow as tf
+
+    for value in (np.array([[-128, 3], [0, 127]], "int8"), np.array([2**31 - 1, -7, 0], "int32")):
+        constant = functools.partial(keras_internals.quantized_constant, value)
+        with still("makes constants of quantized integers", library="tensorflow"):
+            made = tf.function(lambda constant=constant: constant(), autograph=False)()
+            assert made.dtype == {"int8": tf.qint8, "int32": tf.qint32}[value.dtype.name]
+            assert tf.bitcast(made, value.dtype).numpy().tolist() == value.tolist()

@@ -13,7 +13,7 @@ import numpy as np
 from keras import ops, quantizers
 
 from keras_tx.keras_internals import embeddings_of
-from keras_tx.layers import activations, xla
+from keras_tx.layers import activations, constant_weights, xla
 from keras_tx.layers.loops import product
 from keras_tx.layers.quantization import Quantizable
 from keras_tx.layers.splitting import Split
@@ -68,6 +68,9 @@ def _plus(rows: Tensor, bias: Tensor) -> Tensor:
 
 
 def _dense(layer: Any, inputs: Tensor, num_axes: int = 1) -> Tensor:
+    weights = constant_weights.current()
+    if weights is not None:
+        return constant_weights.dense(weights, [layer], inputs, num_axes)[0]
     kernel, bias = (None if x is None else ops.cast(x, inputs.dtype) for x in (layer.kernel, layer.bias))
     return project(inputs, kernel, num_axes, bias, layer.activation)
 

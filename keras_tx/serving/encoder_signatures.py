@@ -4,7 +4,7 @@ B batch, T tokens, C classes, D hidden, L layers, N heads, M mask tokens, K best
 and output is the batch, so that a server can batch requests.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -14,7 +14,7 @@ from keras_tx.models import MaskedLM
 from keras_tx.optional import Lazy
 from keras_tx.serving.class_labels import Outputs, classifier_outputs, head_of
 from keras_tx.serving.request_inputs import checked_ids, graph_function, id_specs, text_spec, texts_of_examples
-from keras_tx.serving.text_encoder import TextEncoder, at_least_one_column, mean_of_real_tokens
+from keras_tx.serving.text_encoder import TextEncoder, at_least_columns, mean_of_real_tokens
 from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
@@ -42,20 +42,29 @@ def encoder_signatures(
         outputs_of_ids = _top_tokens(encoder)
         outputs_of_texts = _filled_masks(encoder, tokenizer) if tokenizer else outputs_of_ids
     same_outputs = outputs_of_texts is outputs_of_ids
-    run_on_ids = _traced_once(outputs_of_ids, padding_id, encoder.fixed_length)
-    run_on_texts = run_on_ids if same_outputs else _traced_once(outputs_of_texts, padding_id, encoder.fixed_length)
+    parts: dict[str, Outputs] = {"of_ids": outputs_of_ids, "of_texts": outputs_of_texts}
+    if embedding is not None:
+        parts["embedding"] = embedding
+    if hasattr(encoder.model, "attention_scores"):
+
+        def attention_scores(ids: Tensor, segments: Tensor = None, padding_id: int = 0) -> Tensor:
+            return encoder.model.attention_scores(encoder.model_inputs(ids, segments, padding_id))
+
+        parts["scores"] = attention_scores
+    run = _traced_once(parts, padding_id, encoder.fixed_length)
 
     @graph_function(*id_specs())
     def tokens(token_ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
         ids = checked_ids(token_ids, lengths, vocabulary_size, padding_id, encoder.max_length)
         if encoder.fixed_length is None:
-            ids = at_least_one_column(ids, padding_id)
+            ids = at_least_columns(ids, padding_id)
         else:
             ids = tf.pad(
                 ids[:, : encoder.fixed_length], [[0, 0], [0, encoder.fixed_length]], constant_values=padding_id
             )
             ids = tf.ensure_shape(ids[:, : encoder.fixed_length], [None, encoder.fixed_length])
-        return run_on_ids(ids, tf.zeros_like(ids))
+        found: dict[str, Tensor] = run["of_ids"](ids, tf.zeros_like(ids))
+        return found
 
     if tokenizer is None:
         return {"serving_default": tokens, "tokens": tokens}
@@ -76,26 +85,26 @@ def encoder_signatures(
     def serving_default(text: Tensor) -> dict[str, Tensor]:
         ids, segments = tokenize(text)
         strings = {"tokens": token_strings(ids)} if has_token_axis else {}
-        return strings | run_on_texts(ids, segments)
+        found: dict[str, Tensor] = run["of_texts"](ids, segments)
+        return strings | found
 
     signatures = {"serving_default": serving_default, "tokens": tokens}
     if labels and len(head_of(encoder)[1].shape) == 2:
 
         @graph_function(text_spec("inputs"))
         def classify(inputs: Tensor) -> dict[str, Tensor]:
-            scores = run_on_ids(*tokenize(texts_of_examples(inputs)))["probabilities"]
+            scores = run["of_ids"](*tokenize(texts_of_examples(inputs)))["probabilities"]
             return {"classes": tf.tile(tf.constant([labels]), [tf.shape(scores)[0], 1]), "scores": scores}
 
         signatures["classify"] = classify
 
-    if hasattr(encoder.model, "attention_scores"):
+    if "scores" in parts:
 
         @graph_function(text_spec())
         def explain(text: Tensor) -> dict[str, Tensor]:
             ids, segments = tokenize(text)
-            scores = encoder.model.attention_scores(encoder.model_inputs(ids, segments, padding_id))
-            outputs = run_on_texts(ids, segments)
-            return {**outputs, "tokens": token_strings(ids), "scores": scores}
+            outputs = run["of_texts"](ids, segments)
+            return {**outputs, "tokens": token_strings(ids), "scores": run["scores"](ids, segments)}
 
         signatures["explain"] = explain
 
@@ -103,7 +112,7 @@ def encoder_signatures(
 
         @graph_function(text_spec())
         def embed(text: Tensor) -> dict[str, Tensor]:
-            return {"embedding": embedding(*tokenize(text), padding_id=padding_id)}
+            return {"embedding": run["embedding"](*tokenize(text))}
 
         signatures["embed"] = embed
     return signatures
@@ -113,15 +122,27 @@ def _has_token_axis(output: Tensor) -> bool:
     return len(output.shape) > 2 or (len(output.shape) == 2 and output.shape[1] is None)
 
 
-def _traced_once(function: Outputs, padding_id: int, length: int | None) -> Outputs:
-    """A function of ids and segment ids that all signatures share; in graphs it is traced only once."""
+def _traced_once(parts: Mapping[str, Outputs], padding_id: int, length: int | None) -> dict[str, Callable[..., Any]]:
+    """{name: function of ids and segment ids}, which in graphs are the outputs of one function for all signatures.
 
-    def run(ids: Tensor, segments: Tensor) -> dict[str, Tensor]:
-        return function(ids, segments, padding_id=padding_id)
-
+    So the graph has each weight once. TensorFlow leaves out what a signature does not use when it runs the signature.
+    """
     spec = tf.TensorSpec([None, length], tf.int32)
-    traced = graph_function(spec, spec)(run)
-    return lambda *ids: traced(*ids) if tf.inside_function() else run(*ids)
+
+    @graph_function(spec, spec)
+    def traced(ids: Tensor, segments: Tensor) -> dict[str, Any]:
+        made = {part: part(ids, segments, padding_id=padding_id) for part in dict.fromkeys(parts.values())}
+        return {name: made[part] for name, part in parts.items()}
+
+    def one(name: str) -> Callable[..., Any]:
+        def run(ids: Tensor, segments: Tensor) -> Any:
+            if tf.inside_function():
+                return traced(ids, segments)[name]
+            return parts[name](ids, segments, padding_id=padding_id)
+
+        return run
+
+    return {name: one(name) for name in parts}
 
 
 def _embedding_function(encoder: TextEncoder, labels: list[str] | None) -> Callable[..., Tensor] | None:

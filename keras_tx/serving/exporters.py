@@ -38,11 +38,15 @@ class Exporter(Protocol):
     """The interface of an exporter: what `export` needs of a model.
 
     Attributes:
+        model: the model.
+        precision: that of matrix products with weights in the exported graph.
         labels: names of the classes; None for a model that does not classify.
         generation: options of `generate`; None for an encoder model.
         request_defaults: {name of an input: its value in warm-up requests}.
     """
 
+    model: keras.Model
+    precision: str
     labels: list[str] | None
     generation: dict[str, Any] | None
     request_defaults: dict[str, float]
@@ -99,6 +103,7 @@ class EncoderExporter:
 
     def __init__(self, model: keras.Model, tokenizer: Any, labels: Sequence[str] | None):
         self.model, self.tokenizer = model, tokenizer
+        self.precision = "float32"
         self.encoder = TextEncoder(model)
         is_own_model = isinstance(model, (TextClassifier, MaskedLM))
         if is_own_model and model.embedding.padding_id is None:
@@ -146,13 +151,19 @@ class EncoderExporter:
         """
         if self.tokenizer is None:
             row, _ = self._sample_row()
-            return {"signatures": {"tokens": parity.token_ids_example(signatures["tokens"], self.encoder, row)}}
+            example = parity.token_ids_example(signatures["tokens"], row, self._least_precise)
+            return {"signatures": {"tokens": example}}
         content: dict[str, Any] = {
-            "signatures": parity.encoder_examples(signatures, self.encoder, self.tokenizer, texts)
+            "signatures": parity.encoder_examples(signatures, self.encoder, self.tokenizer, self._least_precise, texts)
         }
         if self.labels is not None and isinstance(self.model, TextClassifier):
-            content |= parity.classifier_answers(self.encoder, self.tokenizer, self.labels)
+            content |= parity.classifier_answers(self.encoder, self.tokenizer, self.labels, self._least_precise)
         return content
+
+    @property
+    def _least_precise(self) -> str | None:
+        """The least precise dtype of the exported graph, if it is less precise than float32."""
+        return self.encoder.half_dtype if self.precision == "float32" else self.precision
 
     def ids_and_lengths(self, texts: Any) -> tuple[Tensor, Tensor]:
         """Texts -> ids (B, T), lengths (B,)."""
@@ -223,6 +234,7 @@ class GeneratorExporter:
             if given is not None:
                 check_in_graph(name, given)
         self.model, self.tokenizer, self.source_tokenizer = model, tokenizer, source_tokenizer
+        self.precision = "float32"
         self.generation: dict[str, Any] | None = dict(generation or {})
         self.labels: list[str] | None = None
         self._options: dict[str, Any] = dict(generation or {})
@@ -244,10 +256,10 @@ class GeneratorExporter:
             inputs = self._request(function)
             if inputs is not None:
                 is_random = samples and name in ("serving_default", "tokens")
-                half_dtype = half_dtype_of(self.model)
+                half_dtype = half_dtype_of(self.model) if self.precision == "float32" else self.precision
                 examples[name] = parity.generator_example(name, function, inputs, is_random, half_dtype)
         names = [spec.name for spec in signatures["serving_default"].input_signature]
-        if names == ["text"] and not samples:
+        if names == ["text"] and not samples and self.precision == "float32":
             generated = self._generated([*PROMPTS, *texts[: parity.MOST_WARMUP_TEXTS]])
             examples["serving_default"] = generated or examples["serving_default"]
         return {"signatures": examples}

@@ -44,6 +44,7 @@ def export_in_subprocess(
     labels: Sequence[str] | None,
     warmup: Sequence[Any],
     max_batch: int,
+    precision: str,
 ) -> Path:
     """Exports in a process in which Keras runs on TensorFlow. Arguments and return value are those of `export`.
 
@@ -75,6 +76,7 @@ def export_in_subprocess(
             "labels": labels,
             "warmup": [_request_to_json(entry) for entry in warmup],
             "max_batch": max_batch,
+            "precision": precision,
             "backend": keras.backend.backend(),
         }
         (job / "job.json").write_text(json.dumps(given), encoding="utf-8")
@@ -137,6 +139,7 @@ def _export_job(job: Path, export: Callable[..., Path]) -> Path:
         labels=given["labels"],
         warmup=[_request_from_json(entry) for entry in given["warmup"]],
         max_batch=given["max_batch"],
+        precision=given["precision"],
         backend=given["backend"],
     )
 

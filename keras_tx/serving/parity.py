@@ -33,8 +33,9 @@ TEXTS = (
 MASKED = "A {mask} one, {mask}."  # for models that fill masks
 FILE = "assets.extra/keras_tx_parity.json"
 # How far an exported probability may be from the live one: in half precision eight times the machine epsilon of the
-# layers' dtype; in float32 what sums of thousands of products, in another order, differ by in a deep model.
-TOLERANCES = {"float16": 8 * 2**-10, "bfloat16": 8 * 2**-7, None: 1e-5}
+# layers' dtype, and in int8, of which an epsilon is 2**-7, 16 times; in float32 what sums of thousands of products, in
+# another order, differ by in a deep model.
+TOLERANCES = {"float16": 8 * 2**-10, "bfloat16": 8 * 2**-7, "int8": 16 * 2**-7, None: 1e-5}
 TOO_FAR = 100  # times the tolerance: more than rounding explains
 MOST_WARMUP_TEXTS = 16  # the largest number of the user's texts that are compared
 LARGEST_EXAMPLE = 20_000  # numbers; attention scores and vectors of long texts have millions
@@ -43,7 +44,11 @@ Example = dict[str, Any]  # {"inputs": ..., "outputs": ..., "tolerance": ...}
 
 
 def encoder_examples(
-    signatures: Mapping[str, Any], encoder: TextEncoder, tokenizer: Any, texts: Sequence[str] = ()
+    signatures: Mapping[str, Any],
+    encoder: TextEncoder,
+    tokenizer: Any,
+    half_dtype: str | None,
+    texts: Sequence[str] = (),
 ) -> dict[str, list[Example]]:
     """{name: examples} of an encoder model's signatures, computed by Keras layer by layer, each text alone.
 
@@ -55,10 +60,14 @@ def encoder_examples(
     texts = [*TEXTS, *texts[:MOST_WARMUP_TEXTS]]
     if getattr(tokenizer, "mask_id", None) is not None:
         texts.append(MASKED.format(mask=tokenizer.vocabulary[tokenizer.mask_id]))
-    return {name: _examples(name, function, texts, encoder, tokenizer) for name, function in signatures.items()}
+    return {
+        name: _examples(name, function, texts, encoder, tokenizer, half_dtype) for name, function in signatures.items()
+    }
 
 
-def _examples(name: str, function: Any, texts: Sequence[str], encoder: TextEncoder, tokenizer: Any) -> list[Example]:
+def _examples(
+    name: str, function: Any, texts: Sequence[str], encoder: TextEncoder, tokenizer: Any, half_dtype: str | None
+) -> list[Example]:
     examples = []
     for text in texts:
         if name == "tokens":
@@ -77,16 +86,16 @@ def _examples(name: str, function: Any, texts: Sequence[str], encoder: TextEncod
                 "`model` must answer every text that `tokenizer` accepts. Received: "
                 f"{text!r}, on which {name!r} fails: {one_line(error)}"
             ) from error
-        examples.append(example(name, inputs, answer, encoder.half_dtype))
+        examples.append(example(name, inputs, answer, half_dtype))
     return [one for one in examples if one is not None]
 
 
-def token_ids_example(function: Any, encoder: TextEncoder, row: Sequence[int]) -> list[Example]:
+def token_ids_example(function: Any, row: Sequence[int], half_dtype: str | None) -> list[Example]:
     """At most one example for a model without a tokenizer: what `tokens` answers to a row of ids."""
     inputs = {"token_ids": tf.constant([row], "int32"), "lengths": tf.constant([len(row)])}
     with keras.device("cpu:0"):
         answer = function.python_function(**inputs)
-    found = example("tokens", inputs, answer, encoder.half_dtype)
+    found = example("tokens", inputs, answer, half_dtype)
     return [] if found is None else [found]
 
 
@@ -183,7 +192,9 @@ def write_parity(folder: Path, content: Mapping[str, Any]) -> None:
     (folder / FILE).write_text(json.dumps(content), encoding="utf-8")
 
 
-def classifier_answers(encoder: TextEncoder, tokenizer: Any, labels: Sequence[str]) -> dict[str, Any]:
+def classifier_answers(
+    encoder: TextEncoder, tokenizer: Any, labels: Sequence[str], half_dtype: str | None
+) -> dict[str, Any]:
     """The answers of a live `TextClassifier` to `TEXTS`, one text at a time, computed by Keras alone."""
     model = encoder.model
     is_probability = model.activation is keras.activations.softmax
@@ -195,7 +206,7 @@ def classifier_answers(encoder: TextEncoder, tokenizer: Any, labels: Sequence[st
             probabilities = outputs if is_probability else keras.ops.softmax(outputs)
         rows.append(keras.ops.convert_to_numpy(probabilities)[0].tolist())
     best = [labels[max(range(len(row)), key=row.__getitem__)] for row in rows]
-    tolerance = TOLERANCES[encoder.half_dtype]
+    tolerance = TOLERANCES[half_dtype]
     return {"text": list(TEXTS), "label": best, "probabilities": rows, "tolerance": tolerance}
 
 

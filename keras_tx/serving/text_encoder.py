@@ -15,7 +15,8 @@ import numpy as np
 
 from keras_tx.functional_graph import consumers_of, is_optional_input
 from keras_tx.keras_internals import functional_model, keras_hub_positions, layers_within
-from keras_tx.layers import LearnedPositionalEncoding
+from keras_tx.layers import LearnedPositionalEncoding, constant_weights
+from keras_tx.layers.constant_weights import FEW_ROWS
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -66,18 +67,34 @@ class TextEncoder:
 
     def __call__(self, ids: Tensor, segments: Tensor = None, padding_id: int = 0) -> dict[str, Tensor]:
         """Returns the outputs by name. Half precision becomes float32, since JSON has no half-precision numbers."""
-        outputs = self.model(self.model_inputs(ids, segments, padding_id), training=False)
-        return dict(zip(self.outputs, map(half_to_float32, keras.tree.flatten(outputs)), strict=True))
+        outputs = self._run(self.model, list(self.outputs.values()), ids, segments, padding_id)
+        return dict(zip(self.outputs, outputs, strict=True))
 
     def up_to(self, tensor: Tensor) -> Callable[..., Tensor]:
         """Returns a function, called like this object, that computes the symbolic `tensor` of the model."""
         submodel = keras.Model(self.model.inputs, tensor)
 
         def run(ids: Tensor, segments: Tensor = None, padding_id: int = 0) -> Tensor:
-            inputs = keras.tree.flatten(self.model_inputs(ids, segments, padding_id))
-            return half_to_float32(submodel(inputs, training=False))
+            return self._run(submodel, [tensor], ids, segments, padding_id)[0]
 
         return run
+
+    def _run(
+        self, model: keras.Model, symbolic: Sequence[Tensor], ids: Tensor, segments: Tensor, padding_id: int
+    ) -> list[Tensor]:
+        """The outputs of `model`, whose symbolic tensors are `symbolic`; it has the inputs of `self.model`."""
+        width = tf.shape(ids)[1]
+        is_padded = constant_weights.current() is not None and self.fixed_length is None
+        if is_padded and (self.max_length is None or self.max_length >= FEW_ROWS):
+            ids = at_least_columns(ids, padding_id, FEW_ROWS)
+            segments = segments if segments is None else at_least_columns(segments, 0, FEW_ROWS)
+        inputs = self.model_inputs(ids, segments, padding_id)
+        inputs = inputs if model is self.model else keras.tree.flatten(inputs)
+        outputs = map(half_to_float32, keras.tree.flatten(model(inputs, training=False)))
+        return [
+            x[:, :width] if is_padded and len(tensor.shape) > 1 and tensor.shape[1] is None else x
+            for x, tensor in zip(outputs, symbolic, strict=True)
+        ]
 
     def tokenize(self, tokenizer: Any, texts: Any) -> tuple[Tensor, Tensor]:
         """Texts -> ids and segment ids, both (B, T), of the fixed length or of at most `max_length` tokens."""
@@ -89,7 +106,7 @@ class TextEncoder:
         segments = features.get("segment_ids", tf.zeros_like(ids))
         if self.fixed_length is not None:
             return ids, segments
-        return at_least_one_column(ids, tokenizer.pad_id), at_least_one_column(segments, 0)
+        return at_least_columns(ids, tokenizer.pad_id), at_least_columns(segments, 0)
 
     @property
     def half_dtype(self) -> str | None:
@@ -136,9 +153,9 @@ def half_to_float32(tensor: Tensor) -> Tensor:
     return tf.cast(tensor, "float32") if tensor.dtype.name in HALF_DTYPES else tensor
 
 
-def at_least_one_column(ids: Tensor, padding_id: int) -> Tensor:
-    """Ids (B, T) with one column of padding if T is 0, because models may use the first token of each row."""
-    missing = tf.maximum(1 - tf.shape(ids)[1], 0)
+def at_least_columns(ids: Tensor, padding_id: int, least: int = 1) -> Tensor:
+    """Ids (B, T) with padding up to `least` columns; at least 1, because models may use the first token of each row."""
+    missing = tf.maximum(least - tf.shape(ids)[1], 0)
     return tf.pad(ids, [[0, 0], [0, missing]], constant_values=padding_id)
 
 

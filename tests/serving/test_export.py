@@ -2,19 +2,29 @@
 
 import json
 import logging
+import os
+import re
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
-from keras_tx.serving import export
+from keras_tx.keras_internals import layers_within
+from keras_tx.layers import constant_weights
+from keras_tx.layers.projection import HeadProjection, Projection
+from keras_tx.serving import check, export
 from keras_tx.serving.parity import FILE as PARITY_FILE
 from keras_tx.serving.warmup import serialized
 from keras_tx.text import BertTokenizer
 from tests.tools import assert_close, randomize, to_numpy
 
 pytestmark = pytest.mark.tensorflow
+PROJECTIONS = (HeadProjection, Projection)
+LABELS = ["bad", "so-so", "good"]
 
 TEXTS = [
     "",
@@ -161,7 +171,14 @@ def test_each_weight_is_saved_once_and_the_optimizer_is_not(exported):
 
     variables = tf.train.list_variables(str(exported.path / "variables" / "variables"))
     shapes = [tuple(shape) for name, shape in variables if not name.startswith("_CHECKPOINTABLE")]
-    assert sorted(shapes) == sorted(tuple(weight.shape) for weight in exported.model.weights)
+    projections = [layer for layer in layers_within(exported.model) if isinstance(layer, PROJECTIONS)]
+    constants = [weight for layer in projections for weight in layer.weights]  # of the graph
+    others = [weight for weight in exported.model.weights if not any(weight is one for one in constants)]
+    assert sorted(shapes) == sorted(tuple(weight.shape) for weight in others)
+    size = sum(4 * np.prod(weight.shape) for weight in constants)
+    card = json.loads((exported.path / "MODEL_CARD.json").read_text())
+    assert card["precision"]["products"] == "float32"
+    assert card["precision"]["megabytes_of_constants"] == round(size / 1e6, 3)
 
 
 def test_a_loaded_model_with_segments_and_probabilities_is_exported_like_the_original(make, tokenizer, live, tmp_path):
@@ -327,3 +344,73 @@ def test_a_full_disk_raises_os_error_and_leaves_nothing(make, tmp_path, limit):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not any((tmp_path / "reviews").iterdir())
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_a_lower_precision_of_products_answers_nearly_the_same_from_smaller_files(
+    make, tokenizer, live, tmp_path, precision
+):
+    model = make(num_layers=2, hidden_dim=64, intermediate_dim=128)
+    path = export(model, tmp_path / "reviews", tokenizer=tokenizer, labels=LABELS, precision=precision)
+    signature = load(path)["serving_default"]
+    assert_answers_texts(signature, model, tokenizer, live, LABELS, atol=0.05)
+    exact = np.array([live(model, token_ids=tokenizer(text)["token_ids"]) for text in TEXTS])
+    import tensorflow as tf
+
+    difference = np.abs(signature(text=tf.constant(TEXTS))["probabilities"] - exact).max()
+    assert 1e-6 < difference < 0.05
+    card = json.loads((path / "MODEL_CARD.json").read_text())["precision"]
+    elements = sum(np.prod(one.kernel.shape) for one in layers_within(model) if isinstance(one, PROJECTIONS))
+    size = {"bfloat16": 2, "int8": 1}[precision]
+    assert card["products"] == precision
+    assert size * elements < 1e6 * card["megabytes_of_constants"] < 1.4 * size * elements
+    total = sum(one.stat().st_size for one in path.rglob("*") if one.is_file() and one.name != "MODEL_CARD.json")
+    assert abs(card["megabytes_on_disk"] - total / 1e6) < 0.01
+    report = check(path)
+    assert report.ok, str(report)
+
+
+def test_weights_that_fit_into_no_graph_stay_variables_or_are_refused(make, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(constant_weights, "LARGEST", 500)
+    model = make()
+    for precision in ("bfloat16", "int8"):
+        with pytest.raises(ValueError, match=f"`precision` needs the weights.*precision='{precision}' for a model of"):
+            export(model, tmp_path / "reviews", tokenizer=tokenizer, precision=precision)
+    assert not (tmp_path / "reviews").exists() or not list((tmp_path / "reviews").iterdir())
+    path = export(model, tmp_path / "reviews", tokenizer=tokenizer)
+    card = json.loads((path / "MODEL_CARD.json").read_text())["precision"]
+    assert card["products"] == "float32" and card["megabytes_of_constants"] == 0
+
+
+def test_an_unknown_precision_is_refused(make, tmp_path):
+    with pytest.raises(ValueError, match="`precision` must be one of.*Received: precision='float16'"):
+        export(make(), tmp_path / "reviews", precision="float16")
+    assert not list(tmp_path.iterdir())
+
+
+REORDERS = """
+import os, sys
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import tensorflow as tf
+import tensorflow_text
+signature = tf.saved_model.load(sys.argv[1]).signatures["tokens"]
+for rows, length in ((1, 2), (1, 9), (3, 7)):
+    print("call", rows, length, flush=True)
+    signature(token_ids=tf.ones((rows, length), "int32"), lengths=tf.fill([rows], length))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_weights_are_laid_out_in_the_first_call_only(exported):
+    """Counts oneDNN's reorders of matrices in a new process: the weights are the only matrices that are reordered."""
+    if "avx512" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("oneDNN lays weights out anew on processors with AVX-512")
+    environment = {**os.environ, "ONEDNN_VERBOSE": "1", "TF_ENABLE_ONEDNN_OPTS": "1"}
+    command = [sys.executable, "-c", REORDERS, str(exported.path)]
+    lines = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    calls = lines.split("call ")[1:]
+    reorders = [re.findall(r"exec,cpu,reorder.*,\d+x\d+,", call) for call in calls]
+    products = [re.findall(r"exec,cpu,inner_product", call) for call in calls]
+    assert all(products) and len(calls) == 3
+    assert reorders[0] and not reorders[1] and not reorders[2], reorders

@@ -1,0 +1,204 @@
+"""Kernels and biases of projections as constants of the graph that is being traced, for exports and CPUs. TensorFlow.
+
+R rows, D inputs, F outputs. TensorFlow's fused product (oneDNN) lays out a kernel in memory for the processor. If the
+kernel is a variable, each call does this again; of a constant the graph keeps the result. With constants, kernels can
+also be bfloat16 or int8 without a change of the model: the products alone then have that precision, and everything
+else (norms, softmax, sums, activations) stays as it was.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_tx.keras_internals import quantized_constant
+from keras_tx.layers import activations
+from keras_tx.optional import Lazy
+from keras_tx.types import Tensor
+
+tf = Lazy("tensorflow")
+
+PRECISIONS = ("float32", "bfloat16", "int8")
+LARGEST = 2**31 - 2**24  # bytes of all constants of a graph: a serialized graph holds less than 2 GiB
+# The layout of a kernel depends on whether the first call has fewer rows than this, and later calls with a layout for
+# the other kind lay it out again each time. So products with few rows get rows of zeros.
+FEW_ROWS = 8
+_LEVELS = 127  # of symmetric int8: -127 to 127
+_TINY = np.finfo(np.float32).tiny
+_current: ContextVar["ConstantWeights | None"] = ContextVar("keras_tx_constant_weights", default=None)
+
+
+class TooLarge(Exception):
+    """The constants would not fit into a serialized graph."""
+
+
+@dataclass
+class ConstantWeights:
+    """The precision of products, and the constants that were made so far.
+
+    Attributes:
+        precision: one of `PRECISIONS`.
+        made: {(graph, layers): constants}; each graph has the constants of a layer only once.
+        size: bytes of all constants.
+    """
+
+    precision: str
+    made: dict[Any, Any] = field(default_factory=dict)
+    size: int = 0
+
+    def once(self, layers: Sequence[Any], make: Callable[[], Any]) -> Any:
+        """What `make` returned for these layers in the graph that is being traced."""
+        key = (tf.compat.v1.get_default_graph(), *map(id, layers))
+        if key not in self.made:
+            self.made[key] = make()
+        return self.made[key]
+
+    def constant(self, value: np.ndarray) -> Tensor:
+        """A constant of the graph that is being traced.
+
+        Raises:
+            TooLarge: together with all others, it does not fit into a serialized graph.
+        """
+        self.size += value.nbytes
+        if self.size > LARGEST:
+            raise TooLarge
+        return quantized_constant(value) if value.dtype == np.int8 else tf.constant(value)
+
+
+@contextmanager
+def constant_weights(precision: str = "float32") -> Iterator[ConstantWeights]:
+    """Within this context, the projections of this package put their weights into a traced graph as constants."""
+    made = ConstantWeights(precision)
+    token = _current.set(made)
+    try:
+        yield made
+    finally:
+        _current.reset(token)
+
+
+def current() -> ConstantWeights | None:
+    """The innermost `constant_weights`, while a graph of TensorFlow is traced; None elsewhere."""
+    weights = _current.get()
+    if weights is None or keras.backend.backend() != "tensorflow" or not tf.inside_function():
+        return None
+    return weights
+
+
+def dense(weights: ConstantWeights, layers: Sequence[Any], inputs: Tensor, num_axes: int = 1) -> list[Tensor]:
+    """The outputs of dense `layers` with the same inputs, from one product.
+
+    Args:
+        weights: the context.
+        layers: dense layers with a `kernel` (*summed, *made), a `bias` (*made) or None, and an `activation` or None.
+            With several layers, none has an activation.
+        inputs: (..., *summed).
+        num_axes: the number of axes in `summed`.
+
+    Returns:
+        (..., *made) of each layer.
+    """
+    kernels, biases, shapes = weights.once(layers, lambda: _arrays_of(weights, layers, num_axes))
+    size = inputs.shape[-num_axes:].num_elements()
+    rows = tf.reshape(inputs, (-1, size))
+    count = None
+    if len(inputs.shape) == num_axes + 1 or inputs.shape[1] == 1:  # one row for each example of the batch
+        count = tf.shape(rows)[0]
+        rows = tf.pad(rows, [[0, tf.maximum(FEW_ROWS - count, 0)], [0, 0]])
+    activation = layers[0].activation
+    products = _PRODUCTS[weights.precision](rows, kernels, biases)
+    if activation is not None:
+        products = activations.apply(activation, products)
+    products = tf.cast(products, inputs.dtype)
+    if count is not None:
+        products = products[:count]
+    parts = [products] if len(layers) == 1 else tf.split(products, [math.prod(shape) for shape in shapes], axis=1)
+    free = [-1 if n is None else n for n in inputs.shape[: len(inputs.shape) - num_axes]]
+    if free.count(-1) > 1:
+        free = tf.unstack(tf.shape(inputs)[: len(free)], len(free))
+    return [tf.reshape(part, (*free, *shape)) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _arrays_of(weights: ConstantWeights, layers: Sequence[Any], num_axes: int) -> tuple[Any, Tensor, list[Any]]:
+    """The constants of the kernel (D, F) and of the bias (F,) of all layers, and the shapes `made`."""
+    kernels, biases, shapes = [], [], []
+    with tf.init_scope():
+        for layer in layers:
+            kernel = np.asarray(keras.ops.convert_to_numpy(layer.kernel), np.float32)
+            made = kernel.shape[num_axes:]
+            shapes.append(made)
+            kernels.append(kernel.reshape(math.prod(kernel.shape[:num_axes]), math.prod(made)))
+            bias = np.zeros(math.prod(made)) if layer.bias is None else keras.ops.convert_to_numpy(layer.bias)
+            biases.append(np.asarray(bias, np.float32).reshape(-1))
+    kernel, bias = (np.concatenate(one, axis=-1) for one in (kernels, biases))
+    if not bias.any():
+        # TensorFlow would remove a constant bias of zeros, and a product alone does not keep the layout of its kernel.
+        bias[0] = _TINY
+    return _CONSTANTS[weights.precision](weights, kernel, bias), weights.constant(bias), shapes
+
+
+def _float32_kernel(weights: ConstantWeights, kernel: np.ndarray, bias: np.ndarray) -> Tensor:
+    return weights.constant(kernel)
+
+
+def _float32_product(rows: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+    return tf.nn.bias_add(tf.matmul(tf.cast(rows, "float32"), kernel), bias)
+
+
+def _bfloat16_kernel(weights: ConstantWeights, kernel: np.ndarray, bias: np.ndarray) -> tuple[Tensor, Tensor]:
+    dtype = tf.bfloat16.as_numpy_dtype
+    return weights.constant(kernel.astype(dtype)), weights.constant(bias.astype(dtype))
+
+
+def _bfloat16_product(rows: Tensor, kernels: tuple[Tensor, Tensor], bias: Tensor) -> Tensor:
+    kernel, bias = kernels
+    return tf.nn.bias_add(tf.matmul(tf.cast(rows, "bfloat16"), kernel), bias)
+
+
+def _int8_kernel(weights: ConstantWeights, kernel: np.ndarray, bias: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    """Integers (D, F), what the offset of the rows adds to each output (F,), and the scale of each output (F,)."""
+    scale = np.maximum(np.abs(kernel).max(axis=0), _TINY * 2**10) / _LEVELS
+    integers = np.round(kernel / scale).astype(np.int8)
+    offset = -(_LEVELS + 1) * integers.sum(axis=0, dtype=np.int32)
+    return weights.constant(integers), quantized_constant(offset), weights.constant(scale.astype(np.float32))
+
+
+def _int8_product(rows: Tensor, kernels: tuple[Tensor, Tensor, Tensor], bias: Tensor) -> Tensor:
+    """Rounds each row to unsigned integers, of which 128 stands for 0, and multiplies integers exactly.
+
+    Per-channel scales of kernels: Krishnamoorthi 2018, arXiv:1806.08342; a scale for each row of inputs, computed while
+    the model runs: Dettmers et al. 2022, arXiv:2208.07339.
+    """
+    kernel, offset, scale = kernels
+    rows = tf.cast(rows, "float32")
+    row_scale = tf.maximum(tf.reduce_max(tf.abs(rows), axis=1, keepdims=True), _TINY * 2**10) / _LEVELS
+    integers = tf.cast(rows * (1 / row_scale) + (_LEVELS + 1.5), "uint8")  # the cast rounds down
+    products, _, _ = tf.raw_ops.QuantizedMatMulWithBias(
+        a=tf.bitcast(integers, tf.quint8),
+        b=kernel,
+        bias=offset,
+        min_a=0.0,
+        max_a=255.0,  # with these limits an integer stands for itself
+        min_b=-127.0,
+        max_b=127.0,
+        Toutput=tf.qint32,
+        input_quant_mode="SCALED",
+    )
+    products = tf.cast(tf.bitcast(products, tf.int32), "float32") * row_scale * scale
+    return tf.nn.bias_add(products, bias)
+
+
+_CONSTANTS: dict[str, Callable[..., Any]] = {
+    "float32": _float32_kernel,
+    "bfloat16": _bfloat16_kernel,
+    "int8": _int8_kernel,
+}
+_PRODUCTS: dict[str, Callable[..., Tensor]] = {
+    "float32": _float32_product,
+    "bfloat16": _bfloat16_product,
+    "int8": _int8_product,
+}

@@ -1,0 +1,146 @@
+"""Projections whose weights are constants of a graph, against their own calls with variables and against NumPy."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.layers import constant_weights as constants
+from keras_tx.layers import projection
+from tests.tools import assert_close, to_numpy
+
+pytestmark = pytest.mark.tensorflow
+FREE, IN, HEADS, SIZE = (3, 5), 14, 3, 7
+
+
+def made(kind, activation=None, use_bias=True, biases="normal"):
+    """A built layer with weights from a normal distribution."""
+    if kind == "dense":
+        layer, shape = projection.Projection(11, activation=activation, use_bias=use_bias), (None, None, IN)
+    elif kind == "to heads":
+        layer = projection.HeadProjection("abc,cde->abde", (None, HEADS, SIZE), bias_axes="de" if use_bias else None)
+        shape = (None, None, IN)
+    else:
+        layer = projection.HeadProjection("abcd,cde->abe", (None, 11), bias_axes="e" if use_bias else None)
+        shape = (None, None, HEADS, SIZE)
+    layer.build(shape)
+    random = np.random.default_rng(1)
+    layer.set_weights([random.normal(size=weight.shape) for weight in layer.weights])
+    if use_bias:
+        layer.bias.assign(layer.bias * (biases == "normal"))
+    return layer, shape
+
+
+def traced(layer, shape, precision="float32"):
+    """The layer as a function traced with constants, and what was made for it."""
+    import tensorflow as tf
+
+    function = tf.function(lambda x: layer(x), input_signature=[tf.TensorSpec(shape, tf.float32)], autograph=False)
+    with constants.constant_weights(precision) as weights:
+        function.get_concrete_function()
+    return function, weights
+
+
+@pytest.mark.parametrize("kind", ["dense", "to heads", "from heads"])
+@pytest.mark.parametrize("options", [{}, {"use_bias": False}, {"biases": "zeros"}], ids=str)
+def test_products_with_constants_are_those_with_variables(kind, options):
+    layer, shape = made(kind, **options)
+    function, weights = traced(layer, shape)
+    assert function.get_concrete_function().captured_inputs == []
+    assert weights.size >= 4 * np.prod(layer.kernel.shape)
+    for free in (FREE, (1, 1), (0, 5), (2, 0)):
+        x = np.random.default_rng(2).normal(size=(*free, *shape[2:])).astype("float32")
+        assert_close(function(x), layer(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("rows", [1, 7, 8, 13])
+def test_an_activation_follows_and_few_rows_are_right(activation, rows):
+    layer, _ = made("dense", activation=activation)
+    x = np.random.default_rng(2).normal(size=(rows, IN)).astype("float32")
+    for shape in ((None, IN), (None, 1, IN)):
+        one = x if len(shape) == 2 else x[:, None]
+        assert_close(traced(layer, shape)[0](one), layer(one), atol=1e-5, rtol=1e-5)
+
+
+def in_int8(x, kernel, bias):
+    """What `_int8_product` computes, in float64 with integers of 64 bits."""
+    scale = np.abs(kernel).max(axis=0) / 127
+    integers = np.round(kernel / scale).astype("int64")
+    row_scale = np.abs(x).max(axis=1, keepdims=True) / 127
+    return np.floor(x / row_scale + 0.5).astype("int64") @ integers * row_scale * scale + bias
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_int8_rounds_each_row_and_each_output_by_its_own_scale(few):
+    layer, _ = made("dense", biases="zeros")
+    layer.kernel.assign(layer.kernel * 10.0 ** np.arange(-5, 6))  # outputs of very different sizes
+    function, weights = traced(layer, (None, IN), "int8")
+    x = np.random.default_rng(2).normal(size=(3 if few else 17, IN)).astype("float32")
+    x *= 10.0 ** np.arange(len(x))[:, None] / 1e3
+    kernel, bias = (to_numpy(one).astype("float64") for one in (layer.kernel, layer.bias))
+    expected, exact = in_int8(x.astype("float64"), kernel, bias), to_numpy(layer(x))
+    got = to_numpy(function(x))
+    size = np.abs(x).max(axis=1, keepdims=True) * np.abs(kernel).max(axis=0)
+    # A value halfway between two integers may be rounded to either: then a single product differs by one step.
+    assert np.max(np.abs(got - expected) / size) < 1 / 127
+    assert np.median(np.abs(got - expected) / size) < 1e-5
+    assert 1e-4 < np.max(np.abs(got - exact) / size) < IN / 127
+    assert weights.size == IN * 11 + 2 * 4 * 11  # integers, scales and biases
+
+
+def test_int8_of_rows_of_zeros_and_of_a_kernel_of_zeros_is_the_bias():
+    layer, _ = made("dense")
+    function, _ = traced(layer, (None, IN), "int8")
+    assert_close(function(np.zeros((2, IN), "float32")), np.tile(layer.bias, (2, 1)), atol=0, rtol=0)
+    layer.kernel.assign(0 * layer.kernel)
+    function, _ = traced(layer, (None, IN), "int8")
+    assert_close(function(np.ones((2, IN), "float32")), np.tile(layer.bias, (2, 1)), atol=0, rtol=0)
+
+
+def test_bfloat16_rounds_the_inputs_and_the_weights():
+    import tensorflow as tf
+
+    layer, shape = made("dense")
+    x = np.random.default_rng(2).normal(size=(*FREE, IN)).astype("float32")
+    function, weights = traced(layer, shape, "bfloat16")
+    rounded = [to_numpy(tf.cast(tf.cast(one, "bfloat16"), "float32")) for one in (x, layer.kernel, layer.bias)]
+    expected = rounded[0] @ rounded[1] + rounded[2]
+    got = function(x)
+    assert got.dtype == "float32"
+    assert_close(got, expected, atol=0, rtol=2**-7)
+    assert np.abs(to_numpy(layer(x)) - expected).max() > 1e-3
+    assert weights.size == 2 * (IN * 11 + 11) + 4 * 11
+
+
+def test_a_graph_has_the_weights_of_a_layer_once_and_nothing_changes_outside():
+    import tensorflow as tf
+
+    layer, shape = made("dense")
+    spec = [tf.TensorSpec(shape, tf.float32)]
+    twice = tf.function(lambda x: layer(x) + layer(2 * x), input_signature=spec)
+    with constants.constant_weights() as weights:
+        graph = twice.get_concrete_function().graph
+        assert constants.current() is None  # outside of a graph
+        layer(np.ones((2, 3, IN), "float32"))
+    assert weights.size == 4 * (IN * 11 + 11)
+    assert sum(op.type == "Const" and op.outputs[0].shape == (IN, 11) for op in graph.get_operations()) == 1
+    after = tf.function(lambda x: layer(x), input_signature=spec).get_concrete_function()
+    assert len(after.captured_inputs) == 2
+    assert constants.current() is None
+
+
+def test_constants_that_fit_into_no_graph_are_refused(monkeypatch):
+    monkeypatch.setattr(constants, "LARGEST", 100)
+    layer, shape = made("dense")
+    with pytest.raises(constants.TooLarge):
+        traced(layer, shape)
+
+
+def test_later_changes_of_the_weights_need_a_new_trace():
+    layer, shape = made("dense")
+    x = np.ones((*FREE, IN), "float32")
+    before = to_numpy(layer(x))
+    function, _ = traced(layer, shape)
+    layer.kernel.assign(2 * layer.kernel)
+    assert_close(function(x), before, atol=1e-5, rtol=1e-5)
+    assert keras.ops.max(keras.ops.abs(layer(x) - before)) > 0.1
