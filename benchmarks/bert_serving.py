@@ -127,7 +127,7 @@ def peers(model: torch.nn.Module, tokenizer: object, folder: Path) -> dict[str, 
 
 def main() -> None:
     parser = alternating.parser(__doc__)
-    parser.add_argument("--precision", nargs="*", default=["float32"], help="those of serving.export")
+    parser.add_argument("--precision", nargs="*", default=["float32"], help="those of serving.export, or variables")
     parser.add_argument("--layers", type=int, default=12, help="12 are those of BERT-base")
     parser.add_argument("--texts", type=int, default=10, help="requests in a round")
     arguments = parser.parse_args()
@@ -143,7 +143,7 @@ def run(arguments: argparse.Namespace, folder: Path, model: torch.nn.Module, our
     servers = {}
     try:
         for precision in arguments.precision:
-            options = {} if precision == "float32" else {"precision": precision}
+            options = {"variables": {}, "float32": {"constant_weights": True}}.get(precision, {"precision": precision})
             name = OURS if precision == "float32" else f"{OURS}, {precision}"
             version = serving.export(
                 loaded, folder / f"exported {precision}", tokenizer=ours, labels=["dull", "fun"], **options

@@ -1,16 +1,16 @@
-"""All uses of the private API of Keras, of TensorFlow's graphs, and of the private ops of tensorflow_text.
+"""All uses of the private API of Keras, and of the private ops of tensorflow_text.
 
 keras_tx uses nothing that Keras does not promise to keep, except here, with one function for each use.
 `tests/test_keras_internals.py` checks that, and has a test for every function that names the version when Keras has
-changed. The private parts of TensorFlow's C++ library are in `serving/check/tensorflow_internals.py`, because the
-process that uses them must run without Keras and without keras_tx.
+changed. Other doors are `graph_internals.py`, for TensorFlow's graphs, and those for training; the private parts of
+TensorFlow's C++ library are in `serving/check/tensorflow_internals.py`, because the process that uses them must run
+without Keras and without keras_tx.
 """
 
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import keras
@@ -18,8 +18,6 @@ import keras
 from keras_tx.optional import Lazy
 from keras_tx.types import DType, Tensor
 
-tf = Lazy("tensorflow")
-_func_graph = Lazy("tensorflow.python.framework.func_graph")
 _sentencepiece_ops = Lazy("tensorflow_text.python.ops.sentencepiece_tokenizer", extra="text")
 
 try:
@@ -309,77 +307,6 @@ class MuonByVariable(keras.optimizers.Muon):
 
     def _muon_update_step(self, gradient: Tensor, variable: Any, lr: Tensor, m: Any) -> None:
         self.update_matrix(gradient, variable, lr, m)
-
-
-# Graphs of TensorFlow.
-
-
-def is_compiled_by_xla(function: Any) -> bool:
-    """Whether a function in the library of a `tf.Graph` comes from a `tf.function(jit_compile=True)`."""
-    return "_XlaMustCompile" in function.attr and bool(function.attr["_XlaMustCompile"].b)
-
-
-_SHARED = ("Const", "Shape", "StridedSlice", "Pack")  # operations that `keras.ops.shape` and `reshape` are made of
-_LARGE = 2**16  # bytes
-_made: ContextVar[dict[Any, Any] | None] = ContextVar("keras_tx_made", default=None)
-
-
-@contextmanager
-def shared_shapes() -> Iterator[None]:
-    """Within this context, a graph that this thread traces has each constant and each size of a tensor only once.
-
-    TensorFlow makes them anew for each use, and they are half of the nodes of a transformer.
-    """
-    graph = _func_graph.FuncGraph
-    if not hasattr(graph._create_op_internal, "keras_tx"):
-        graph._create_op_internal = _sharing(graph._create_op_internal)
-    token = _made.set({})
-    try:
-        yield
-    finally:
-        _made.reset(token)
-
-
-def _sharing(create: Callable[..., Any]) -> Callable[..., Any]:
-    """The method of a graph that adds an operation, or within `shared_shapes` returns an equal one that it has."""
-
-    @functools.wraps(create)
-    def shared(graph: Any, kind: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        made = _made.get()
-        attributes = sorted((kwargs.get("attrs") or {}).items())
-        is_large = sum(value.ByteSize() for _, value in attributes) > _LARGE  # a weight
-        is_elsewhere = graph._attr_scope_map or graph._get_control_flow_context()
-        if made is None or kind not in _SHARED or is_elsewhere or is_large:
-            return create(graph, kind, inputs, *args, **kwargs)
-        inputs = [graph.capture(x) for x in inputs]
-        stacks = graph._device_function_stack, graph._colocation_stack
-        key = (
-            graph,
-            kind,
-            tuple(x.name for x in inputs),
-            tuple((name, value.SerializeToString(deterministic=True)) for name, value in attributes),
-            frozenset(op.name for op in graph._current_control_dependencies()),
-            tuple(str(one) for stack in stacks for one in stack.peek_objs()),
-        )
-        # A graph takes small tensors from outside of it as constants, each of which is an input of the graph only once.
-        if key not in made or (kind == "Const" and any(x is made[key].outputs[0] for x in graph.inputs)):
-            made[key] = create(graph, kind, inputs, *args, **kwargs)
-        return made[key]
-
-    shared.keras_tx = True  # type: ignore[attr-defined]
-    return shared
-
-
-def quantized_constant(value: Any) -> Tensor:
-    """A NumPy array of int8 or int32 as a constant qint8 or qint32 of the graph that is being traced."""
-    dtype = {"int8": tf.qint8, "int32": tf.qint32}[value.dtype.name]
-    proto = tf.make_tensor_proto(value)
-    proto.ClearField("int_val")
-    proto.dtype, proto.tensor_content = dtype.as_datatype_enum, value.tobytes()
-    attributes = {"value": tf.compat.v1.AttrValue(tensor=proto)}
-    attributes["dtype"] = tf.compat.v1.AttrValue(type=dtype.as_datatype_enum)
-    graph = tf.compat.v1.get_default_graph()
-    return graph._create_op_internal("Const", [], [dtype], attrs=attributes).outputs[0]
 
 
 # Ops of tensorflow_text that a stock TensorFlow Serving has, and that the public functions wrap in many others.

@@ -28,6 +28,7 @@ PACKAGE = Path(keras_tx.__file__).parent
 DOOR = PACKAGE / "keras_internals.py"
 DISTRIBUTE_DOOR = PACKAGE / "distribute_internals.py"  # tested in test_distribute_internals.py
 TRAINING_DOOR = PACKAGE / "training_internals.py"  # tested in test_training_internals.py
+GRAPH_DOOR = PACKAGE / "graph_internals.py"  # tested in test_graph_internals.py
 TENSORFLOW_DOOR = PACKAGE / "serving" / "check" / "tensorflow_internals.py"
 CHANGED = "{library} {version} no longer {promise}: update {door} ({error!r})"
 
@@ -404,46 +405,6 @@ def test_layout_of_and_initialize_now():
     assert other.kernel.shape == (3, 2) and other.kernel._value is not None
 
 
-@still("marks the functions of a graph that XLA must compile", library="tensorflow")
-def test_is_compiled_by_xla():
-    import tensorflow as tf
-
-    for compiled in (True, False):
-        inner = tf.function(lambda x: x + 1, jit_compile=compiled)
-        graph = tf.function(lambda x, inner=inner: inner(x)).get_concrete_function(tf.TensorSpec([2])).graph
-        functions = graph.as_graph_def().library.function
-        assert any(map(keras_internals.is_compiled_by_xla, functions)) == compiled and functions
-
-
-@pytest.mark.tensorflow
-@still("lets a graph return an operation that it has in place of a new one", library="tensorflow")
-def test_shared_shapes():
-    import tensorflow as tf
-
-    def reshaped(x):
-        for _ in range(3):
-            x = ops.reshape(x + 2.0, (ops.shape(x)[0], 1, ops.size(x) // ops.shape(x)[0])) * 2.0
-        with tf.control_dependencies([tf.debugging.Assert(x[0, 0, 0] > 0, [x])]):
-            x = x + 2.0  # a constant that waits for the assertion
-        return ops.while_loop(lambda y, i: i < 2, lambda y, i: (y + 2.0 * 2.0, i + 1), (x, 0))[0]
-
-    x, spec = np.arange(1.0, 7.0, dtype="float32").reshape(2, 3), tf.TensorSpec([None, None])
-    with keras_internals.shared_shapes():
-        shared = tf.function(reshaped).get_concrete_function(spec)
-    alone = tf.function(reshaped).get_concrete_function(spec)
-    np.testing.assert_array_equal(shared(tf.constant(x)), alone(tf.constant(x)))
-
-    def numbers(function):
-        nodes = [node for node in function.graph.as_graph_def().node if node.op == "Const"]
-        made = [node for node in nodes if tf.make_ndarray(node.attr["value"].tensor).tolist() == 2.0]
-        return len(made), len([node for node in made if node.input])
-
-    (of_shared, after), (of_alone, also_after) = numbers(shared), numbers(alone)
-    assert (of_shared, of_alone) == (2, 7) and after == also_after == 1
-    sizes = [[node.op for node in one.graph.as_graph_def().node].count("Shape") for one in (shared, alone)]
-    assert sizes == [3, 6]
-
-
 @pytest.mark.tensorflow
 @still("has the ops behind SentencepieceTokenizer", library="tensorflow_text")
 def test_sentencepiece_tokenize():
@@ -499,7 +460,7 @@ def test_the_door_is_documented_and_tested():
 
 # Nothing else reaches in.
 
-DOORS = (DOOR, DISTRIBUTE_DOOR, TRAINING_DOOR, TENSORFLOW_DOOR)
+DOORS = (DOOR, GRAPH_DOOR, DISTRIBUTE_DOOR, TRAINING_DOOR, TENSORFLOW_DOOR)
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path not in DOORS]
 NAMES = {  # private names that only a door may contain, even in a comment
     *"_flatten_layers _keras_history _inbound_nodes _outbound_nodes _nodes_by_depth _functional _inputs_struct".split(),
@@ -720,15 +681,3 @@ def test_a_model_with_masks_of_its_own_is_left_alone():
     x = keras.layers.Masking()(np.array([[[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]]))
     outputs = Mine(inputs, ops.tanh(inputs))(x)
     assert np.asarray(keras.ops.convert_to_numpy(keras_internals.get_keras_mask(outputs))).tolist() == [[False, True]]
-
-
-@pytest.mark.tensorflow
-def test_quantized_constant():
-    import tensorflow as tf
-
-    for value in (np.array([[-128, 3], [0, 127]], "int8"), np.array([2**31 - 1, -7, 0], "int32")):
-        constant = functools.partial(keras_internals.quantized_constant, value)
-        with still("makes constants of quantized integers", library="tensorflow"):
-            made = tf.function(lambda constant=constant: constant(), autograph=False)()
-            assert made.dtype == {"int8": tf.qint8, "int32": tf.qint32}[value.dtype.name]
-            assert tf.bitcast(made, value.dtype).numpy().tolist() == value.tolist()

@@ -21,7 +21,7 @@ ORDER = [
     ["types", "version"],
     ["optional"],
     ["training_internals"],
-    ["distribute_internals", "keras_internals"],
+    ["distribute_internals", "graph_internals", "keras_internals"],
     ["under_strategy"],
     ["checks", "disk", "functional_graph", "json_text", "locks", "progress"],
     ["text"],

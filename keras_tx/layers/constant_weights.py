@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tx.keras_internals import quantized_constant
+from keras_tx.graph_internals import numbered_constant, quantized_constant
 from keras_tx.layers import activations
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
@@ -28,13 +28,14 @@ LARGEST = 2**31 - 2**24  # bytes of all constants of a graph: a serialized graph
 # The layout of a kernel depends on whether the first call has fewer rows than this, and later calls with a layout for
 # the other kind lay it out again each time. So products with few rows get rows of zeros.
 FEW_ROWS = 8
+_SMALL = 1024  # bytes of a constant that always has its values
 _LEVELS = 127  # of symmetric int8: -127 to 127
 _TINY = np.finfo(np.float32).tiny
 _current: ContextVar["ConstantWeights | None"] = ContextVar("keras_tx_constant_weights", default=None)
 
 
 class TooLarge(Exception):
-    """The constants would not fit into a serialized graph."""
+    """The constants of a graph are over the limit."""
 
 
 @dataclass
@@ -45,9 +46,13 @@ class ConstantWeights:
         precision: one of `PRECISIONS`.
         made: {(graph, layers): constants}; each graph has the constants of a layer only once.
         size: bytes of all constants.
+        limit: the most bytes of all constants.
+        values: arrays that the graph has only as numbered constants without values; None: it has the values.
     """
 
     precision: str
+    limit: int
+    values: list[np.ndarray] | None = None
     made: dict[Any, Any] = field(default_factory=dict)
     size: int = 0
 
@@ -62,18 +67,29 @@ class ConstantWeights:
         """A constant of the graph that is being traced.
 
         Raises:
-            TooLarge: together with all others, it does not fit into a serialized graph.
+            TooLarge: together with all others, it is over the limit.
         """
         self.size += value.nbytes
-        if self.size > LARGEST:
+        if self.size > self.limit:
             raise TooLarge
+        if self.values is not None and value.nbytes >= _SMALL:
+            self.values.append(value)
+            return numbered_constant(value, len(self.values) - 1)
         return quantized_constant(value) if value.dtype == np.int8 else tf.constant(value)
 
 
 @contextmanager
-def constant_weights(precision: str = "float32") -> Iterator[ConstantWeights]:
-    """Within this context, the projections of this package put their weights into a traced graph as constants."""
-    made = ConstantWeights(precision)
+def constant_weights(
+    precision: str = "float32", *, limit: int | None = None, with_values: bool = True
+) -> Iterator[ConstantWeights]:
+    """Within this context, the projections of this package put their weights into a traced graph as constants.
+
+    Args:
+        precision: one of `PRECISIONS`.
+        limit: the most bytes of all constants; None: what a serialized graph may hold.
+        with_values: whether the graph can run as it is. Otherwise large constants have no values: see `values`.
+    """
+    made = ConstantWeights(precision, LARGEST if limit is None else limit, None if with_values else [])
     token = _current.set(made)
     try:
         yield made

@@ -5,7 +5,7 @@ of the kernel for each example; and under XLA a kernel with three axes halves th
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -73,6 +73,17 @@ def _dense(layer: Any, inputs: Tensor, num_axes: int = 1) -> Tensor:
         return constant_weights.dense(weights, [layer], inputs, num_axes)[0]
     kernel, bias = (None if x is None else ops.cast(x, inputs.dtype) for x in (layer.kernel, layer.bias))
     return project(inputs, kernel, num_axes, bias, layer.activation)
+
+
+def project_together(layers: Sequence[Any], inputs: Tensor) -> list[Tensor] | None:
+    """The outputs of `HeadProjection`s (..., D) -> (..., *made) without activations, from a single product.
+
+    None where their weights are not constants of the graph: to join variables in each call would cost more.
+    """
+    weights = constant_weights.current()
+    if weights is None or any(layer.quantization_mode for layer in layers):
+        return None
+    return constant_weights.dense(weights, layers, inputs)
 
 
 class HeadProjection(Quantizable, keras.layers.EinsumDense):

@@ -9,10 +9,11 @@ from typing import Any
 import keras
 
 from keras_tx import checks
-from keras_tx.keras_internals import shared_shapes
-from keras_tx.layers.constant_weights import PRECISIONS, ConstantWeights, TooLarge, constant_weights
+from keras_tx.graph_internals import shared_shapes
+from keras_tx.layers.constant_weights import LARGEST, PRECISIONS, ConstantWeights, TooLarge
+from keras_tx.layers.constant_weights import constant_weights as context
 from keras_tx.optional import Lazy
-from keras_tx.serving import parity
+from keras_tx.serving import constant_files, parity
 from keras_tx.serving.card import write_batching, write_card
 from keras_tx.serving.exporters import Exporter, GeneratorExporter, exporter_for
 from keras_tx.serving.other_backends import export_in_subprocess
@@ -21,6 +22,8 @@ from keras_tx.serving.versions import write_version
 from keras_tx.serving.warmup import check_warmup, write_warmup
 
 tf = Lazy("tensorflow")
+
+MOST_BY_ITSELF = 64 * 10**6  # bytes of constants, which a server has in memory about twelve times
 
 
 def export(
@@ -34,6 +37,7 @@ def export(
     warmup: Sequence[str | dict[str, Any]] = (),
     max_batch: int = 32,
     precision: str = "float32",
+    constant_weights: bool | None = None,
 ) -> Path:
     """Exports the next version of a model for TensorFlow Serving.
 
@@ -83,13 +87,18 @@ def export(
             float32. "bfloat16" and "int8" are faster on processors that multiply such numbers, and make the files of
             the kernels 2 and 4 times smaller. With "int8" each output of a layer has a scale for its weights, and each
             token a scale for its inputs; a server then must have oneDNN, as TensorFlow has for x86 processors.
+        constant_weights: whether the graph has the weights of matrix products as constants, which TensorFlow on x86
+            processors arranges in memory once instead of in every call. Short texts gain most. A server needs about
+            twelve times the memory of the weights for it, and its first call takes longer. None: for encoder models
+            with at most 64 MB of such weights, and for any lower `precision`, which needs it.
 
     Returns:
         The version's folder.
 
     Raises:
         TypeError: the model is not functional, or a tokenizer does not run in a graph.
-        ValueError: arguments do not match the model or each other, outputs of the model depend on padding, an operation
+        ValueError: `precision` is lower than float32 and `constant_weights` is False, or the constants would need 2
+            GiB; arguments do not match the model or each other, outputs of the model depend on padding, an operation
             cannot run on an unmodified server, or a warm-up request fails.
         OSError: the folder cannot be written, or the disk is full.
 
@@ -122,7 +131,13 @@ def export(
         "warmup": check_warmup(warmup, tokenizer),
         "max_batch": checks.positive_int("max_batch", max_batch),
         "precision": checks.one_of("precision", precision, PRECISIONS),
+        "constant_weights": checks.one_of("constant_weights", constant_weights, (None, True, False)),
     }
+    if precision != "float32" and constant_weights is False:
+        raise ValueError(
+            "`constant_weights` must not be False with a lower `precision`, which needs constants. Received: "
+            f"constant_weights=False, precision={precision!r}"
+        )
     _check_path(Path(path))
     exporter_for(model, arguments["tokenizers"], generation, labels)  # checks the arguments on every backend
     if keras.backend.backend() != "tensorflow":
@@ -141,11 +156,12 @@ def export_on_tensorflow(
     max_batch: int,
     backend: str,
     precision: str = "float32",
+    constant_weights: bool | None = None,
 ) -> Path:
     """`export` on TensorFlow; `backend` is the backend that the model comes from."""
     tokenizers = {"tokenizer": None, "source_tokenizer": None, **tokenizers}
     exporter = exporter_for(model, tokenizers, generation, labels)
-    signatures, weights = _traced(exporter, precision)
+    signatures, weights = _traced(exporter, precision, constant_weights)
     exporter.precision = precision
 
     def write(folder: Path) -> None:
@@ -160,8 +176,17 @@ def export_on_tensorflow(
         root.resources = [one for tokenizer in tokenizers.values() for one in tokenizer_resources(tokenizer)]
         with _file_errors(path), _without_information():
             tf.saved_model.save(root, str(folder), signatures=graphs)
-        loaded = tf.saved_model.load(str(folder)).signatures
-        loaded = {name: loaded[name] for name in signatures}
+        if weights is None:
+            loaded = tf.saved_model.load(str(folder)).signatures
+            describe(folder, {name: loaded[name] for name in signatures})
+            return
+        with _file_errors(path):
+            constant_files.fill_constants(folder, weights.values or ())
+        with constant_files.loaded(folder) as found:
+            describe(folder, {name: found[name] for name in signatures})
+
+    def describe(folder: Path, loaded: Mapping[str, Any]) -> None:
+        """Compares the answers of the loaded signatures, and writes all other files of the version."""
         content = exporter.parity(signatures, [entry for entry in warmup if isinstance(entry, str)])
         figures = parity.differences(loaded, content.get("signatures", {}))
         if content:
@@ -187,14 +212,17 @@ def export_on_tensorflow(
     return write_version(Path(path), write)
 
 
-def _traced(exporter: Exporter, precision: str) -> tuple[dict[str, Any], ConstantWeights | None]:
+def _traced(
+    exporter: Exporter, precision: str, constants: bool | None
+) -> tuple[dict[str, Any], ConstantWeights | None]:
     """The traced signatures, and what they have as constants; None if all weights are variables.
 
-    In float32 generative models have variables: the prefill and the decode steps of each strategy would each have all
-    weights again.
+    Args:
+        exporter: that of the model.
+        precision, constants: `precision` and `constant_weights` of `export`.
 
     Raises:
-        ValueError: the constants would need 2 GiB, and `precision` needs constants.
+        ValueError: the constants would need 2 GiB, and they are asked for.
     """
 
     def trace() -> dict[str, Any]:
@@ -202,18 +230,22 @@ def _traced(exporter: Exporter, precision: str) -> tuple[dict[str, Any], Constan
         check_servable(signatures)
         return signatures
 
+    is_asked_for = constants or precision != "float32"
+    # Of a generative model, the prefill and the decode steps of each strategy would each have all weights.
+    is_possible = constants is not False and not isinstance(exporter, GeneratorExporter)
     with shared_shapes():
-        if precision == "float32" and isinstance(exporter, GeneratorExporter):
-            return trace(), None
-        try:
-            with constant_weights(precision) as weights:
-                return trace(), weights
-        except TooLarge:
-            if precision != "float32":
-                raise ValueError(
-                    "`precision` needs the weights in the graph, which holds less than 2 GiB. Received: "
-                    f"precision={precision!r} for a model of {exporter.model.count_params():,} parameters"
-                ) from None
+        if is_asked_for or is_possible:
+            try:
+                limit = LARGEST if is_asked_for else MOST_BY_ITSELF
+                with context(precision, limit=limit, with_values=False) as weights:
+                    return trace(), weights
+            except TooLarge:
+                if is_asked_for:
+                    raise ValueError(
+                        "`constant_weights`, and any `precision` below float32, put the weights into the graph, which "
+                        f"holds less than 2 GiB. Received: constant_weights={constants}, precision={precision!r} for "
+                        f"a model of {exporter.model.count_params():,} parameters"
+                    ) from None
         return trace(), None
 
 

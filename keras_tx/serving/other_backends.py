@@ -45,6 +45,7 @@ def export_in_subprocess(
     warmup: Sequence[Any],
     max_batch: int,
     precision: str,
+    constant_weights: bool | None,
 ) -> Path:
     """Exports in a process in which Keras runs on TensorFlow. Arguments and return value are those of `export`.
 
@@ -77,6 +78,7 @@ def export_in_subprocess(
             "warmup": [_request_to_json(entry) for entry in warmup],
             "max_batch": max_batch,
             "precision": precision,
+            "constant_weights": constant_weights,
             "backend": keras.backend.backend(),
         }
         (job / "job.json").write_text(json.dumps(given), encoding="utf-8")
@@ -140,6 +142,7 @@ def _export_job(job: Path, export: Callable[..., Path]) -> Path:
         warmup=[_request_from_json(entry) for entry in given["warmup"]],
         max_batch=given["max_batch"],
         precision=given["precision"],
+        constant_weights=given["constant_weights"],
         backend=given["backend"],
     )
 

@@ -30,12 +30,12 @@ def made(kind, activation=None, use_bias=True, biases="normal"):
     return layer, shape
 
 
-def traced(layer, shape, precision="float32"):
+def traced(layer, shape, precision="float32", **options):
     """The layer as a function traced with constants, and what was made for it."""
     import tensorflow as tf
 
     function = tf.function(lambda x: layer(x), input_signature=[tf.TensorSpec(shape, tf.float32)], autograph=False)
-    with constants.constant_weights(precision) as weights:
+    with constants.constant_weights(precision, **options) as weights:
         function.get_concrete_function()
     return function, weights
 
@@ -129,11 +129,20 @@ def test_a_graph_has_the_weights_of_a_layer_once_and_nothing_changes_outside():
     assert constants.current() is None
 
 
-def test_constants_that_fit_into_no_graph_are_refused(monkeypatch):
-    monkeypatch.setattr(constants, "LARGEST", 100)
+def test_constants_over_the_limit_are_refused():
     layer, shape = made("dense")
+    size = 4 * (IN * 11 + 11)
+    assert traced(layer, shape, limit=size)[1].size == size
     with pytest.raises(constants.TooLarge):
-        traced(layer, shape)
+        traced(layer, shape, limit=size - 1)
+
+
+def test_large_constants_can_be_left_without_values():
+    layer = projection.Projection(32)
+    layer.build((None, 16))
+    _, weights = traced(layer, (None, 16), with_values=False)
+    assert [one.shape for one in weights.values] == [(16, 32)]  # the bias is small
+    np.testing.assert_array_equal(weights.values[0], layer.kernel)
 
 
 def test_later_changes_of_the_weights_need_a_new_trace():

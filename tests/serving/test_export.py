@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from keras_tx.keras_internals import layers_within
-from keras_tx.layers import constant_weights
 from keras_tx.layers.projection import HeadProjection, Projection
 from keras_tx.serving import check, export
 from keras_tx.serving.parity import FILE as PARITY_FILE
@@ -24,6 +23,7 @@ from tests.tools import assert_close, randomize, to_numpy
 
 pytestmark = pytest.mark.tensorflow
 PROJECTIONS = (HeadProjection, Projection)
+export_module = sys.modules["keras_tx.serving.export"]  # the package has the function under this name
 LABELS = ["bad", "so-so", "good"]
 
 TEXTS = [
@@ -371,15 +371,26 @@ def test_a_lower_precision_of_products_answers_nearly_the_same_from_smaller_file
 
 
 def test_weights_that_fit_into_no_graph_stay_variables_or_are_refused(make, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(constant_weights, "LARGEST", 500)
-    model = make()
-    for precision in ("bfloat16", "int8"):
-        with pytest.raises(ValueError, match=f"`precision` needs the weights.*precision='{precision}' for a model of"):
-            export(model, tmp_path / "reviews", tokenizer=tokenizer, precision=precision)
+    monkeypatch.setattr(export_module, "LARGEST", 500)
+    monkeypatch.setattr(export_module, "MOST_BY_ITSELF", 500)
+    model, options = make(), {"tokenizer": tokenizer}
+    for given in ({"precision": "bfloat16"}, {"precision": "int8"}, {"constant_weights": True}):
+        (name, value), *_ = given.items()
+        with pytest.raises(ValueError, match=f"put the weights into the graph, .*{name}='?{value}'?.* for a model of"):
+            export(model, tmp_path / "reviews", **options, **given)
     assert not (tmp_path / "reviews").exists() or not list((tmp_path / "reviews").iterdir())
-    path = export(model, tmp_path / "reviews", tokenizer=tokenizer)
+    path = export(model, tmp_path / "reviews", **options)
     card = json.loads((path / "MODEL_CARD.json").read_text())["precision"]
     assert card["products"] == "float32" and card["megabytes_of_constants"] == 0
+
+
+def test_weights_are_variables_if_asked_for(make, tokenizer, live, tmp_path):
+    model = make()
+    path = export(model, tmp_path / "reviews", tokenizer=tokenizer, labels=LABELS, constant_weights=False)
+    assert json.loads((path / "MODEL_CARD.json").read_text())["precision"]["megabytes_of_constants"] == 0
+    assert_answers_texts(load(path)["serving_default"], model, tokenizer, live, LABELS)
+    with pytest.raises(ValueError, match="`constant_weights` must not be False.*constant_weights=False, precision='i"):
+        export(model, tmp_path / "reviews", tokenizer=tokenizer, constant_weights=False, precision="int8")
 
 
 def test_an_unknown_precision_is_refused(make, tmp_path):

@@ -18,7 +18,12 @@ from keras_tx.layers.attention import arguments
 from keras_tx.layers.attention.axes import attended_axes, fold, fold_pairs, unfold, unfold_scores
 from keras_tx.layers.attention.dense import attend_cached, can_attend_cached
 from keras_tx.layers.attention.dispatch import dispatch_attention
-from keras_tx.layers.attention.projections import make_projection
+from keras_tx.layers.attention.projections import (
+    make_projection,
+    project_all,
+    project_keys_and_values,
+    project_queries,
+)
 from keras_tx.layers.configs import Composite, serialized, widened
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.mask_search import find_mask
@@ -242,11 +247,7 @@ class MultiHeadAttention(Composite):
 
     def new_memory(self, value: Tensor, key: Tensor | None = None) -> caches.Memory:
         """Keys and values of a source `value` (B, S, D), computed once for all decode steps of cross-attention."""
-        return caches.Memory(*[ops.swapaxes(x, 1, 2) for x in self._keys_and_values(value, key)])
-
-    def _keys_and_values(self, value: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor]:
-        key = self.key_dense(value if key is None else key)
-        return self.key_norm(key) if self.qk_norm else key, self.value_dense(value)
+        return caches.Memory(*[ops.swapaxes(x, 1, 2) for x in project_keys_and_values(self, value, key)])
 
     def call(
         self,
@@ -278,10 +279,10 @@ class MultiHeadAttention(Composite):
         if unpadding is not None and cache is not None:
             raise ValueError(f"`unpadding` must come without a `cache`. Received: cache of type {type(cache).__name__}")
         gate = self._gate_dense(query) if self.use_gate else None
-        key, value = (ops.swapaxes(x, 1, 2) for x in cache) if is_memory else self._keys_and_values(value, key)
-        query = self.query_dense(query)
-        if self.qk_norm:
-            query = self.query_norm(query)
+        if is_memory:
+            query, (key, value) = project_queries(self, query), (ops.swapaxes(x, 1, 2) for x in cache)
+        else:
+            query, key, value = project_all(self, query, value, key)
         if unpadding is not None:
             query, key, value = (unpadding.rows(x) for x in (query, key, value))
         if self.rotary is not None:

@@ -7,9 +7,9 @@ import string
 from typing import Any
 
 from keras_tx.layers.initializers import clone_initializer
-from keras_tx.layers.projection import HeadProjection
+from keras_tx.layers.projection import HeadProjection, project_together
 from keras_tx.layers.splitting import Split
-from keras_tx.types import Shape
+from keras_tx.types import Shape, Tensor
 
 
 def make_projection(
@@ -56,6 +56,30 @@ def make_projection(
     projection.supports_masking = True  # Keras would warn of a lost mask; the attention layer passes it on
     projection.build(input_shape)
     return projection
+
+
+def project_queries(layer: Any, query: Tensor) -> Tensor:
+    """Inputs (..., D) -> the queries (..., N, H) of `layer`, a `MultiHeadAttention`."""
+    query = layer.query_dense(query)
+    return layer.query_norm(query) if layer.qk_norm else query
+
+
+def project_keys_and_values(layer: Any, value: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Inputs (..., D) -> the keys (..., K, H) and the values (..., K, V) of `layer`; without `key`, both of `value`."""
+    key = layer.key_dense(value if key is None else key)
+    return layer.key_norm(key) if layer.qk_norm else key, layer.value_dense(value)
+
+
+def project_all(layer: Any, query: Tensor, value: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The queries, keys and values of `layer`; where they have the same inputs, if possible by a single product."""
+    made = None
+    if value is query and (key is None or key is query):
+        made = project_together([layer.query_dense, layer.key_dense, layer.value_dense], query)
+    if made is None:
+        return project_queries(layer, query), *project_keys_and_values(layer, value, key)
+    if layer.qk_norm:
+        return layer.query_norm(made[0]), layer.key_norm(made[1]), made[2]
+    return made[0], made[1], made[2]
 
 
 def _split(name: str, num_axes: int, num_features: int) -> Split:

@@ -38,6 +38,9 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {  # return and argument types: te
         POINTER,
         [POINTER, POINTER, TEXT, ctypes.POINTER(TEXT), INT, POINTER, BUFFER, POINTER],
     ),
+    "TF_DeleteSession": (None, [POINTER, POINTER]),
+    "TF_DeleteGraph": (None, [POINTER]),
+    "TF_DeleteBuffer": (None, [BUFFER]),
     "TF_GraphOperationByName": (POINTER, [POINTER, TEXT]),
     "TF_AllocateTensor": (POINTER, [INT, INTEGERS, INT, SIZE]),
     "TF_DeleteTensor": (None, [POINTER]),
@@ -85,6 +88,7 @@ class Session:
         self._check()
         meta = meta_graph_pb2.MetaGraphDef()
         meta.ParseFromString(ctypes.string_at(buffer.contents.data, buffer.contents.length))
+        c.TF_DeleteBuffer(buffer)
         self.signatures = {
             name: Signature(self, signature)
             for name, signature in sorted(meta.signature_def.items())
@@ -108,6 +112,11 @@ class Session:
             for tensor in [*given, *found]:
                 if tensor:
                     c.TF_DeleteTensor(tensor)
+
+    def close(self) -> None:
+        """Frees the memory of the version. Its signatures cannot be called any more."""
+        self._c.TF_DeleteSession(self._session, self._status)
+        self._c.TF_DeleteGraph(self._graph)
 
     def _check(self) -> None:
         if self._c.TF_GetCode(self._status):

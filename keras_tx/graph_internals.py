@@ -1,0 +1,119 @@
+"""The private parts of TensorFlow's graphs that exports need.
+
+This is a door like `keras_internals.py`, with a test for each function in `tests/test_graph_internals.py`, which names
+the version when TensorFlow has changed.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from keras_tx.optional import Lazy
+from keras_tx.types import Tensor
+
+tf = Lazy("tensorflow")
+_fingerprinting = Lazy("tensorflow.python.saved_model.fingerprinting_utils")
+_func_graph = Lazy("tensorflow.python.framework.func_graph")
+
+
+def is_compiled_by_xla(function: Any) -> bool:
+    """Whether a function in the library of a `tf.Graph` comes from a `tf.function(jit_compile=True)`."""
+    return "_XlaMustCompile" in function.attr and bool(function.attr["_XlaMustCompile"].b)
+
+
+_SHARED = ("Const", "Shape", "StridedSlice", "Pack")  # operations that `keras.ops.shape` and `reshape` are made of
+_LARGE = 2**16  # bytes
+_made: ContextVar[dict[Any, Any] | None] = ContextVar("keras_tx_made", default=None)
+
+
+@contextmanager
+def shared_shapes() -> Iterator[None]:
+    """Within this context, a graph that this thread traces has each constant and each size of a tensor only once.
+
+    TensorFlow makes them anew for each use, and they are half of the nodes of a transformer.
+    """
+    graph = _func_graph.FuncGraph
+    if not hasattr(graph._create_op_internal, "keras_tx"):
+        graph._create_op_internal = _sharing(graph._create_op_internal)
+    token = _made.set({})
+    try:
+        yield
+    finally:
+        _made.reset(token)
+
+
+def _sharing(create: Callable[..., Any]) -> Callable[..., Any]:
+    """The method of a graph that adds an operation, or within `shared_shapes` returns an equal one that it has."""
+
+    @functools.wraps(create)
+    def shared(graph: Any, kind: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        made = _made.get()
+        attributes = sorted((kwargs.get("attrs") or {}).items())
+        is_large = sum(value.ByteSize() for _, value in attributes) > _LARGE  # a weight
+        is_elsewhere = graph._attr_scope_map or graph._get_control_flow_context()
+        if made is None or kind not in _SHARED or is_elsewhere or is_large:
+            return create(graph, kind, inputs, *args, **kwargs)
+        inputs = [graph.capture(x) for x in inputs]
+        stacks = graph._device_function_stack, graph._colocation_stack
+        key = (
+            graph,
+            kind,
+            tuple(x.name for x in inputs),
+            tuple((name, value.SerializeToString(deterministic=True)) for name, value in attributes),
+            frozenset(op.name for op in graph._current_control_dependencies()),
+            tuple(str(one) for stack in stacks for one in stack.peek_objs()),
+        )
+        # A graph takes small tensors from outside of it as constants, each of which is an input of the graph only once.
+        if key not in made or (kind == "Const" and any(x is made[key].outputs[0] for x in graph.inputs)):
+            made[key] = create(graph, kind, inputs, *args, **kwargs)
+        return made[key]
+
+    shared.keras_tx = True  # type: ignore[attr-defined]
+    return shared
+
+
+_NUMBER = "_keras_tx_number"  # an attribute of constants; TensorFlow lets any node have one that begins with "_"
+
+
+def quantized_constant(value: Any) -> Tensor:
+    """A NumPy array of int8 or int32 as a constant qint8 or qint32 of the graph that is being traced."""
+    dtype = _dtype_of_constant(value)
+    proto = tf.make_tensor_proto(value)
+    proto.ClearField("int_val")
+    proto.dtype, proto.tensor_content = dtype.as_datatype_enum, value.tobytes()
+    return _constant(proto, dtype)
+
+
+def numbered_constant(value: Any, number: int) -> Tensor:
+    """A constant with the dtype and the shape of a NumPy array, but without its values; int8 becomes qint8.
+
+    `constant_number` finds the number in a saved graph, for the one who puts the values there.
+    """
+    dtype = _dtype_of_constant(value) if value.dtype.kind == "i" else tf.as_dtype(value.dtype)
+    proto = tf.make_tensor_proto(0, dtype="int32" if value.dtype.kind == "i" else dtype)
+    proto.dtype = dtype.as_datatype_enum
+    proto.tensor_shape.CopyFrom(tf.TensorShape(value.shape).as_proto())
+    return _constant(proto, dtype, **{_NUMBER: tf.compat.v1.AttrValue(i=number)})
+
+
+def constant_number(node: Any) -> int | None:
+    """The number of a node of a saved graph that `numbered_constant` made; None for any other node."""
+    return int(node.attr[_NUMBER].i) if _NUMBER in node.attr else None
+
+
+def _dtype_of_constant(value: Any) -> Any:
+    return {"int8": tf.qint8, "int32": tf.qint32}[value.dtype.name]
+
+
+def _constant(proto: Any, dtype: Any, **attributes: Any) -> Tensor:
+    attributes["value"] = tf.compat.v1.AttrValue(tensor=proto)
+    attributes["dtype"] = tf.compat.v1.AttrValue(type=dtype.as_datatype_enum)
+    graph = tf.compat.v1.get_default_graph()
+    return graph._create_op_internal("Const", [], [dtype], attrs=attributes).outputs[0]
+
+
+def write_fingerprint(folder: Any) -> None:
+    """Writes fingerprint.pb of a SavedModel anew, for a file that has changed since `tf.saved_model.save`."""
+    _fingerprinting.write_fingerprint(str(folder))

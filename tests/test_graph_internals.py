@@ -1,0 +1,105 @@
+"""What keras_tx uses of the private parts of TensorFlow's graphs still is as it needs it."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_tx import graph_internals
+from tests.test_keras_internals import GRAPH_DOOR as DOOR
+from tests.test_keras_internals import still as still_in
+
+still = functools.partial(still_in, library="tensorflow", door=DOOR)
+
+
+pytestmark = pytest.mark.tensorflow
+
+
+@still("marks the functions of a graph that XLA must compile")
+def test_is_compiled_by_xla():
+    import tensorflow as tf
+
+    for compiled in (True, False):
+        inner = tf.function(lambda x: x + 1, jit_compile=compiled)
+        graph = tf.function(lambda x, inner=inner: inner(x)).get_concrete_function(tf.TensorSpec([2])).graph
+        functions = graph.as_graph_def().library.function
+        assert any(map(graph_internals.is_compiled_by_xla, functions)) == compiled and functions
+
+
+@still("lets a graph return an operation that it has in place of a new one")
+def test_shared_shapes():
+    import tensorflow as tf
+
+    def reshaped(x):
+        for _ in range(3):
+            x = ops.reshape(x + 2.0, (ops.shape(x)[0], 1, ops.size(x) // ops.shape(x)[0])) * 2.0
+        with tf.control_dependencies([tf.debugging.Assert(x[0, 0, 0] > 0, [x])]):
+            x = x + 2.0  # a constant that waits for the assertion
+        return ops.while_loop(lambda y, i: i < 2, lambda y, i: (y + 2.0 * 2.0, i + 1), (x, 0))[0]
+
+    x, spec = np.arange(1.0, 7.0, dtype="float32").reshape(2, 3), tf.TensorSpec([None, None])
+    with graph_internals.shared_shapes():
+        shared = tf.function(reshaped).get_concrete_function(spec)
+    alone = tf.function(reshaped).get_concrete_function(spec)
+    np.testing.assert_array_equal(shared(tf.constant(x)), alone(tf.constant(x)))
+
+    def numbers(function):
+        nodes = [node for node in function.graph.as_graph_def().node if node.op == "Const"]
+        made = [node for node in nodes if tf.make_ndarray(node.attr["value"].tensor).tolist() == 2.0]
+        return len(made), len([node for node in made if node.input])
+
+    (of_shared, after), (of_alone, also_after) = numbers(shared), numbers(alone)
+    assert (of_shared, of_alone) == (2, 7) and after == also_after == 1
+    sizes = [[node.op for node in one.graph.as_graph_def().node].count("Shape") for one in (shared, alone)]
+    assert sizes == [3, 6]
+
+
+def test_quantized_constant():
+    import tensorflow as tf
+
+    for value in (np.array([[-128, 3], [0, 127]], "int8"), np.array([2**31 - 1, -7, 0], "int32")):
+        constant = functools.partial(graph_internals.quantized_constant, value)
+        with still("makes constants of quantized integers"):
+            made = tf.function(lambda constant=constant: constant(), autograph=False)()
+            assert made.dtype == {"int8": tf.qint8, "int32": tf.qint32}[value.dtype.name]
+            assert tf.bitcast(made, value.dtype).numpy().tolist() == value.tolist()
+
+
+def test_numbered_constant_and_constant_number():
+    import tensorflow as tf
+
+    values = [np.ones((2, 3), "float32"), np.ones((5, 7), "int8"), np.ones(11, tf.bfloat16.as_numpy_dtype)]
+
+    @tf.function(input_signature=[], autograph=False)
+    def constants():
+        return [graph_internals.numbered_constant(value, 3 + index) for index, value in enumerate(values)]
+
+    with still("lets constants have shapes, attributes and no values"):
+        graph = constants.get_concrete_function().graph
+        made = [(x.shape.as_list(), x.dtype) for x in graph.outputs]
+        assert made == [([2, 3], tf.float32), ([5, 7], tf.qint8), ([11], tf.bfloat16)]
+        numbers = [graph_internals.constant_number(node) for node in graph.as_graph_def().node]
+        assert [one for one in numbers if one is not None] == [3, 4, 5]
+        assert None in numbers  # the other nodes
+
+
+def test_write_fingerprint(tmp_path):
+    import tensorflow as tf
+
+    tf.saved_model.save(tf.Module(), str(tmp_path))
+    with still("writes the fingerprint of a SavedModel"):
+        before = tf.saved_model.experimental.read_fingerprint(str(tmp_path))
+        (tmp_path / "fingerprint.pb").unlink()
+        graph_internals.write_fingerprint(tmp_path)
+        after = tf.saved_model.experimental.read_fingerprint(str(tmp_path))
+        assert after.saved_model_checksum == before.saved_model_checksum
+
+
+def test_the_door_is_documented_and_tested():
+    tests = Path(__file__).read_text()
+    for name, thing in vars(graph_internals).items():
+        if getattr(thing, "__module__", None) == graph_internals.__name__ and not name.startswith("_"):
+            assert thing.__doc__ and len(thing.__doc__.split()) > 5, name
+            assert f"graph_internals.{name}" in tests, name
