@@ -1,11 +1,10 @@
 """The rule of speculative sampling: a draft token of another distribution is kept or replaced, (R, V) -> tokens (R,).
 
-R rows, K draft tokens, M new tokens, V vocabulary. Leviathan et al. 2023, arXiv:2211.17192, algorithm 1; Chen et al.
-2023, arXiv:2302.01318, algorithm 2. Each new token has three random numbers: `draft_noise` draws the draft, `chances`
-decides whether it is kept, `noise` draws another token.
+R rows, V vocabulary. Leviathan et al. 2023, arXiv:2211.17192, algorithm 1; Chen et al. 2023, arXiv:2302.01318,
+algorithm 2. Each new token has three random numbers: `draft_noise` draws the draft, `chances` decides whether it is
+kept, `noise` draws another token.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,31 +36,6 @@ def kept_or_replaced(
     is_left = ops.any(rest > 0, axis=-1, keepdims=True)  # nothing, up to rounding, if both are the same
     drawn = sampling.draw(ops.log(ops.where(is_left, rest, probabilities)), noise)
     return ops.where(is_kept, drafts, ops.cast(drawn, drafts.dtype))
-
-
-@dataclass(frozen=True, eq=False)
-class Drafting(Strategy):
-    """Draws draft tokens as `strategy` does, and stores their distribution in `draft_probabilities` (R, K, V).
-
-    The state also has `first_step`, the step of the first draft.
-    """
-
-    strategy: Any  # `Sample` or `PerRowStrategy`
-
-    def advance(
-        self,
-        logits: Tensor,
-        state: State,
-        constraints: Callable[[Tensor, State, tuple[int, ...]], Tensor],
-        stop_tokens: tuple[int, ...],
-    ) -> tuple[State, Tensor, Tensor]:
-        scores = constraints(ops.cast(logits, "float32"), state, stop_tokens)
-        probabilities = self.strategy.probabilities(scores)
-        after, tokens, origin = self.strategy.advance(logits, state, constraints, stop_tokens)
-        stored = state["draft_probabilities"]
-        here = ops.arange(stored.shape[1], dtype="int32") == state["step"] - state["first_step"]
-        after["draft_probabilities"] = ops.where(here[:, None], probabilities[:, None], stored)
-        return after, tokens, origin
 
 
 @dataclass(frozen=True, eq=False)

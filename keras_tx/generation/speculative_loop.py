@@ -11,7 +11,7 @@ from typing import Any
 from keras import ops
 
 from keras_tx.generation import ngrams
-from keras_tx.generation.acceptance import Checking, Drafting
+from keras_tx.generation.acceptance import Checking
 from keras_tx.generation.constraints import Constraints, last_ids
 from keras_tx.generation.decode_loop import Context, DecodeLoop, with_shapes_of
 from keras_tx.generation.incremental_model import IncrementalModel
@@ -44,9 +44,8 @@ class SpeculativeLoop(DecodeLoop):
         self.samples_drafts, self.checking = strategy.samples_drafts, Checking(strategy.strategy)
         self.draft_loop = None
         if draft is not None:
-            drafting = Drafting(strategy.strategy) if self.samples_drafts else strategy.strategy
-            options = (constraints, stop_tokens, padding_id, num_new)
-            self.draft_loop = DecodeLoop(draft, drafting, *options, num_extra=self.num_drafts)
+            options = (strategy.strategy, constraints, stop_tokens, padding_id, num_new)
+            self.draft_loop = DecodeLoop(draft, *options, num_extra=self.num_drafts)
 
     def prefill(
         self, ids: Tensor, real: Tensor, sources: list[Tensor], limit: Tensor, noise: Tensor
@@ -143,17 +142,21 @@ class SpeculativeLoop(DecodeLoop):
         """What the draft model generates after the tokens so far.
 
         Its first step takes the last two tokens, because the last draft before, if it was right, is not in its cache.
+        The steps are no loop: within the loop of `decode`, XLA would copy the weights of the draft model in each step.
         """
-        slot, until = state["slot"], state["step"] + self.num_drafts
-        previous = ops.take(state["ids"], slot - 2, axis=1)  # the last prompt token, if there is one new token
+        previous = ops.take(state["ids"], state["slot"] - 2, axis=1)  # the last prompt token, if there is one new token
         if self.samples_drafts:
-            shape = (ops.shape(tokens)[0], self.num_drafts, self.model.vocabulary_size)
-            state = {**state, "noise": state["draft_noise"], "first_step": state["step"]}
-            state["draft_probabilities"] = ops.zeros(shape, "float32")
-        cache = caches.with_growing(context["cache"], buffers)
-        logits, cache = loop.step(ops.stack([previous, tokens], axis=1), state, context, cache, num_before=1)
-        state, tokens, _ = loop.strategy.advance(logits, state, loop.constraints, loop.stop_tokens)
-        state, _, context = loop.decode(state, tokens, {**context, "cache": cache}, until)
-        places = ops.minimum(slot + ops.arange(self.num_drafts, dtype="int32"), ops.shape(state["ids"])[1] - 1)
-        drafts, buffers = ops.take(state["ids"], places, axis=1), caches.merged(caches.growing(context["cache"]))
-        return drafts, state.get("draft_probabilities"), buffers
+            state = {**state, "noise": state["draft_noise"]}
+        cache, drafts, probabilities = caches.with_growing(context["cache"], buffers), [], []
+        for i in range(self.num_drafts):
+            ids = tokens[:, None] if i else ops.stack([previous, tokens], axis=1)
+            logits, cache = loop.step(ids, state, context, cache, num_before=0 if i else 1)
+            # Drafts after the limit are never used, but there must be a random number for them.
+            state = {**state, "step": ops.minimum(state["step"], self.num_new - 1)}
+            if self.samples_drafts:
+                scores = loop.constraints(logits, state, loop.stop_tokens)
+                probabilities.append(self.checking.strategy.probabilities(scores))
+            state, tokens, _ = loop.strategy.advance(logits, state, loop.constraints, loop.stop_tokens)
+            drafts.append(tokens)
+        drawn_from = ops.stack(probabilities, axis=1) if self.samples_drafts else None
+        return ops.stack(drafts, axis=1), drawn_from, caches.merged(caches.growing(cache))

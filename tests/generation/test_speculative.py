@@ -225,14 +225,26 @@ def test_a_draft_is_kept_as_often_as_it_is_likely_and_else_another_token_is_draw
     assert_close(counts / rows, p, atol=2 / rows)
 
 
+def chi_squared(found, expected):
+    """The statistic, as a number with nearly the standard normal distribution (Wilson and Hilferty 1931)."""
+    large = np.flatnonzero(expected >= 10)
+    assert len(large) >= 5
+    counts = np.stack([found, expected]).astype("float64")
+    merged = counts[:, large]
+    merged[:, merged[1].argmin()] += np.delete(counts, large, axis=1).sum(axis=1)  # rare ones count as one
+    degrees = len(large) - 1
+    statistic = ((merged[0] - merged[1]) ** 2 / merged[1]).sum()
+    return ((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / np.sqrt(2 / (9 * degrees))
+
+
 def test_samples_have_the_distribution_of_the_model():
     """All continuations of three tokens, with the probabilities that the whole model gives them: a chi-squared test."""
     if keras.backend.backend() == "torch":
         pytest.skip("PyTorch runs no compiled loop, and 300 calls take long")
-    size, new, temperature = 3, 3, 0.8
+    size, new, temperature = 3, 3, 2.0
     sizes = {"num_layers": 1, "hidden_dim": 4, "num_heads": 1, "intermediate_dim": 3, "tie_embeddings": False}
     sizes["embedding_options"] = {"padding_id": None}
-    model, draft = (randomize(CausalLM(size, **sizes), seed=seed, scale=0.5) for seed in (1, 2))
+    model, draft = (randomize(CausalLM(size, **sizes), seed=seed, scale=0.3) for seed in (2, 1))
     prompt = [1, 2, 1]
     texts = np.array(list(itertools.product(range(size), repeat=new)))
     whole = np.concatenate([np.tile(prompt, (len(texts), 1)), texts], axis=1).astype("int32")
@@ -250,9 +262,7 @@ def test_samples_have_the_distribution_of_the_model():
         found = np.array([counts[tuple(text)] for text in texts.tolist()])
         total = rows * calls
         assert found.sum() == total
-        assert (total * expected).min() > 5
-        statistic = ((found - total * expected) ** 2 / (total * expected)).sum()
-        assert statistic < 54.1  # exceeded once in 1,000 by chance, with 26 degrees of freedom
+        assert chi_squared(found, total * expected) < 3.09  # exceeded once in 1,000 by chance
 
 
 @pytest.mark.usefixtures("eager")
