@@ -1,13 +1,13 @@
 """Compiles a decoding loop: `tf.function` with or without XLA, or `jax.jit`; on PyTorch it runs eagerly."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from keras_tx.generation.decode_loop import DecodeLoop
 from keras_tx.layers import xla
-from keras_tx.locks import lock_of
+from keras_tx.locks import all_locked
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -23,18 +23,18 @@ class CompiledDecodeLoop:
 
     Args:
         loop: the `DecodeLoop`.
-        model: the Keras model that the loop runs; its variables are passed to the program.
+        models: the Keras models that the loop runs; their variables are passed to the program.
         jit_compile: whether TensorFlow compiles with XLA.
     """
 
-    def __init__(self, loop: DecodeLoop, model: keras.Model, jit_compile: bool):
+    def __init__(self, loop: DecodeLoop, models: Sequence[keras.Model], jit_compile: bool):
         self.strategy, self.num_new = loop.strategy, loop.num_new
-        self.prefill = _compiled(loop.prefill, model, jit_compile)
-        self.decode = _compiled(loop.decode, model, jit_compile)
+        self.prefill = _compiled(loop.prefill, models, jit_compile)
+        self.decode = _compiled(loop.decode, models, jit_compile)
 
 
-def _compiled(function: Callable[..., Any], model: keras.Model, jit_compile: bool) -> Callable[..., Any]:
-    """`function`, compiled; the weights of `model` are arguments of the program, not constants in it."""
+def _compiled(function: Callable[..., Any], models: Sequence[keras.Model], jit_compile: bool) -> Callable[..., Any]:
+    """`function`, compiled; the weights of `models` are arguments of the program, not constants in it."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
         traced = tf.function(function, jit_compile=jit_compile, autograph=False)
@@ -43,7 +43,7 @@ def _compiled(function: Callable[..., Any], model: keras.Model, jit_compile: boo
             with xla.tracing(jit_compile):
                 return traced.get_concrete_function(*args)
 
-        return _once_per_shape(model, program)
+        return _once_per_shape(models, program)
     if backend == "torch":
 
         def without_gradients(*args: Any) -> Any:
@@ -51,20 +51,20 @@ def _compiled(function: Callable[..., Any], model: keras.Model, jit_compile: boo
                 return function(*args)
 
         return without_gradients
-    variables = list(model.variables)
+    variables = list({id(one): one for model in models for one in model.variables}.values())  # some may be shared
 
     def stateless(weights: list[Any], *args: Any) -> Any:
         with keras.StatelessScope(state_mapping=list(zip(variables, weights, strict=True))):
             return function(*args)
 
     jitted = jax.jit(stateless)
-    return _once_per_shape(model, lambda *_: lambda *args: jitted([variable.value for variable in variables], *args))
+    return _once_per_shape(models, lambda *_: lambda *args: jitted([variable.value for variable in variables], *args))
 
 
-def _once_per_shape(model: keras.Model, compiled: Callable[..., Any]) -> Callable[..., Any]:
+def _once_per_shape(models: Sequence[keras.Model], compiled: Callable[..., Any]) -> Callable[..., Any]:
     """Calls `compiled(*args)`, a program, of which there is one for each set of shapes.
 
-    The first call with a set of shapes holds the lock of `model`.
+    The first call with a set of shapes holds the locks of `models`.
     """
     programs: dict[Any, Any] = {}
 
@@ -72,7 +72,7 @@ def _once_per_shape(model: keras.Model, compiled: Callable[..., Any]) -> Callabl
         shapes = tuple(tuple(x.shape) if hasattr(x, "shape") else x for x in keras.tree.flatten(args))
         if shapes in programs:
             return programs[shapes](*args)
-        with lock_of(model):
+        with all_locked(models):
             program = programs.get(shapes) or compiled(*args)
             results = program(*args)  # which compiles it
             programs[shapes] = program

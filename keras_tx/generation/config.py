@@ -5,10 +5,13 @@ from typing import Any
 import numpy as np
 
 from keras_tx import checks
+from keras_tx.generation.analysed import analysed
 from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.decode_loop import DecodeLoop
 from keras_tx.generation.greedy import Greedy
 from keras_tx.generation.incremental_model import IncrementalModel
+from keras_tx.generation.speculative import Speculative
+from keras_tx.generation.speculative_loop import SpeculativeLoop
 from keras_tx.generation.strategy import Strategy
 
 
@@ -21,9 +24,13 @@ class GenerationConfig:
         tokenizer: its `cls_id` and `sep_id` are the defaults of `start_token` and `stop_tokens`.
         others: see `keras_tx.generation.generate`.
 
+    Attributes:
+        draft: `IncrementalModel` of the draft model of a `Speculative` strategy, or None.
+
     Raises:
         TypeError: for a strategy that is not a `Strategy`, or cannot be hashed.
-        ValueError: for values out of range, ids outside the vocabulary, and contradictory constraints.
+        ValueError: for values out of range, ids outside the vocabulary, contradictory constraints, and a draft model
+            that does not fit the model.
     """
 
     def __init__(
@@ -45,6 +52,7 @@ class GenerationConfig:
         self.max_new_tokens: int = checks.positive_int("max_new_tokens", max_new_tokens)
         self.model = model
         self.strategy = _checked_strategy(Greedy() if strategy is None else strategy)
+        self.draft = _checked_draft(self.strategy, model)
         if start_token is None:
             start_token = getattr(tokenizer, "cls_id", None)
         self.start_token = None if start_token is False else _checked_start(start_token, model.vocabulary_size)
@@ -64,7 +72,10 @@ class GenerationConfig:
     def decode_loop(self, num_new: int, strategy: Strategy | None = None) -> DecodeLoop:
         """The `DecodeLoop` for at most `num_new` tokens, with another strategy if one is given."""
         strategy = self.strategy if strategy is None else strategy
-        return DecodeLoop(self.model, strategy, self.constraints, self.stop_tokens, self.padding_id, num_new)
+        options = (self.constraints, self.stop_tokens, self.padding_id, num_new)
+        if isinstance(strategy, Speculative):
+            return SpeculativeLoop(self.model, strategy, *options, self.draft)
+        return DecodeLoop(self.model, strategy, *options)
 
     def target_start(self) -> int:
         """The id that a target begins with; raises ValueError if there is none."""
@@ -98,6 +109,37 @@ def _checked_strategy(strategy: Any) -> Strategy:
             f"strategy={strategy!r}"
         ) from error
     return strategy
+
+
+def _checked_draft(strategy: Strategy, model: IncrementalModel) -> IncrementalModel | None:
+    """The `IncrementalModel` of the draft model of a strategy, if it has one. It must be able to follow `model`."""
+    given = strategy.draft_model if isinstance(strategy, Speculative) else None
+    if given is None:
+        return None
+    draft = analysed(given._generation_model() if hasattr(given, "_generation_model") else given, None)[0]
+    sizes = (draft.vocabulary_size, model.vocabulary_size)
+    if len({*sizes, draft.vocabulary_sizes[draft.target] or sizes[0]}) > 1:
+        raise ValueError(
+            "`draft_model` must have the vocabulary of the model, the same ids for the same tokens. Received: a "
+            f"vocabulary of {draft.vocabulary_size} in the draft model, {model.vocabulary_size} in the model"
+        )
+    sources = [[(one.vocabulary_sizes[name], one.padding_ids[name]) for name in one.sources] for one in (draft, model)]
+    if sources[0] and sources[0] != sources[1]:
+        raise ValueError(
+            "`draft_model` must have no sources, or as many as the model, with the same vocabulary sizes and padding "
+            f"ids. Received: (vocabulary size, padding id) of sources {sources[0]} in the draft model, {sources[1]} in "
+            "the model"
+        )
+    limits = [(draft.max_length, model.max_length)]
+    if sources[0]:
+        limits.append((draft.max_source_length, model.max_source_length))
+    for of_draft, of_model in limits:
+        if of_draft is not None and (of_model is None or of_draft < of_model):
+            raise ValueError(
+                "`draft_model` must have as many learned positions as the model, or none. Received: "
+                f"max_length={of_draft} in the draft model, {of_model} in the model"
+            )
+    return draft
 
 
 def _ids(name: str, ids: Any) -> tuple[int, ...]:

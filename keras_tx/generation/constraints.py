@@ -88,7 +88,7 @@ class Constraints:
             masks.append(ops.convert_to_tensor(np.isin(np.arange(size), single)))
         for length in sorted({len(ids) for ids in self.forbidden_tokens} - {1}):
             sequences = np.array([ids for ids in self.forbidden_tokens if len(ids) == length], "int32")  # (N, length)
-            begun = ops.all(_last(state, length - 1)[:, None] == ops.convert_to_tensor(sequences[:, :-1]), axis=-1)
+            begun = ops.all(last_ids(state, length - 1)[:, None] == ops.convert_to_tensor(sequences[:, :-1]), axis=-1)
             last = ops.broadcast_to(ops.convert_to_tensor(sequences[:, -1]), ops.shape(begun))
             masks.append(_contains(last, begun, size))
         if self.min_new_tokens and stop_tokens:
@@ -204,7 +204,7 @@ def _contains(ids: Tensor, counted: Tensor, size: int) -> Tensor:
     return counts > 0
 
 
-def _last(state: State, count: int) -> Tensor:
+def last_ids(state: State, count: int) -> Tensor:
     """The last `count` ids of each row, (R, count); `_NO_TOKEN` where the row has fewer."""
     slots = state["slot"] - count + ops.arange(count, dtype="int32")
     clipped = ops.maximum(slots, 0)
@@ -215,7 +215,7 @@ def _last(state: State, count: int) -> Tensor:
 def _repeats(state: State, length: int, size: int) -> Tensor:
     """(R, V), True at tokens that would complete a sequence of `length` tokens that the row already contains."""
     ids = ops.where(state["real"], state["ids"], _NO_TOKEN)
-    last = _last(state, length - 1)
+    last = last_ids(state, length - 1)
     is_repeat = state["real"][:, length - 1 :]
     for i in range(length - 1):  # the sequence from a slot on must begin with the last tokens of the row
         same = ids[:, i : i - length + 1] == last[:, i : i + 1]

@@ -34,6 +34,7 @@ class IncrementalModel:
         target: the name of the input that generation continues; None if the graph shows it.
 
     Attributes:
+        model: the functional model itself.
         inputs, sources, target: names of inputs; `sources` are all but the target.
         padding_ids, vocabulary_sizes: {name of an input: the padding id or vocabulary size of its embedding, or None}.
         vocabulary_size: V.
@@ -47,9 +48,9 @@ class IncrementalModel:
     """
 
     def __init__(self, model: Any, target: str | None = None):
-        self._model = model_checks.checked_functional(model)
+        self.model = model_checks.checked_functional(model)
         model_checks.check_output(model)
-        self._graph = graph = ModelGraph(self._model, target)
+        self._graph = graph = ModelGraph(self.model, target)
         self.inputs, self.sources, self.target = graph.inputs, graph.sources, graph.target
         embeddings = {
             name: operations.embedding_of(value, graph.nodes)
@@ -92,6 +93,7 @@ class IncrementalModel:
         real: Tensor,
         positions: Tensor,
         start: Tensor,
+        every_token: bool = False,
     ) -> tuple[Tensor, Any]:
         """Runs the model on the next ids: a prefill or a decode step.
 
@@ -102,19 +104,21 @@ class IncrementalModel:
             real: (B, T), True at real tokens.
             positions: (B, T), the number of real tokens before each.
             start: the slot of the first id.
+            every_token: whether to return the logits at all ids (B, T, V).
 
         Returns:
             The logits (B, V) at the last id, float32, and the cache.
         """
         graph, new_cache = self._graph, list(cache)
+        last_token_nodes = [] if every_token else graph.last_token_nodes
         numbered = {**{int(number): value for number, value in values.items()}, graph.target_value: ids}
         last: dict[int, Tensor] = {}  # only the values at the last token
         for node in graph.target_nodes:
-            if node in graph.last_token_nodes:
+            if node in last_token_nodes:
                 positions, real = positions[:, -1:], real[:, -1:]
                 for number in graph.sliced_values.intersection(node.inputs.values()):
                     last[number] = numbered[number][:, -1:]
-            args, kwargs = node.filled({**numbered, **last} if node in graph.last_token_nodes else numbered)
+            args, kwargs = node.filled({**numbered, **last} if node in last_token_nodes else numbered)
             if node in graph.cached_nodes:
                 index = graph.cached_nodes.index(node)
                 outputs, new_cache[index] = self._attend(node, args, kwargs, new_cache[index], mask, positions, start)
@@ -123,13 +127,14 @@ class IncrementalModel:
                 outputs = _tied_logits(node.operation, args, kwargs)
                 outputs = _call(node.operation, args, kwargs) if outputs is None else outputs
             node.store(numbered, outputs)
-        return ops.cast(numbered[graph.output_value][:, -1], "float32"), tuple(new_cache)
+        logits = numbered[graph.output_value]
+        return ops.cast(logits if every_token else logits[:, -1], "float32"), tuple(new_cache)
 
     def full_logits(self, rows: list[Tensor]) -> Tensor:
         """The logits (B, T, V) of the full model; `rows` are the ids of `sources`, in their order, and of `target`."""
         by_name = dict(zip([*self.sources, self.target], rows, strict=True))
         inputs = [by_name[name] for name in self.inputs]
-        return self._model(keras.tree.pack_sequence_as(self._model.input, inputs), training=False)
+        return self.model(keras.tree.pack_sequence_as(self.model.input, inputs), training=False)
 
     def _with_places(
         self, node: Node, args: Any, kwargs: Any, real: Tensor, positions: Tensor, start: Tensor, num_slots: Tensor
@@ -174,7 +179,7 @@ class IncrementalModel:
     def _check_equals_full_model(self, unknown: list[str]) -> None:
         """Raises if the steps give other logits than the full model, because an unknown operation mixes tokens."""
         rows = {}
-        for name, tensor in zip(self.inputs, self._model.inputs, strict=True):
+        for name, tensor in zip(self.inputs, self.model.inputs, strict=True):
             size, padding_id = self.vocabulary_sizes[name] or self.vocabulary_size, self.padding_ids[name]
             tokens = [token for token in range(min(size, 50)) if token != padding_id]
             length = tensor.shape[1] or min(5, self.max_length or 5, self.max_source_length or 5)

@@ -50,24 +50,47 @@ class PerRowStrategy(Strategy):
         sampled = _if_any(is_sampled, lambda: self._sample(scores, state, is_sampled), likeliest)
         return ops.where(is_sampled, sampled, likeliest)
 
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """The distribution (R, V) that `choose` draws from; 1 for the chosen token in greedy rows."""
+        size, is_sampled = scores.shape[-1], self.temperature > 0
+        likeliest = ops.one_hot(argmax(scores), size, dtype="float32")
+        heated = sampling.at_temperature(scores, ops.where(is_sampled, self.temperature, 1.0)[:, None])
+        from_few, from_all = self._ways(is_sampled, size)
+
+        def of_few() -> Tensor:
+            few, tokens = self._few(heated, from_few)
+            return sampling.scattered(ops.softmax(few, axis=-1), tokens, size)
+
+        few = _if_any(from_few, of_few, likeliest)
+        every = _if_any(from_all, lambda: ops.softmax(self._keep_top_p(heated, from_all), axis=-1), likeliest)
+        return ops.where(from_few[:, None], few, ops.where(from_all[:, None], every, likeliest))
+
     def _sample(self, scores: Tensor, state: State, is_sampled: Tensor) -> Tensor:
         """Draws a token for each row; in greedy rows the result is arbitrary and not used."""
         noise = ops.take(state["noise"], state["step"], axis=0)
         scores = sampling.at_temperature(scores, ops.where(is_sampled, self.temperature, 1.0)[:, None])
-        has_top_k = ops.logical_and(self.top_k > 0, self.top_k < scores.shape[-1])
-        from_few = ops.logical_and(is_sampled, has_top_k)
-        from_all = ops.logical_and(is_sampled, ops.logical_not(has_top_k))
-        unused = ops.zeros_like(self.top_k)
-        of_few = _if_any(from_few, lambda: self._sample_top_k(scores, noise, from_few), unused)
-        of_all = _if_any(from_all, lambda: as_int32(sampling.draw(self._keep_top_p(scores, from_all), noise)), unused)
-        return ops.where(from_few, of_few, of_all)
+        from_few, from_all = self._ways(is_sampled, scores.shape[-1])
 
-    def _sample_top_k(self, scores: Tensor, noise: Tensor, rows: Tensor) -> Tensor:
+        def of_few() -> Tensor:
+            few, tokens = self._few(scores, from_few)
+            return pick(tokens, sampling.draw_from_few(few, noise))
+
+        unused = ops.zeros_like(self.top_k)
+        few = _if_any(from_few, of_few, unused)
+        every = _if_any(from_all, lambda: as_int32(sampling.draw(self._keep_top_p(scores, from_all), noise)), unused)
+        return ops.where(from_few, few, every)
+
+    def _ways(self, is_sampled: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Whether each row is drawn from the `top_k` likeliest tokens, and whether from all."""
+        has_top_k = ops.logical_and(self.top_k > 0, self.top_k < size)
+        return ops.logical_and(is_sampled, has_top_k), ops.logical_and(is_sampled, ops.logical_not(has_top_k))
+
+    def _few(self, scores: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The filtered logits (R, K) of the likeliest tokens, and these tokens, the likeliest first."""
         largest_k = ops.max(ops.where(rows, self.top_k, 1))
-        scores, tokens = ops.top_k(scores, largest_k)  # (R, K), the likeliest first
+        scores, tokens = ops.top_k(scores, largest_k)
         is_kept = ops.arange(largest_k, dtype="int32") < self.top_k[:, None]
-        scores = self._keep_top_p(ops.where(is_kept, scores, -float("inf")), rows)
-        return pick(as_int32(tokens), sampling.draw_from_few(scores, noise))
+        return self._keep_top_p(ops.where(is_kept, scores, -float("inf")), rows), as_int32(tokens)
 
     def _keep_top_p(self, scores: Tensor, rows: Tensor) -> Tensor:
         """Applies `top_p` to scores, if one of the rows where `rows` is True needs it."""

@@ -4,23 +4,20 @@ B prompts, P tokens of a prompt, S source tokens, n results for each prompt, M n
 """
 
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
 from keras_tx import checks
+from keras_tx.generation.analysed import analysed
 from keras_tx.generation.compiled_loop import CompiledDecodeLoop
 from keras_tx.generation.config import GenerationConfig
 from keras_tx.generation.decode_loop import Context
-from keras_tx.generation.incremental_model import IncrementalModel
 from keras_tx.generation.prompts import TextPieces, as_rows, as_strings, bucketed, is_text, padded, until_stop
 from keras_tx.generation.state import State
 from keras_tx.locks import lock_of
 from keras_tx.types import Tensor
-
-Cached: TypeAlias = tuple[IncrementalModel, dict[Any, CompiledDecodeLoop]]
 
 
 class GenerationRequest:
@@ -42,7 +39,7 @@ class GenerationRequest:
         checks.positive_int("max_new_tokens", max_new_tokens)  # before the model is analysed
         _check_tokenizers(tokenizer, source_tokenizer)
         model = model._generation_model() if hasattr(model, "_generation_model") else model
-        self.model, loops = _cached_on_model(model, target)
+        self.model, loops = analysed(model, target)
         self.config = GenerationConfig(self.model, strategy, tokenizer, max_new_tokens=max_new_tokens, **options)
         self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
         self._read_inputs(inputs)
@@ -50,11 +47,14 @@ class GenerationRequest:
         config, jit_compile = self.config, bool(jit_compile)
         self.limit = ops.convert_to_tensor(config.max_new_tokens, "int32")
         num_new = bucketed(config.max_new_tokens)
-        key = (config.strategy, config.constraints, config.stop_tokens, config.padding_id, num_new, jit_compile)
+        # `config.draft` is another one if the draft model has other variables now.
+        rules = (config.strategy, config.draft, config.constraints, config.stop_tokens, config.padding_id)
+        key = (*rules, num_new, jit_compile)
+        models = [model] if config.draft is None else [model, config.draft.model]
         if key not in loops:
             with lock_of(model):  # which a thread that compiles holds: the others go on with what is compiled already
                 if key not in loops:
-                    loops[key] = CompiledDecodeLoop(config.decode_loop(num_new), model, jit_compile)
+                    loops[key] = CompiledDecodeLoop(config.decode_loop(num_new), models, jit_compile)
         # The loop's own strategy is equal to the one given here, which alone has the seed.
         self.loop, self.strategy = loops[key], config.strategy
 
@@ -144,20 +144,22 @@ class GenerationRequest:
     def stream(self) -> Iterator[Any]:
         """What `stream` yields."""
         state, tokens, context = self.prefill()
-        ids = np.empty((len(self.prompts), 0), "int32")
-        pieces = TextPieces(self._prompt_texts() if self.is_text else [])
+        count, pieces = 0, TextPieces(self._prompt_texts() if self.is_text else [])
         while True:
             self._check_state(state)
-            ids = np.concatenate([ids, ops.convert_to_numpy(tokens)[:, None]], axis=1)
+            new = ops.convert_to_numpy(state["ids"])[:, -self.loop.num_new :]
             is_running = bool(ops.convert_to_numpy(self.strategy.is_running(state)))
-            if self.is_text:
-                texts = pieces.next([texts[0] for texts in self._texts(ids[:, None])], is_last=not is_running)
-                yield texts[0] if self.is_single else texts
-            else:
-                yield int(ids[0, -1]) if self.is_single else ids[:, -1]
+            known, count = count, int(ops.convert_to_numpy(state["step"]))
+            for length in range(known + 1, count + 1):  # several if drafts were right
+                is_last = not is_running and length == count
+                if self.is_text:
+                    texts = pieces.next([row[0] for row in self._texts(new[:, None, :length])], is_last=is_last)
+                    yield texts[0] if self.is_single else texts
+                else:
+                    yield int(new[0, length - 1]) if self.is_single else new[:, length - 1]
             if not is_running:
                 return
-            until = ops.convert_to_tensor(ids.shape[1] + 1, "int32")
+            until = ops.convert_to_tensor(count + 1, "int32")
             state, tokens, context = self.loop.decode(state, tokens, context, until)
 
     @staticmethod
@@ -222,24 +224,3 @@ def _check_tokenizers(tokenizer: Any, source_tokenizer: Any) -> None:
 def _as_lists(rows: Any) -> Any:
     """Rows of ids as lists, from a ragged tensor or from lists."""
     return rows.to_list() if hasattr(rows, "to_list") else rows
-
-
-def _cached_on_model(model: keras.Model, target: str | None) -> Cached:
-    """The `IncrementalModel` of a model and its compiled loops, cached until the model has other variables."""
-    cached = _current_cache(model)
-    if target not in cached:
-        with lock_of(model):
-            cached = _current_cache(model)
-            if not cached:
-                # Keras must not track it as a part of the model.
-                object.__setattr__(model, "_keras_tx_loops", (model.variables, cached))
-            if target not in cached:
-                cached[target] = (IncrementalModel(model, target), {})
-    return cached[target]
-
-
-def _current_cache(model: keras.Model) -> dict[str | None, Cached]:
-    """What is cached on a model by targets; nothing if the model has other variables now."""
-    cached: dict[str | None, Cached]
-    variables, cached = vars(model).get("_keras_tx_loops", ((), {}))
-    return cached if list(map(id, variables)) == list(map(id, model.variables)) else {}

@@ -112,6 +112,18 @@ class Sample(Strategy):
         return state
 
     def choose(self, scores: Tensor, state: State) -> Tensor:
+        scores, tokens = self._filtered(scores)
+        drawn = sampling.draw(scores, ops.take(state["noise"], state["step"], axis=0))
+        return drawn if tokens is None else pick(as_int32(tokens), drawn)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """The distribution (R, V) that `choose` draws from."""
+        filtered, tokens = self._filtered(scores)
+        probabilities = ops.softmax(filtered, axis=-1)
+        return probabilities if tokens is None else sampling.scattered(probabilities, tokens, scores.shape[-1])
+
+    def _filtered(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The remaining logits, and their tokens if there are fewer than the vocabulary has."""
         scores, tokens = sampling.at_temperature(scores, self.temperature), None
         if self.top_k is not None and self.top_k < scores.shape[-1]:
             scores, tokens = ops.top_k(scores, self.top_k)  # exactly k; `sampling.top_k` keeps all ties
@@ -119,5 +131,4 @@ class Sample(Strategy):
             scores = sampling.top_p(scores, self.top_p)
         if self.min_p:
             scores = sampling.min_p(scores, self.min_p)
-        drawn = sampling.draw(scores, ops.take(state["noise"], state["step"], axis=0))
-        return drawn if tokens is None else pick(as_int32(tokens), drawn)
+        return scores, tokens

@@ -72,6 +72,14 @@ def min_p(logits: Tensor, p: Tensor) -> Tensor:
     return _keep(relative >= ops.cast(p, "float32"), logits)
 
 
+def scattered(probabilities: Tensor, tokens: Tensor, size: int) -> Tensor:
+    """Probabilities (R, K) of `tokens` (R, K) -> those of all tokens, (R, V), V = `size`."""
+    tokens = as_int32(tokens)
+    rows = ops.broadcast_to(ops.arange(ops.shape(tokens)[0], dtype="int32")[:, None], ops.shape(tokens))
+    places = ops.reshape(ops.stack([rows, tokens], axis=-1), (-1, 2))
+    return ops.scatter(places, ops.reshape(probabilities, (-1,)), (ops.shape(tokens)[0], size))
+
+
 def draw(logits: Tensor, noise: Tensor) -> Tensor:
     """Draws a token for each row: the inverse of the cumulative distribution at `noise`.
 

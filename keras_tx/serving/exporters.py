@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import keras
 
 from keras_tx.generation import Greedy, Sample, generate, in_graph
+from keras_tx.generation.speculative import without_drafts
 from keras_tx.models import CausalLM, MaskedLM, Seq2Seq, TextClassifier
 from keras_tx.optional import Lazy
 from keras_tx.pretrained import PretrainedModel
@@ -250,7 +251,7 @@ class GeneratorExporter:
 
         With a sampling strategy, or in half precision, requests are saved without answers.
         """
-        samples = isinstance(self._options.get("strategy"), Sample)
+        samples = isinstance(without_drafts(self._options.get("strategy") or Greedy()), Sample)
         examples = {}
         for name, function in signatures.items():
             inputs = self._request(function)

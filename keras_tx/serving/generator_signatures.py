@@ -8,7 +8,8 @@ Texts are equal to those of `keras_tx.generation.generate` with the same options
   text, and the answer begins with the text; for "" it begins with the start token alone.
 - `generate`: `text`, and for each row `max_new_tokens` (at most that of `generation`), `temperature` (0: greedy),
   `top_k` (0: all), `top_p` and `seed` -> `text` (B,), `num_tokens` (B,), which counts the stop token, and `score` (B,),
-  the sum of their log-probabilities. A seed gives what `Sample(..., seed=seed)` gives for that text alone.
+  the sum of their log-probabilities. A seed gives what `Sample(..., seed=seed)` gives for that text alone. With a
+  `Speculative` strategy its drafts are used here, too; drafts of a draft model change the sample of a seed.
 - `beam`: `text` -> `text` (B, n), `scores` (B, n), the best first: with the strategy, if it is a `Beam`, else with four
   beams. A result for which the options allow no tokens is "" with a score of minus infinity.
 - `score`: `text`, `target` (B,) -> `log_probability` (B,) of the target after the text, with a stop token at its end,

@@ -25,7 +25,7 @@ from keras_tx.generation.strategy import Strategy
 from keras_tx.keras_internals import layers_within
 from keras_tx.serving.parity import from_json, to_json
 
-STRATEGIES = ("Greedy", "Sample", "Beam")
+STRATEGIES = ("Greedy", "Sample", "Beam", "Speculative")
 ERRORS: dict[str, type[Exception]] = {
     error.__name__: error for error in (ValueError, TypeError, OSError, ImportError, RuntimeError)
 }
@@ -189,20 +189,39 @@ def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
     saved: dict[str, Any] = {}
     for name, value in options.items():
         if isinstance(value, Strategy):
-            kind = type(value).__name__
-            is_ours = kind in STRATEGIES and type(value) is getattr(strategies, kind)
-            if not (is_ours and is_dataclass(value)):
-                raise ValueError(
-                    "`generation` must have a strategy of keras_tx, to be exported from this backend. Received: "
-                    f"strategy of type {kind}"
-                )
-            config = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
-            saved[name] = {"kind": kind, "config": config}
+            saved[name] = _strategy_to_json(value)
         elif isinstance(value, dict):  # forced_tokens; the keys of JSON are strings
             saved[name] = {"pairs": [[int(key), int(token)] for key, token in value.items()]}
         else:
             saved[name] = _to_lists(value)
     return saved
+
+
+def _strategy_to_json(strategy: Strategy) -> dict[str, Any]:
+    kind = type(strategy).__name__
+    is_ours = kind in STRATEGIES and type(strategy) is getattr(strategies, kind)
+    if not (is_ours and is_dataclass(strategy)):
+        raise ValueError(
+            "`generation` must have a strategy of keras_tx, to be exported from this backend. Received: "
+            f"strategy of type {kind}"
+        )
+    config = {field.name: getattr(strategy, field.name) for field in fields(strategy) if field.init}
+    if config.get("draft_model") is not None:
+        raise ValueError(
+            "`generation` must have a strategy without a `draft_model`, to be exported from this backend. Received: "
+            f"draft_model={config['draft_model']!r}"
+        )
+    if "strategy" in config:
+        config["strategy"] = _strategy_to_json(config["strategy"])
+    return {"kind": kind, "config": config}
+
+
+def _strategy_from_json(saved: Mapping[str, Any]) -> Strategy:
+    config = dict(saved["config"])
+    if "strategy" in config:
+        config["strategy"] = _strategy_from_json(config["strategy"])
+    made: Strategy = getattr(strategies, saved["kind"])(**config)
+    return made
 
 
 def _to_lists(value: Any) -> Any:
@@ -214,10 +233,10 @@ def _to_lists(value: Any) -> Any:
 
 def options_from_json(saved: Mapping[str, Any]) -> dict[str, Any]:
     """The options that `options_to_json` returned."""
-    opened = {}
+    opened: dict[str, Any] = {}
     for name, value in saved.items():
         if isinstance(value, dict) and "kind" in value:
-            opened[name] = getattr(strategies, value["kind"])(**value["config"])
+            opened[name] = _strategy_from_json(value)
         else:
             opened[name] = dict(value["pairs"]) if isinstance(value, dict) else value
     return opened

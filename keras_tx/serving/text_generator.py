@@ -17,6 +17,7 @@ from keras_tx.generation import Beam, Greedy, Sample, Strategy, generate, in_gra
 from keras_tx.generation.config import GenerationConfig
 from keras_tx.generation.incremental_model import IncrementalModel
 from keras_tx.generation.per_row import PerRowStrategy
+from keras_tx.generation.speculative import Speculative, without_drafts
 from keras_tx.models.language_model import LanguageModel
 from keras_tx.optional import Lazy
 from keras_tx.serving.graph_texts import rows_spec, text_function, token_function
@@ -84,8 +85,10 @@ class TextGenerator:
         positions = self.incremental_model.max_length or 2 * MAX_NEW_TOKENS
         options.setdefault("max_new_tokens", min(MAX_NEW_TOKENS, positions // 2))
         self.config = GenerationConfig(self.incremental_model, tokenizer=tokenizer, **options)
-        _check_noise(self.config.strategy)
+        _check_noise(without_drafts(self.config.strategy))
         self.max_new_tokens: int = self.config.max_new_tokens
+        # Random numbers for each row: three for each token if a draft model draws drafts, see `Speculative.noise`.
+        self._noise_length = self.max_new_tokens * (1 if self.config.draft is None else 3)
         self.max_prompt_tokens: int | None = None
         self.client_inputs: list[str] = sources or [self.incremental_model.target]
         self._check_model()
@@ -189,9 +192,9 @@ class TextGenerator:
     def _decoder(self, strategy: Strategy) -> Any:
         @graph_function(*self._specs())
         def decode(prompts: Tensor, sources: list[Tensor]) -> Decoded:
-            noise = None
-            if isinstance(strategy, Sample):
-                noise = philox.uniform(_row_seeds(strategy.seed, prompts.nrows()), self.max_new_tokens)
+            noise, chooser = None, without_drafts(strategy)
+            if isinstance(chooser, Sample):
+                noise = philox.uniform(_row_seeds(chooser.seed, prompts.nrows()), self._noise_length)
             return self._decode(strategy, prompts, sources, tf.constant(self.max_new_tokens), noise)
 
         return decode
@@ -201,32 +204,35 @@ class TextGenerator:
     ) -> Decoded:
         """Generates with separate options (B,) for each row: see `check_row_options`."""
         prompts = self.check_row_options(prompts, name, options)
-        noise = philox.uniform(options["seed"], self.max_new_tokens)
+        noise = philox.uniform(options["seed"], self._noise_length)
         strategy = [options[key] for key in ("temperature", "top_k", "top_p")]
         decoded: Decoded = self._per_row_decoder(prompts, sources, options["max_new_tokens"], strategy, noise)
         return decoded
 
     def generate_greedily(self, prompts: Tensor, sources: list[Tensor], name: str) -> Decoded:
         """Generates the likeliest token in each step, with a decoder that another signature has, too."""
-        if self.config.strategy == Greedy():
+        if without_drafts(self.config.strategy) == Greedy():
             return self.generate(prompts, sources, name)
         prompts = self.check_positions(prompts, self.max_new_tokens, f"{name} and the new tokens")
         rows = prompts.nrows()
-        limit, noise = tf.fill([rows], self.max_new_tokens), tf.zeros([self.max_new_tokens, rows])
+        limit, noise = tf.fill([rows], self.max_new_tokens), tf.zeros([self._noise_length, rows])
         options = [tf.zeros([rows]), tf.zeros([rows], "int32"), tf.ones([rows])]
         decoded: Decoded = self._per_row_decoder(prompts, sources, limit, options, noise)
         return decoded
 
     @cached_property
     def _per_row_decoder(self) -> Any:
-        """As `_decoder`, with `PerRowStrategy`."""
+        """As `_decoder`, with `PerRowStrategy`, and with drafts if the strategy of `generation` has them."""
         limit, *options = (tf.TensorSpec([None], dtype) for dtype in ("int32", "float32", "int32", "float32"))
 
-        @graph_function(*self._specs(), limit, options, tf.TensorSpec([self.max_new_tokens, None]))
+        @graph_function(*self._specs(), limit, options, tf.TensorSpec([self._noise_length, None]))
         def decode(
             prompts: Tensor, sources: list[Tensor], limit: Tensor, options: list[Tensor], noise: Tensor
         ) -> Decoded:
-            return self._decode(PerRowStrategy(*options), prompts, sources, limit, noise)
+            strategy: Strategy = PerRowStrategy(*options)
+            if isinstance(self.config.strategy, Speculative):
+                strategy = replace(self.config.strategy, strategy=strategy)
+            return self._decode(strategy, prompts, sources, limit, noise)
 
         return decode
 

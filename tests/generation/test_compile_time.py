@@ -37,7 +37,7 @@ def first_tokens(vocabulary_size, num_beams):
     loop = DecodeLoop(model, Beam(num_beams), Constraints(), stop_tokens=(), padding_id=0, num_new=4)
     logits = np.random.default_rng(vocabulary_size).normal(size=(2, vocabulary_size)).astype("float32")
     ids, real = tf.ones((2, 3), "int32"), tf.ones((2, 3), "bool")
-    prefill = compiled_loop._compiled(loop.prefill, model, jit_compile=True)
+    prefill = compiled_loop._compiled(loop.prefill, [model], jit_compile=True)
     _, tokens, _ = prefill(ids, real, [tf.constant(logits)], tf.constant(3), None)
     return tokens.numpy().reshape(2, -1).tolist(), np.argsort(-logits)[:, :num_beams].tolist()
 

@@ -1,16 +1,19 @@
 """Generation in a TensorFlow graph for any shapes, NumPy's random numbers in it, and strategies for each row."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_tx.generation import Beam, Greedy, Sample, generate, in_graph, philox
+from keras_tx.generation import Beam, Greedy, Sample, Speculative, generate, in_graph, philox
 from keras_tx.generation.config import GenerationConfig
 from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.incremental_model import IncrementalModel
 from keras_tx.generation.per_row import PerRowStrategy
+from keras_tx.generation.speculative import without_drafts
 from tests.generation import built
 from tests.generation.driver import drive, markov
 from tests.tools import assert_close, normal, to_numpy
@@ -55,19 +58,23 @@ def traced(model, strategy, **options):
         ("nested", Sample(0.8, top_k=9, top_p=0.9, min_p=0.02, seed=3), STOP),
         ("encoder_and_decoder", Beam(2), STOP),
         ("packed", Greedy(), RULES),
+        ("seq2seq", Speculative(num_draft_tokens=3), STOP),  # with a draft model
     ],
 )
 @pytest.mark.usefixtures("eager")
 def test_a_graph_for_any_shapes_generates_what_generate_does(name, strategy, rules):
     model = built.made(name)
+    if isinstance(strategy, Speculative):
+        strategy = replace(strategy, draft_model=built.made("untied"))
     run = traced(model, strategy, **rules)
     nodes = run.graph.as_graph_def()
     nodes = [*nodes.node, *(node for one in nodes.library.function for node in one.node_def)]
     assert not [node.op for node in nodes if "Xla" in node.op or "PyFunc" in node.op]
     count = 1 if isinstance(strategy, Sample) else 3  # in a graph each row has the noise of a first row
-    inputs = {"source": SOURCES, "target": PROMPTS} if name == "encoder_and_decoder" else PROMPTS[:count]
+    names = [x.name for x in model.inputs]
+    inputs = dict(zip(names, (SOURCES, PROMPTS), strict=True)) if len(names) > 1 else PROMPTS[:count]
     options = {**rules, "max_new_tokens": NEW, "jit_compile": False, "return_scores": True}
-    rows, scores = generate(model, inputs, strategy, **options)
+    rows, scores = generate(model, inputs, without_drafts(strategy), **options)
     ids, found = run(ragged(PROMPTS), ragged(SOURCES))
     lengths = in_graph.lengths(ids, rules["stop_tokens"], NEW).numpy()
     for index, prompt in enumerate(PROMPTS[:count]):

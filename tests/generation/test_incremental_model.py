@@ -15,7 +15,7 @@ ROWS = [[5, 7, 11, 3, 17, 28, 2], [9, 2, 2, 13, 1]]
 SOURCES = np.array([[4, 3, 21, 0], [8, 30 % V, 6, 1]], "int32")
 
 
-def in_steps(incremental, rows, lengths, sources=()):
+def in_steps(incremental, rows, lengths, sources=(), **options):
     """The logits (B, V) after each piece of `rows`, which are padded on the left; `lengths` are those of the pieces."""
     longest, spare = max(map(len, rows)), 3
     ids = np.array([[0] * (longest - len(row)) + row for row in rows], "int32")
@@ -28,7 +28,8 @@ def in_steps(incremental, rows, lengths, sources=()):
         here = slice(start, start + length)
         arrays = {"mask": mask, "real": real[:, here], "positions": positions[:, here]}
         arrays = {name: ops.convert_to_tensor(array) for name, array in arrays.items()}
-        logits, cache = incremental.step(ops.convert_to_tensor(ids[:, here]), values, cache, **arrays, start=start)
+        places = {**arrays, **options, "start": start}
+        logits, cache = incremental.step(ops.convert_to_tensor(ids[:, here]), values, cache, **places)
         found.append(to_numpy(logits))
         start += length
     return found
@@ -41,10 +42,14 @@ def test_a_model_in_steps_gives_what_the_whole_gives(name):
     sources = SOURCES if incremental.sources else None
     whole = built.logits_of(model, ROWS, sources)
     pieces = [4, 1, 1, 1]
-    found = in_steps(incremental, ROWS, pieces, [] if sources is None else [ops.convert_to_tensor(sources)])
+    given = [] if sources is None else [ops.convert_to_tensor(sources)]
+    found = in_steps(incremental, ROWS, pieces, given)
     for end, logits in zip(np.cumsum(pieces), found, strict=True):
         for row, padding in enumerate((0, 2)):
             assert_close(logits[row], whole[row, end - padding - 1], atol=2e-5, rtol=1e-5)
+    found = np.concatenate(in_steps(incremental, ROWS, [4, 3], given, every_token=True), axis=1)
+    for row, padding in enumerate((0, 2)):
+        assert_close(found[row, padding:], whole[row, : 7 - padding], atol=2e-5, rtol=1e-5)
 
 
 def test_what_an_incremental_model_knows():

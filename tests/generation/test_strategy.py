@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_tx.generation import Beam, Greedy, Sample, Strategy, generate, stream
+from keras_tx.generation import Beam, Greedy, Sample, Speculative, Strategy, generate, stream
 from tests.generation import built
 from tests.generation.built import V, logits_of
 from tests.generation.driver import drive, markov
@@ -65,12 +65,13 @@ def test_it_generates_and_streams_what_a_loop_by_hand_gives(lm):
 
 @pytest.mark.slow
 @pytest.mark.tensorflow
-def test_an_exported_model_generates_with_it(lm, tmp_path):
+def test_an_exported_model_generates_with_it_and_with_a_draft_model(lm, tmp_path):
     import tensorflow as tf
 
     import keras_tx
 
-    options = {"strategy": Ranked(), "max_new_tokens": NEW}
+    strategy = Speculative(Ranked(), draft_model=built.made("nested"), num_draft_tokens=2)
+    options = {"strategy": strategy, "max_new_tokens": NEW}
     version = keras_tx.serving.export(lm, tmp_path / "ranked", generation=options)
     signature = tf.saved_model.load(str(version)).signatures["serving_default"]
     ids = np.array([row + [0] * (5 - len(row)) for row in PROMPTS], "int32")

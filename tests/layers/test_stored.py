@@ -14,19 +14,19 @@ pytestmark = pytest.mark.tensorflow
 
 
 @pytest.mark.parametrize(("heads", "key_heads"), [(6, 6), (6, 3), (6, 1)])
-@pytest.mark.parametrize("of_heads", [False, True])
-def test_single_queries_get_what_attend_gives(heads, key_heads, of_heads):
-    query = ops.convert_to_tensor(normal(B, 1, heads, H))
+@pytest.mark.parametrize(("of_heads", "length"), [(False, 1), (True, 1), (False, 2), (True, 2)])
+def test_few_queries_get_what_attend_gives(heads, key_heads, of_heads, length):
+    query = ops.convert_to_tensor(normal(B, length, heads, H))
     key, value = (ops.convert_to_tensor(normal(B, key_heads, S, size)) for size in (H, VALUE))
-    seen = normal(B, heads if of_heads else 1, 1, S) > 0
+    seen = normal(B, heads if of_heads else 1, length if of_heads else 1, S) > 0
     seen[1] = False  # looks at nothing: zeros
-    bias = ops.convert_to_tensor(normal(1, heads, 1, S, seed=2)) if of_heads else None
+    bias = ops.convert_to_tensor(normal(1, heads, length, S, seed=2)) if of_heads else None
     visible = masks.Visible(mask=ops.convert_to_tensor(seen), causal=True, start=S - 2)
     found = attend_cached(query, caches.KeyValue(key, value), visible, bias=bias, scale=0.4)
     usual = [ops.swapaxes(x, 1, 2) for x in (key, value)]
-    expected, _ = attend(query, *usual, mask=visible.whole(1, S), bias=bias, scale=0.4)
+    expected, _ = attend(query, *usual, mask=visible.whole(length, S), bias=bias, scale=0.4)
     assert_close(found, expected, atol=1e-6)
-    assert found.shape == (B, 1, heads, VALUE) and not np.any(found[1])
+    assert found.shape == (B, length, heads, VALUE) and not np.any(found[1])
 
 
 def test_half_precision_stays_half():

@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx.generation import Beam, Greedy, Sample, generate
+from keras_tx.generation import Beam, Greedy, Sample, Speculative, generate
+from keras_tx.generation.speculative import without_drafts
 from keras_tx.layers import DecoderLayer, TokenEmbedding
 from keras_tx.models import CausalLM, Seq2Seq
 from keras_tx.serving.generator_signatures import generator_signatures
@@ -19,7 +20,7 @@ tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tensorflow
 
 STRATEGIES = {
-    "language_model": Greedy(),
+    "language_model": Speculative(num_draft_tokens=2),
     "translator": Beam(3, length_penalty=0.7),
     "put_together": Sample(1.3, top_p=0.9, seed=-5),
 }
@@ -65,7 +66,7 @@ def live(model, texts, tokenizer, strategy=None, **options):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_texts_are_those_of_generate_alone_and_in_any_batch(name, models, signatures, tokenizer):
-    answer, strategy = signatures[name]["serving_default"], STRATEGIES[name]
+    answer, strategy = signatures[name]["serving_default"], without_drafts(STRATEGIES[name])
     texts = strings(answer(tf.constant(TEXTS))["text"])
     if isinstance(strategy, Sample):  # each row draws what it draws alone
         assert texts[3] == live(models[name], TEXTS[3], tokenizer, strategy)
@@ -155,7 +156,7 @@ def test_ids_in_give_ids_out(name, models, signatures):
     answer = signatures[name]["tokens"]
     got = answer(token_ids=tf.constant(padded, tf.int32), lengths=tf.constant([4, 1, 3]))
     options = {"start_token": 2, "stop_tokens": STOP, "jit_compile": False, **rules_of(models[name])}
-    expected = generate(models[name], rows, STRATEGIES[name], **options)
+    expected = generate(models[name], rows, without_drafts(STRATEGIES[name]), **options)
     if name == "language_model":
         expected = [row[len(prompt) :] for row, prompt in zip(expected, rows, strict=True)]
     assert got["lengths"].numpy().tolist() == list(map(len, expected))

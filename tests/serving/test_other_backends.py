@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 
-from keras_tx.generation import Beam, Greedy, Sample
+from keras_tx.generation import Beam, Greedy, Sample, Speculative
 from keras_tx.generation.strategy import Strategy
 from keras_tx.serving import other_backends
 from keras_tx.serving.card import FILE as CARD
@@ -83,7 +84,8 @@ def test_options_survive_json():
     }
     opened = other_backends.options_from_json(json.loads(json.dumps(other_backends.options_to_json(options))))
     assert opened == {**options, "max_new_tokens": 5, "stop_tokens": [3, 5]}
-    for strategy in (Greedy(), Sample(0.7, top_k=5, seed=3)):
+    sample = Sample(0.7, top_k=5, seed=3)
+    for strategy in (Greedy(), sample, Speculative(sample, num_draft_tokens=4, max_ngram_size=2)):
         saved = json.loads(json.dumps(other_backends.options_to_json({"strategy": strategy})))
         assert other_backends.options_from_json(saved) == {"strategy": strategy}
 
@@ -97,6 +99,11 @@ def test_only_strategies_of_the_package_can_be_exported():
         ValueError, match="`generation` must have a strategy of keras_tx.*Received: strategy of type Another"
     ):
         other_backends.options_to_json({"strategy": Another()})
+    model = keras.Sequential([keras.layers.Dense(2)], name="small")
+    with pytest.raises(
+        ValueError, match="strategy without a `draft_model`.*Received: draft_model=<Sequential name=small"
+    ):
+        other_backends.options_to_json({"strategy": Speculative(draft_model=model)})
 
 
 def test_a_tokenizer_without_a_config_cannot_be_exported():

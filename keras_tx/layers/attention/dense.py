@@ -6,6 +6,7 @@ Vaswani et al. 2017, arXiv:1706.03762, equation 1; grouped heads: Ainslie et al.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import keras
 from keras import ops
@@ -19,6 +20,8 @@ from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
+
+MOST_QUERIES = 32  # of a decode step that `attend_cached` takes
 
 
 def attend(
@@ -76,10 +79,14 @@ def attend(
     return output, scores
 
 
-def can_attend_cached(query: Tensor, axes: Axes) -> bool:
-    """Whether `attend_cached` can be used for a `query` (B, T, N, H): T = 1, on TensorFlow, not compiled by XLA."""
-    is_single = axes == (1,) and query.shape[1] == 1
-    return is_single and keras.backend.backend() == "tensorflow" and not xla.is_traced()
+def can_attend_cached(query: Tensor, axes: Axes, start: Any) -> bool:
+    """Whether `attend_cached` can be used for a `query` (B, T, N, H): in decode steps on TensorFlow without XLA.
+
+    A decode step has few tokens; `start` is the slot of the first, an integer 0 in the prefill.
+    """
+    length, is_prefill = query.shape[1], isinstance(start, int) and start == 0
+    is_step = length == 1 or (length is not None and length <= MOST_QUERIES and not is_prefill)
+    return axes == (1,) and is_step and keras.backend.backend() == "tensorflow" and not xla.is_traced()
 
 
 def attend_cached(
@@ -90,41 +97,40 @@ def attend_cached(
     bias: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """`attend` for a single query (B, 1, N, H) and a cache, without transposing the cache. Returns only the output.
+    """`attend` for few queries (B, T, N, H) and a cache, without transposing the cache. Returns only the output.
 
     For TensorFlow without XLA, where `attend` is slow in decode steps: it transposes the whole cache, and it uses
     oneDNN for small products and softmaxes, where starting oneDNN takes ten times as long as the computation.
     """
     key, value = cache
-    heads, key_heads, size = query.shape[2], key.shape[1], query.shape[3]
-    group, mask = heads // key_heads, visible.whole(1, ops.shape(key)[2])
+    length, heads, size = query.shape[1:]
+    key_heads, mask = key.shape[1], visible.whole(length, ops.shape(key)[2])
+    rows = heads // key_heads * length  # G * T, all queries of a key head
     dtype = wide_dtype(query, key, value)
     query = ops.cast(query, dtype) * (1 / math.sqrt(size) if scale is None else scale)
-    query = ops.reshape(query, (-1, key_heads, group, size))
-    logits = _product(query, ops.cast(key, dtype), adj_y=True)  # (B, K, G, S)
+    query = query if length == 1 else ops.swapaxes(query, 1, 2)
+    query = ops.reshape(query, (-1, key_heads, rows, size))
+    logits = _product(query, ops.cast(key, dtype), adj_y=True)  # (B, K, G * T, S)
+    if heads > key_heads:
+        logits = ops.reshape(logits, (-1, heads, length, ops.shape(key)[2]))
     if bias is not None:
         mask = masks.join(mask, masks.allowed_by_bias(bias))
-        logits = logits + ops.cast(_by_group(bias, key_heads, group), dtype)
+        logits = logits + ops.cast(bias, dtype)
     if mask is not None:
-        mask = _by_group(mask, key_heads, group)
         logits = ops.where(mask, logits, MASKED)
     weights = ops.exp(logits - tf.reduce_max(logits, axis=-1, keepdims=True))  # `ops.max` refuses empty tensors
     weights = weights / ops.sum(weights, axis=-1, keepdims=True)
-    output = _product(ops.cast(weights, value.dtype), value)  # (B, K, G, V)
+    if heads > key_heads:
+        weights = ops.reshape(weights, (-1, key_heads, rows, ops.shape(key)[2]))
+    output = _product(ops.cast(weights, value.dtype), value)  # (B, K, G * T, V)
+    output = ops.reshape(output, (-1, heads, length, value.shape[3]))
     if mask is not None:
-        output = ops.where(ops.any(mask, axis=-1, keepdims=True), output, 0.0)
-    return ops.reshape(output, (-1, 1, heads, value.shape[3]))
+        output = ops.where(masks.sees_any_key(mask), output, 0.0)
+    return ops.reshape(output, (-1, 1, heads, value.shape[3])) if length == 1 else ops.swapaxes(output, 1, 2)
 
 
 def _product(x: Tensor, y: Tensor, adj_y: bool = False) -> Tensor:
     return tf.raw_ops.BatchMatMulV3(x=x, y=y, Tout=x.dtype, adj_y=adj_y)
-
-
-def _by_group(x: Tensor, key_heads: int, group: int) -> Tensor:
-    """(B, N, 1, S) -> (B, K, G, S), where B and N may be 1."""
-    if group == 1 or x.shape[1] == 1:
-        return x
-    return ops.reshape(x, (-1, key_heads, group, ops.shape(x)[3]))
 
 
 def _by_key_head(x: Tensor, key_heads: int) -> Tensor:

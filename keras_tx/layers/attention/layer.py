@@ -314,7 +314,7 @@ class MultiHeadAttention(Composite):
         )
         bias = None if attention_bias is None else fold_pairs("attention_bias", attention_bias, query, key, axes)
         is_plain = not (return_attention_scores or training or self.flash_attention or self.hard_attention)
-        if cache is not None and is_plain and can_attend_cached(query, axes):
+        if cache is not None and is_plain and can_attend_cached(query, axes, start):
             output = attend_cached(query, cache, visible, bias=bias, scale=self.scale)
             return self.output_dense(output if gate is None else output * gate), cache
         output, scores = dispatch_attention(

@@ -1,0 +1,411 @@
+"""Speculative decoding: the tokens of the strategy alone, in fewer steps of the model."""
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_tx import layers
+from keras_tx.generation import Beam, Greedy, Sample, Speculative, Strategy, generate, stream
+from keras_tx.generation.constraints import Constraints
+from keras_tx.generation.incremental_model import IncrementalModel
+from keras_tx.generation.speculative_loop import SpeculativeLoop
+from keras_tx.locks import all_locked, lock_of
+from keras_tx.models import CausalLM, Seq2Seq
+from tests.generation import built
+from tests.generation.built import LENGTH, SOURCE_V, V
+from tests.tools import assert_close, randomize, to_numpy
+
+PROMPTS, NEW, DRAFTS = [[5, 7, 11, 3, 17, 5, 7], [9], [2, 2, 13]], 11, 3
+SOURCES = [[4, 3, 21], [8, 28, 6, 1, 26], [12]]
+RULES = {"min_new_tokens": 3, "stop_tokens": (8, 11, 5), "repetition_penalty": 1.2, "no_repeat_ngram_size": 4}
+RULES |= {"forbidden_tokens": [0, (5, 6)], "forced_tokens": {1: 9}}
+EAGER = {"max_new_tokens": NEW, "jit_compile": False}
+
+
+@pytest.fixture(scope="module")
+def lm():
+    keras.utils.set_random_seed(7)  # fixtures of modules come before that of each test
+    return built.made("causal_lm")
+
+
+@pytest.fixture(scope="module")
+def draft_model():
+    keras.utils.set_random_seed(9)
+    return built.made("untied")
+
+
+def permuted(size=V, sources=False):
+    """A model that continues each token with a fixed other one, and that other tokens do not change."""
+    ids, source = built.ids_of("target"), built.ids_of("source")
+    order = np.random.default_rng(3).permutation(size)
+    following = np.empty(size, int)
+    following[order] = np.roll(order, -1)  # one cycle of all tokens
+    x = layers.Decoder(1, 5, 1)(layers.TokenEmbedding(size, 2, padding_id=None)(ids)) * 0.0
+    if sources:
+        memory = layers.TokenEmbedding(size, 2)(source)
+        x = x + layers.MultiHeadAttention(1, 2)(x, memory) * 0.0
+    x = keras.layers.Dense(size)(x) + layers.TokenEmbedding(size, size, padding_id=None, name="table")(ids)
+    model = keras.Model([source, ids] if sources else ids, x)
+    model.get_layer("table").set_weights([9.0 * np.eye(size)[following]])
+    return model, following
+
+
+def chain(following, token, count):
+    """A token and the `count` tokens after it."""
+    row = [int(token)]
+    for _ in range(count):
+        row.append(int(following[row[-1]]))
+    return row
+
+
+def steps_of(monkeypatch, run):
+    """The number of tokens in each call of the model, and what `run()` returns."""
+    lengths, step = [], IncrementalModel.step
+
+    def counted(self, ids, *args, **kwargs):
+        lengths.append(int(ids.shape[1]))
+        return step(self, ids, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(IncrementalModel, "step", counted)
+        return lengths, run()
+
+
+@pytest.mark.parametrize("name", built.MODELS)
+@pytest.mark.usefixtures("eager")
+def test_greedy_tokens_are_those_of_greedy_alone(name, draft_model):
+    model = built.made(name)
+    names, inputs = [x.name for x in model.inputs], PROMPTS
+    if len(names) > 1:
+        inputs = {names[0]: SOURCES, names[1]: PROMPTS}
+    for rows, rules, drafts in ((slice(None), RULES, (None, draft_model)), (slice(0, 1), {}, (None,))):
+        given = {key: value[rows] for key, value in inputs.items()} if isinstance(inputs, dict) else inputs[rows]
+        options = {**EAGER, **rules, "max_new_tokens": 7, "return_scores": True}
+        expected, scores = generate(model, given, **options)
+        for draft in drafts:
+            strategy = Speculative(draft_model=draft, num_draft_tokens=2)
+            found, found_scores = generate(model, given, strategy, **options)
+            assert found == expected
+            assert_close(found_scores, scores, atol=1e-5)
+
+
+@pytest.mark.usefixtures("eager")
+def test_samples_with_looked_up_drafts_are_those_of_the_seed(lm):
+    for sample in (Sample(0.7, top_k=9, top_p=0.9, min_p=0.01, seed=3), Sample(1.5, seed=-2)):
+        for rows in (PROMPTS, PROMPTS[:1]):
+            expected, scores = generate(lm, rows, sample, return_scores=True, stop_tokens=8, **EAGER)
+            strategy = Speculative(sample, num_draft_tokens=2)
+            found, found_scores = generate(lm, rows, strategy, return_scores=True, stop_tokens=8, **EAGER)
+            assert found == expected
+            assert_close(found_scores, scores, atol=1e-5)
+
+
+def test_compiled_loops_generate_the_same_tokens(lm, draft_model, request):
+    prompts = np.array([[5, 7, 11, 3, 17, 5, 7]])
+    options = {"max_new_tokens": NEW, "forced_tokens": {2: 5, 3: 7}}
+    sample = Sample(0.7, top_k=9, seed=3)
+    strategies = [Speculative(sample, num_draft_tokens=DRAFTS, draft_model=draft) for draft in (None, draft_model)]
+    found = [generate(lm, prompts, strategy, **options) for strategy in strategies]
+    vars(lm).pop("_keras_tx_loops")
+    request.getfixturevalue("eager")
+    np.testing.assert_array_equal(found[0], generate(lm, prompts, sample, **options))
+    np.testing.assert_array_equal(found[1], generate(lm, prompts, strategies[1], **options))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.usefixtures("eager")
+def test_right_drafts_save_steps(monkeypatch, batch_size):
+    if keras.backend.backend() == "jax":
+        pytest.skip("JAX calls the model only when it compiles")
+    model, following = permuted()
+    prompts = [chain(following, token, V + 2) for token in range(batch_size)]  # the last tokens occurred before
+    expected = generate(model, prompts, **EAGER)
+    for base, draft in ((Greedy(), None), (Greedy(), model), (Sample(0.2, seed=1), model)):
+        strategy = Speculative(base, num_draft_tokens=DRAFTS, draft_model=draft)
+        lengths, found = steps_of(monkeypatch, lambda strategy=strategy: generate(model, prompts, strategy, **EAGER))
+        assert found == expected  # also samples: the model is certain
+        # The prefill gives a token, and each step four: three drafts and the one after them.
+        assert lengths.count(DRAFTS + 1) == -(-(NEW - 1) // (DRAFTS + 1)) == 3
+        if draft:  # three steps of the draft model before each, the first over two tokens
+            assert lengths[2:] == [2, 1, 1, DRAFTS + 1] * 3
+        else:
+            assert lengths[1:] == [DRAFTS + 1] * 3
+
+
+@pytest.mark.usefixtures("eager")
+def test_wrong_drafts_cost_no_token(monkeypatch):
+    if keras.backend.backend() == "jax":
+        pytest.skip("JAX calls the model only when it compiles")
+    (model, _), (other, _) = permuted(), permuted()
+    table = other.get_layer("table")
+    table.set_weights([np.roll(table.get_weights()[0], 1, axis=1)])  # every token is followed by another one
+    strategy = Speculative(draft_model=other, num_draft_tokens=DRAFTS)
+    expected = generate(model, [4], **EAGER)
+    lengths, found = steps_of(monkeypatch, lambda: generate(model, [4], strategy, **EAGER))
+    assert found == expected
+    assert lengths.count(DRAFTS + 1) == NEW - 1
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_batch_advances_by_the_fewest_right_drafts(monkeypatch):
+    if keras.backend.backend() == "jax":
+        pytest.skip("JAX calls the model only when it compiles")
+    model, following = permuted()
+    repeating = chain(following, 4, 2 * V)
+    later = chain(following, repeating[-1], 20)
+    start, stop = later[14], later[17]  # the third new token of a row without right drafts
+    strategy, prompts = Speculative(num_draft_tokens=DRAFTS), [repeating, [start]]
+    options = {**EAGER, "stop_tokens": stop}
+    expected = generate(model, prompts, **options)
+    lengths, found = steps_of(monkeypatch, lambda: generate(model, prompts, strategy, **options))
+    assert found == expected
+    # After the token of the prefill, one token; then that row ends, and the other one gets 4 + 4 + 1.
+    assert lengths[1:] == [DRAFTS + 1] * 4
+
+
+def reference(logits, drafts, temperature, noise, step, done):
+    """The rule in NumPy, in float64: logits (R, K + 1, V), drafts (R, K), noise (M, R) -> the tokens (R, n)."""
+    scaled = (logits - logits.max(axis=-1, keepdims=True)).astype("float64") / temperature
+    cumulative = np.cumsum(np.exp(scaled), axis=-1)
+    chosen = []
+    for i in range(logits.shape[1]):
+        targets = noise[step + i].astype("float64") * cumulative[:, i, -1]
+        tokens = np.array(
+            [np.searchsorted(*pair, side="right") for pair in zip(cumulative[:, i], targets, strict=True)]
+        )
+        chosen.append(np.where(done, 0, tokens))
+        if i == drafts.shape[1] or ((tokens != drafts[:, i]) & ~done).any():
+            return np.stack(chosen, axis=1)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_rule_is_that_of_numpy(seed):
+    rows, size, temperature, num_new, step = 1 + seed % 3, 13, 0.3, 9, 4
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(size=(rows, DRAFTS + 1, size)).astype("float32")
+    logits[:, :, 5] += 2.0
+    drafts = np.where(generator.random((rows, DRAFTS)) < 0.9, 5, 3).astype("int32")
+    noise = generator.random((num_new, rows)).astype("float32")
+    done = np.arange(rows) == 2
+    strategy = Speculative(Sample(temperature), num_draft_tokens=DRAFTS)
+    loop = SpeculativeLoop(None, strategy, Constraints(), (), 0, num_new, None)
+    prompts = np.ones((rows, 2), "int32")
+    state = strategy.initial_state(prompts, prompts > 0, num_new, num_new, size, noise=noise)
+    state |= {"step": ops.convert_to_tensor(step, "int32"), "slot": ops.convert_to_tensor(2 + step, "int32")}
+    state["done"] = ops.convert_to_tensor(done)
+    arrays = [ops.convert_to_tensor(x) for x in (drafts[:, 0], logits, drafts)]
+    after, tokens = loop._checked(state, *arrays, None)
+    expected = reference(logits, drafts, temperature, noise, step, done)
+    assert int(after["step"]) == step + expected.shape[1]
+    np.testing.assert_array_equal(to_numpy(after["ids"])[:, 2 + step : 2 + int(after["step"])], expected)
+    np.testing.assert_array_equal(to_numpy(tokens), expected[:, -1])
+    assert not to_numpy(after["ids"])[:, 2 + int(after["step"]) :].any()
+
+
+def test_a_draft_is_kept_as_often_as_it_is_likely_and_else_another_token_is_drawn():
+    """For a draft that is looked up, this is also the rule of Leviathan et al.: kept with p, else from the rest."""
+    rows, size, draft = 4001, 7, 2
+    logits = np.random.default_rng(5).normal(size=size).astype("float32")
+    p = np.exp(logits.astype("float64")) / np.exp(logits.astype("float64")).sum()
+    noise = ((np.arange(rows) + 0.5) / rows).astype("float32")[None].repeat(2, axis=0)
+    strategy = Speculative(Sample(), num_draft_tokens=1)
+    loop = SpeculativeLoop(None, strategy, Constraints(), (), 0, 2, None)
+    prompts = np.ones((rows, 1), "int32")
+    state = strategy.initial_state(prompts, prompts > 0, 2, 2, size, noise=noise)
+    given = np.broadcast_to(logits, (rows, 2, size)), np.full((rows, 1), draft, "int32")
+    after, tokens = loop._checked(state, *[ops.convert_to_tensor(x) for x in (prompts[:, 0], *given)], None)
+    assert int(after["step"]) == 1  # not all rows drew the draft
+    counts = np.bincount(to_numpy(tokens), minlength=size)
+    assert_close(counts / rows, p, atol=2 / rows)
+
+
+def chi_squared(found, expected):
+    """The statistic, as a number with nearly the standard normal distribution (Wilson and Hilferty 1931)."""
+    large = np.flatnonzero(expected >= 10)
+    assert len(large) >= 5
+    counts = np.stack([found, expected]).astype("float64")
+    merged = counts[:, large]
+    merged[:, merged[1].argmin()] += np.delete(counts, large, axis=1).sum(axis=1)  # rare ones count as one
+    degrees = len(large) - 1
+    statistic = ((merged[0] - merged[1]) ** 2 / merged[1]).sum()
+    return ((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / np.sqrt(2 / (9 * degrees))
+
+
+def test_samples_have_the_distribution_of_the_model():
+    """All continuations of three tokens, with the probabilities that the whole model gives them: a chi-squared test."""
+    if keras.backend.backend() == "torch":
+        pytest.skip("PyTorch runs no compiled loop, and 300 calls take long")
+    size, new, temperature = 3, 3, 2.0
+    sizes = {"num_layers": 1, "hidden_dim": 4, "num_heads": 1, "intermediate_dim": 3, "tie_embeddings": False}
+    sizes["embedding_options"] = {"padding_id": None}
+    model, draft = (randomize(CausalLM(size, **sizes), seed=seed, scale=0.3) for seed in (2, 1))
+    prompt = [1, 2, 1]
+    texts = np.array(list(itertools.product(range(size), repeat=new)))
+    whole = np.concatenate([np.tile(prompt, (len(texts), 1)), texts], axis=1).astype("int32")
+    logits = to_numpy(model(whole))[:, len(prompt) - 1 : -1].astype("float64") / temperature
+    probabilities = np.exp(logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True)))
+    expected = np.take_along_axis(probabilities, texts[:, :, None], axis=2)[:, :, 0].prod(axis=1)
+    assert_close(expected.sum(), 1.0)
+    rows, calls = 4, 300
+    for options in ({}, {"draft_model": draft}):
+        counts = Counter()
+        for seed in range(calls):
+            strategy = Speculative(Sample(temperature, seed=seed), num_draft_tokens=2, **options)
+            ids = model.generate([prompt] * rows, strategy, max_new_tokens=new, jit_compile=False)
+            counts.update(tuple(row[len(prompt) :]) for row in ids)
+        found = np.array([counts[tuple(text)] for text in texts.tolist()])
+        total = rows * calls
+        assert found.sum() == total
+        assert chi_squared(found, total * expected) < 3.09  # exceeded once in 1,000 by chance
+
+
+@pytest.mark.usefixtures("eager")
+def test_samples_of_a_draft_model_keep_the_first_token_of_the_seed_and_all_rules(lm, draft_model):
+    sample = Sample(0.9, top_k=9, seed=3)
+    strategy = Speculative(sample, draft_model=draft_model, num_draft_tokens=DRAFTS)
+    alone, found = (generate(lm, PROMPTS, one, **EAGER, **RULES) for one in (sample, strategy))
+    again = generate(lm, PROMPTS, strategy, **EAGER, **RULES)
+    assert found == again
+    for row, plain, prompt in zip(found, alone, PROMPTS, strict=True):
+        new = row[len(prompt) :]
+        assert new[0] == plain[len(prompt)] and new[1] == 9 and 0 not in new
+        assert not set(new[:2]) & {8, 11, 5}
+        stops = [i for i, token in enumerate(new) if token in (8, 11, 5)]
+        assert stops == [len(new) - 1] if len(new) < NEW else stops in ([], [NEW - 1])
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_stream_has_every_token(lm, draft_model):
+    for options in ({}, {"draft_model": draft_model}):
+        strategy = Speculative(num_draft_tokens=DRAFTS, **options)
+        expected = generate(lm, PROMPTS, stop_tokens=8, **EAGER)
+        columns = np.stack(list(stream(lm, PROMPTS, strategy, stop_tokens=8, **EAGER)), axis=1)
+        for row, prompt, column in zip(expected, PROMPTS, columns.tolist(), strict=True):
+            new = row[len(prompt) :]
+            assert column[: len(new)] == new and not any(column[len(new) :])
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_stream_gets_all_right_drafts_from_one_step(monkeypatch):
+    if keras.backend.backend() == "jax":
+        pytest.skip("JAX calls the model only when it compiles")
+    model, _ = permuted()
+    strategy = Speculative(draft_model=model, num_draft_tokens=DRAFTS)
+    expected = generate(model, [4], **EAGER)
+    lengths, tokens = steps_of(monkeypatch, lambda: list(stream(model, [4], strategy, **EAGER)))
+    assert [4, *tokens] == expected
+    assert lengths.count(DRAFTS + 1) == 3
+
+
+@pytest.mark.usefixtures("eager")
+def test_drafts_beyond_the_learned_positions_are_no_error(draft_model):
+    model = built.made("learned")
+    prompt = [5, 7, 5, 7, 5, 7, 5, 7, 5, 7, 5, 7, 5, 7]
+    options = {"max_new_tokens": LENGTH - len(prompt), "jit_compile": False}
+    expected = generate(model, prompt, **options)
+    for given in ({}, {"draft_model": model}, {"draft_model": draft_model}):
+        assert generate(model, prompt, Speculative(num_draft_tokens=9, **given), **options) == expected
+
+
+@pytest.mark.usefixtures("eager")
+def test_sources_with_the_same_vocabulary_are_searched(monkeypatch):
+    if keras.backend.backend() == "jax":
+        pytest.skip("JAX calls the model only when it compiles")
+    model, following = permuted(sources=True)
+    source = chain(following, following[0], NEW + 2)  # without the padding id
+    inputs = {"source": [source], "target": [source[:1]]}
+    expected = generate(model, inputs, **EAGER)
+    assert expected == [source[1 : NEW + 1]]
+    strategy = Speculative(num_draft_tokens=DRAFTS)
+    lengths, found = steps_of(monkeypatch, lambda: generate(model, inputs, strategy, **EAGER))
+    assert found == expected and lengths[1:] == [DRAFTS + 1] * 3
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_draft_model_may_have_the_same_sources():
+    sizes = {"num_layers": 1, "hidden_dim": 8, "num_heads": 2, "intermediate_dim": 9}
+    model, draft = (randomize(Seq2Seq(SOURCE_V, V, **sizes), seed=seed, scale=0.4) for seed in (1, 2))
+    options = {**EAGER, "start_token": 1}
+    strategy = Speculative(draft_model=draft, num_draft_tokens=DRAFTS)
+    assert generate(model, SOURCES, strategy, **options) == generate(model, SOURCES, **options)
+
+
+def test_strategies_that_differ_in_the_seed_share_a_loop(lm, draft_model):
+    first, second = (Speculative(Sample(seed=seed), draft_model=draft_model) for seed in (1, 2))
+    assert first == second and hash(first) == hash(second)
+    assert first != Speculative(Sample(seed=1)) != Speculative(Sample(seed=1), num_draft_tokens=2)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_draft_model_that_gets_other_variables_is_analysed_again(lm):
+    draft = built.made("untied")
+    strategy = Speculative(draft_model=draft, num_draft_tokens=2)
+    expected = generate(lm, PROMPTS, **EAGER)
+    assert generate(lm, PROMPTS, strategy, **EAGER) == expected
+    loops = vars(lm)["_keras_tx_loops"][1][None][1]
+    count = len(loops)
+    assert generate(lm, PROMPTS, strategy, **EAGER) == expected and len(loops) == count
+    draft.quantize("int8")
+    assert generate(lm, PROMPTS, strategy, **EAGER) == expected and len(loops) == count + 1
+
+
+@dataclass(frozen=True)
+class Reordering(Strategy):
+    def advance(self, logits, state, constraints, stop_tokens):
+        state, tokens, _ = Greedy().advance(logits, state, constraints, stop_tokens)
+        return state, tokens, ops.zeros_like(tokens)
+
+
+@pytest.mark.usefixtures("eager")
+def test_what_cannot_be_speculative_is_refused(lm):
+    for strategy in (Beam(2), Speculative()):
+        message = r"`strategy` must have one row for each prompt and not be speculative itself. Received: strategy="
+        with pytest.raises(ValueError, match=message + type(strategy).__name__):
+            Speculative(strategy)
+    with pytest.raises(TypeError, match=r"`strategy` must be `Greedy\(\)`, .*another `Strategy`. Received: .*'greedy'"):
+        Speculative("greedy")
+    with pytest.raises(TypeError, match="`draft_model` must be a Keras model or None. Received: draft_model='gpt2'"):
+        Speculative(draft_model="gpt2")
+    with pytest.raises(ValueError, match="`max_ngram_size` must be None with a `draft_model`.* max_ngram_size=2"):
+        Speculative(draft_model=lm, max_ngram_size=2)
+    for name in ("num_draft_tokens", "max_ngram_size"):
+        with pytest.raises(ValueError, match=f"`{name}` must be .* Received: {name}=0"):
+            Speculative(**{name: 0})
+    with pytest.raises(ValueError, match="must not reorder rows. Received: strategy=Reordering"):
+        generate(lm, [5, 7], Speculative(Reordering()), **EAGER)
+    assert Speculative(num_draft_tokens=np.int64(4)).num_draft_tokens == 4
+
+
+def test_a_draft_model_that_does_not_fit_is_refused(lm):
+    translator = built.translator()
+    learned = built.language_model(embedding_options={"position_encoding": "learned", "max_length": 7})
+
+    def refused(model, draft, message, inputs=(5, 7)):
+        with pytest.raises(ValueError, match=message):
+            generate(model, list(inputs), Speculative(draft_model=draft), start_token=1, **EAGER)
+
+    sizes = built.SIZES
+    refused(lm, CausalLM(V + 2, **sizes), f"vocabulary of {V + 2} in the draft model, {V} in the model")
+    rule = "`draft_model` must have no sources, or as many as the model, .* Received: "
+    refused(lm, translator, rule + r".* of sources \[\(37, 0\)\] in the draft model, \[\] in the model")
+    refused(translator, Seq2Seq(V, **sizes), rule + r".*\[\(29, 0\)\] in the draft model, \[\(37, 0\)\] in the model")
+    rule = (
+        "`draft_model` must have as many learned positions as the model, or none. Received: max_length=7 in the draft"
+    )
+    refused(lm, learned, rule + " model, None in the model")
+    refused(built.made("learned"), learned, rule + f" model, {LENGTH} in the model")
+    short = built.translator(embedding_options={"position_encoding": "learned", "max_length": 7})
+    refused(translator, short, rule + " model, None in the model")
+
+
+def test_locks_of_two_models_are_taken_in_one_order(lm, draft_model):
+    for models in ([lm, draft_model], [draft_model, lm], [lm, lm]):
+        with all_locked(models):
+            assert all(lock_of(model)._is_owned() for model in models)
+        assert not any(lock_of(model)._is_owned() for model in models)
