@@ -32,11 +32,9 @@ OUTPUTS = {
 @pytest.mark.slow
 def test_serve_asks_every_signature_as_clients_would(tmp_path):
     pytest.importorskip("tensorflow_text")  # brings the ops of the graph
-    few = [
-        (f"{data}.train.as_numpy_iterator()", f"{data}.train.take(64).as_numpy_iterator()")
-        for data in ("pairs", "reviews")
-    ]
-    examples = smaller(tmp_path / "examples", "serve.py", *few)
+    less = [(f"{name}.train.as_", f"{name}.train.take(64).as_") for name in ("pairs", "reviews")]
+    less += [('"max_new_tokens": 32, "strategy": Beam(4)', '"max_new_tokens": 16, "strategy": Beam(2)')]
+    examples = smaller(tmp_path / "examples", "serve.py", *less)
     tmp_path = tmp_path / "it's $HOME"  # the commands that are printed must also be right here
     tmp_path.mkdir()
     printed = run(tmp_path, "serve.py", "--epochs", "1", "--num-layers", "1", "--hidden-dim", "16", examples=examples)
