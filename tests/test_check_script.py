@@ -3,6 +3,7 @@
 import importlib.machinery
 import importlib.util
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,37 +52,74 @@ def test_the_checks_fail_with_a_test_with_a_run_and_without_tests(check, tmp_pat
 
 
 def test_every_file_that_is_named_exists(check):
-    for part in (*check.ON_JAX, *check.ON_TORCH, *check.NOT_FAST):
+    named = [part for _, parts in (*check.RUNS, *check.FAST_RUNS) for part in parts]
+    for part in (*named, *check.NOT_FAST):
         assert (ROOT / "tests" / part).exists()
 
 
-def test_parts_are_chosen_by_options(check, monkeypatch):
-    runs = []
+@pytest.fixture
+def jobs(check, monkeypatch):
+    """The commands that `check` would run beside each other, for some options: [(command, environment)]."""
 
-    def record(backend, report, options, environment):
-        runs.append((backend, options))
-        Path(report).write_text(REPORT.format(errors=0, seconds=1))
-        return True
+    def jobs(*options):
+        found = []
 
-    monkeypatch.setattr(check, "pytest", record)
-    monkeypatch.setattr(check, "run", lambda *command, **environment: True)
-    monkeypatch.setattr("sys.argv", ["check", "--fast", "--workers", "1"])
-    assert check.main() == 0
-    ((backend, options),) = runs
-    assert backend == "tensorflow" and options[:7] == [
-        *("-n", "1", "--dist", "loadfile", "--no-loadscope-reorder", "-m", check.FAST)
-    ]
-    assert {f"--ignore=tests/{name}" for name in check.NOT_FAST} < set(options)
-    runs.clear()
-    monkeypatch.setattr("sys.argv", ["check"])
-    assert check.main() == 0
-    assert sorted(backend for backend, _ in runs) == ["jax", "tensorflow", "tensorflow", "torch"]
-    assert all(check.OTHERS in options for backend, options in runs if backend in ("jax", "torch"))
-    first, second = (options for backend, options in runs if backend == "tensorflow")
-    assert "-m" not in first and "-m" not in second
-    found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
-    parts = [part for part in (*first, *second) if part.startswith("tests/")]
-    assert all(sum(path == part or path.startswith(f"{part}/") for part in parts) == 1 for path in found)
+        def record(command, environment):
+            found.append((command, environment))
+            reports = [option.removeprefix("--junitxml=") for option in command if option.startswith("--junitxml=")]
+            for report in reports:
+                Path(report).write_text(REPORT.format(errors=0, seconds=1))
+            return True
+
+        monkeypatch.setattr(check, "run_quietly", record)
+        monkeypatch.setattr(check, "run", lambda *command, **environment: True)
+        monkeypatch.setattr("sys.argv", ["check", *options])
+        assert check.main() == 0
+        return found
+
+    return jobs
+
+
+def is_run_once(path, commands):
+    """Whether one of the commands of pytest runs a file of tests, and no other one."""
+    parts = [part for one in commands for part in one if part.startswith("tests/") and f"--ignore={path}" not in one]
+    return sum(path == part or path.startswith(f"{part}/") for part in parts) == 1
+
+
+def test_parts_are_chosen_by_options(check, jobs):
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    found = [(command, environment["KERAS_BACKEND"]) for command, environment in jobs("--fast") if "pytest" in command]
+    assert {backend for _, backend in found} == {"tensorflow"}
+    ignored = {f"--ignore=tests/{name}" for name in check.NOT_FAST}
+    for command, _ in found:
+        assert command[command.index("-m", 3) + 1] == check.FAST and ignored < set(command)
+    quick = {file for file in files if file.removeprefix("tests/") not in check.NOT_FAST}
+    assert all(is_run_once(file, [command for command, _ in found]) for file in quick)
+    found = [(command, environment["KERAS_BACKEND"]) for command, environment in jobs() if "pytest" in command]
+    assert {backend for _, backend in found} == {"tensorflow", "jax", "torch"}
+    elsewhere = [command for command, backend in found if backend != "tensorflow"]
+    assert all(command[command.index("-m", 3) + 1] == check.OTHERS for command in elsewhere)
+    on_tensorflow = [command for command, backend in found if backend == "tensorflow"]
+    assert not any("-m" in command[3:] for command in on_tensorflow)
+    assert all(is_run_once(file, on_tensorflow) for file in files)
+
+
+def test_types_and_the_site_are_checked_beside_the_tests(jobs):
+    assert sum(command == ["mypy"] for command, _ in jobs("--fast")) == 1
+    assert not any(command[0] == "mkdocs" for command, _ in jobs("--fast"))
+    assert {"mypy", "mkdocs"} < {command[0] for command, _ in jobs()}
+
+
+@pytest.mark.process
+def test_what_processes_print_comes_at_their_end_and_all_must_succeed(check, capsys):
+    def job(code):
+        return [sys.executable, "-c", code], {"KERAS_TX_TEST_WORD": "word"}
+
+    jobs = [job("import os; print(os.environ['KERAS_TX_TEST_WORD'] * 2)"), job("print('second'); raise SystemExit(3)")]
+    assert check.run_all(jobs[:1], 2) and not check.run_all(jobs, 2)
+    printed = capsys.readouterr().out
+    assert printed.count("\nwordword\n") == 2 and "\nsecond\n" in printed
+    assert printed.count("seconds, exit status 0\n") == 2 and printed.count("seconds, exit status 3\n") == 1
 
 
 @pytest.mark.process

@@ -4,6 +4,7 @@ import csv
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,14 +18,25 @@ REASON = re.compile(r"error: .*(cannot be read as|must have at least|must be a t
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
-def run(tmp_path, name, *arguments, quiet=False):
+def run(tmp_path, name, *arguments, quiet=False, examples=EXAMPLES):
     """Runs an example in an empty folder and returns what it printed. A quiet one writes nothing to stderr."""
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(EXAMPLES.parent), os.environ["PYTHONPATH"]])}
     environment.pop("TF_CPP_MIN_LOG_LEVEL", None)  # which a newcomer has not set
-    command = [sys.executable, EXAMPLES / name, *arguments]
+    command = [sys.executable, examples / name, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0 and not (quiet and done.stderr), done.stderr[-3000:]
     return done.stdout
+
+
+def smaller(folder, name, *replaced):
+    """A copy of the examples with (code, other code), so that one of them does less of what takes long."""
+    shutil.copytree(EXAMPLES, folder, ignore=shutil.ignore_patterns("saved_models", "logs", "__pycache__"))
+    code = (folder / name).read_text()
+    for old, new in replaced:
+        assert code.count(old) == 1, old
+        code = code.replace(old, new)
+    (folder / name).write_text(code)
+    return folder
 
 
 def answers(folder, *texts):
@@ -61,7 +73,11 @@ def test_classify_learns_a_small_table_of_one_s_own_as_well_as_a_bag_of_words(tm
 def test_classify_says_so_when_the_bag_of_words_is_better_and_its_old_name_runs_it(tmp_path):
     made_tables.write(tmp_path / "mine.csv", 230, 5)
     columns = ("--text-column", "message", "--label-column", "team")
-    printed = run(tmp_path, "classify_reviews.py", "--data", "mine.csv", *columns, "--epochs", "1")
+    # What a server would say of the export is the matter of the test before.
+    less = ("report = serving.check(version)", "report = __import__('types').SimpleNamespace(ok=True)")
+    examples = smaller(tmp_path / "examples", "classify.py", less)
+    arguments = ("--data", "mine.csv", *columns, "--epochs", "1")
+    printed = run(tmp_path, "classify_reviews.py", *arguments, examples=examples)
     assert re.search(
         r"^The bag of words is better by 0\.\d+: .* Try another number of --epochs", printed.splitlines()[-1]
     )
@@ -116,7 +132,13 @@ def test_translate_goes_from_parallel_files_to_translations_and_goes_on_where_it
 def test_write_text_streams_what_a_model_of_the_file_writes(tmp_path):
     (tmp_path / "mine.txt").write_text("the cat sat on the mat, the dog ran.\n" * 200)
     arguments = ("--data", "mine.txt", "--steps", "120", "--length", "30", "--prompt", "the c")
-    printed = run(tmp_path, "write_text.py", *arguments, quiet=True)
+    sizes = "LAYERS, HEADS, WIDTH, CONTEXT, BATCH = {}, 4, {}, 64, 12"
+    less = (
+        (sizes.format(4, 128), sizes.format(1, 64)),
+        ("LEARNING_RATE, WARM_UP = 1e-3, 100", "LEARNING_RATE, WARM_UP = 1e-2, 20"),
+    )
+    examples = smaller(tmp_path / "examples", "write_text.py", *less)
+    printed = run(tmp_path, "write_text.py", *arguments, quiet=True, examples=examples)
     assert "validation loss" in printed and "\nthe cat sat on the" in printed
     (answer,) = answers(tmp_path / "saved_models/write_text", "the c")
     assert answer.startswith("the cat sat on the") and len(answer) == len("the c") + 30

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from tests.test_examples import run
+from tests.test_examples import run, smaller
 
 pytestmark = pytest.mark.tensorflow
 OUTPUTS = {
@@ -32,9 +32,12 @@ OUTPUTS = {
 @pytest.mark.slow
 def test_serve_asks_every_signature_as_clients_would(tmp_path):
     pytest.importorskip("tensorflow_text")  # brings the ops of the graph
+    less = [(f"{name}.train.as_", f"{name}.train.take(64).as_") for name in ("pairs", "reviews")]
+    less += [('"max_new_tokens": 32, "strategy": Beam(4)', '"max_new_tokens": 16, "strategy": Beam(2)')]
+    examples = smaller(tmp_path / "examples", "serve.py", *less)
     tmp_path = tmp_path / "it's $HOME"  # the commands that are printed must also be right here
     tmp_path.mkdir()
-    printed = run(tmp_path, "serve.py", "--epochs", "1", "--num-layers", "1", "--hidden-dim", "16")
+    printed = run(tmp_path, "serve.py", "--epochs", "1", "--num-layers", "1", "--hidden-dim", "16", examples=examples)
     parts = re.split(r"^(translator|opinions), (\w+):$", printed, flags=re.MULTILINE)
     found = {name: {} for name in OUTPUTS}
     for name, signature, section in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):

@@ -6,6 +6,7 @@ with the real tokens alone. What changes in the output shows what it does.
 """
 
 import inspect
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,7 +22,11 @@ _BATCH, _LENGTH = 2, 12  # in place of sizes that are not known
 _LONG = 65537  # more tokens than a slice or a crop keeps
 _BASE = 128  # up to this number, bfloat16 represents all integers
 
-Patterns = tuple[Any, Any]  # two masks as NumPy arrays: one contiguous, as padding is, and one random
+# Two NumPy arrays: a mask, contiguous as padding is, and numbers, the origins of its elements. Elements of the same
+# origin are the same in any mask; in this one, elements may also be the same by chance.
+Patterns = tuple[Any, Any]
+
+_masks_seen = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Finding:
         own: whether the mask that Keras attaches to the output is right.
         clean: whether the output depends on no padding at all.
         counts_padding: whether the output at real tokens depends on how many padding tokens stand before or after them.
-        patterns: the masks of the output in trials, over the leading axes; None if it is lost, or not needed.
+        patterns: the mask of the output in trials, over the leading axes; None if it is lost, or not needed.
     """
 
     sizes: Sizes
@@ -68,16 +73,16 @@ def sizes_in_trials(x: Any) -> Sizes:
 
 
 def patterns_in_trials(sizes: Sizes, number: int) -> Patterns:
-    """Two masks of these sizes, different ones for each `number`.
+    """A mask of these sizes, a different one for each `number`, and new origins of its elements.
 
-    The first of shape (B, T) has padding on both sides of the first row, and on the right of the others, so that no
+    A mask of shape (B, T) has padding on both sides of the first row, and on the right of the others, so that no
     reversal of rows or tokens changes it into itself; the tokens in the middle are real in all such masks.
     """
     random = np.random.default_rng([number, *sizes])
     scattered = random.random(sizes) < 0.6
     scattered.flat[0], scattered.flat[-1] = True, False
     if len(sizes) != 2:
-        return scattered, scattered
+        return scattered, _new_origins(sizes)
     length, middle = sizes[1], sizes[1] // 2
     contiguous = np.zeros(sizes, "bool")
     for row, mask in enumerate(contiguous):
@@ -86,7 +91,12 @@ def patterns_in_trials(sizes: Sizes, number: int) -> Patterns:
         if len(contiguous) == 1 and begin == length - end and begin > 1:
             begin -= 1
         mask[begin:end] = length > 1 or row == 0
-    return contiguous, scattered
+    return contiguous, _new_origins(sizes)
+
+
+def _new_origins(sizes: Sizes) -> Any:
+    """Numbers, no two of which are the same, in this mask or in others."""
+    return (next(_masks_seen) << 32) + np.arange(math.prod(sizes), dtype="int64").reshape(sizes)
 
 
 def examine(
@@ -140,9 +150,10 @@ def _distinct(sources: list[Source]) -> list[Source]:
     found: dict[int, Patterns] = {}
     for source in sources:
         if source.patterns is not None and id(source.mask) not in found:
-            others = [patterns_in_trials(source.patterns[0].shape, number) for number in range(30)]
-            fitting = [one for one in (source.patterns, *others) if all(_overlaps(one, two) for two in found.values())]
-            found[id(source.mask)] = (fitting or [source.patterns])[0]
+            others = (patterns_in_trials(source.patterns[0].shape, number) for number in range(30))
+            all_patterns = itertools.chain([source.patterns], others)
+            fitting = (one for one in all_patterns if all(_overlaps(one, two) for two in found.values()))
+            found[id(source.mask)] = next(fitting, source.patterns)[0], source.patterns[1]
     return [replace(source, patterns=found.get(id(source.mask))) for source in sources]
 
 
@@ -180,21 +191,26 @@ class _Trial:
         changed = ~_equal(first, second, self._tolerance(1e-4, 1e-2))
         if has_mask and own is not None and not changed[own].any():
             counts = self._counts_padding("own")
-            return Finding(first.shape, own=True, counts_padding=counts, patterns=(own, own))
+            return Finding(first.shape, own=True, counts_padding=counts, patterns=(own, _new_origins(own.shape)))
         every = _join(list(masks.values()))
         is_same = every is not None and np.array_equal(every, masks[self.masked[0]])
+        places = None
         for kept in (self.masked,) if is_same else ([self.masked[0]], self.masked):
             mask = _join([masks[key] for key in kept])
             if mask is None or mask.shape != first.shape[: mask.ndim] or not self._keeps_length(mask.ndim):
                 continue
             if not changed[mask].any() and np.isfinite(first[mask]).any():
                 indices = tuple(index for index, x in enumerate(self.call.inputs) if id(x) in kept)
-                patterns = mask, _join([self.patterns[key][1] for key in kept])
+                patterns = mask, _join_origins([self.patterns[key][1] for key in kept])
+                places = self._places(values) if is_same or len(self.masked) == 1 else None
+                if places is not None and not self._stay(places, patterns[1]):
+                    break  # tokens change places, though no padding took that of a real token in this mask
                 counts = self._counts_padding("kept")
                 return Finding(first.shape, kept=indices, counts_padding=counts, patterns=patterns)
-        if first.ndim and self._only_moves(values):
-            counts = self._counts_padding("moved")
-            return Finding(first.shape, moved=True, counts_padding=counts, patterns=self._moved_patterns(values))
+        places = self._places(values) if first.ndim and places is None else places
+        if places is not None:
+            counts, patterns = self._counts_padding("moved"), self._moved_patterns(values, places)
+            return Finding(first.shape, moved=True, counts_padding=counts, patterns=patterns)
         return Finding(first.shape, clean=not changed.any())
 
     # What the operation does
@@ -256,12 +272,15 @@ class _Trial:
         is_same = with_padding.shape == without.shape
         return not (is_same and _equal(with_padding, without, self._tolerance(5e-3, 5e-2)).all())
 
-    def _only_moves(self, values: Arrays) -> bool:
-        """Whether each element of the output is an element of the masked inputs, always the same one, or constant."""
+    def _places(self, values: Arrays) -> Any:
+        """The place of each element of the output among all elements of the masked inputs; -1 for constants.
+
+        None if the operation does more than to move elements.
+        """
         operation = self.call.operation
         is_layer = isinstance(operation, keras.layers.Layer)
         if (is_layer and operation.weights) or any(kind_of(self.tensors[key]) == "bool" for key in self.masked):
-            return False
+            return None
         sizes = [self.sizes[key] for key in self.masked]
         ends = np.cumsum([math.prod(size) for size in sizes])
         digits: list[Any] = []
@@ -269,7 +288,7 @@ class _Trial:
         while not digits or codes.any():
             digits.append(codes % _BASE + 1)
             codes = codes // _BASE
-        inputs = [*digits, self.random.integers(-_BASE // 2, _BASE // 2, ends[-1])]
+        inputs = [*digits, self.random.integers(-_BASE, 0, ends[-1])]  # negative: none is True
         outputs = []
         for numbers in inputs:
             parts = zip(self.masked, np.split(numbers, ends[:-1]), sizes, strict=True)
@@ -280,24 +299,36 @@ class _Trial:
         index = sum(np.where(is_digit, one - 1, 0).astype("int64") * _BASE**n for n, one in enumerate(found))
         is_moved = is_digit & (index < ends[-1]) & (last == inputs[-1][np.minimum(index, ends[-1] - 1)])
         is_constant = np.all([_equal(one, last, 0.0) for one in found], axis=0)
-        return bool(is_moved.any() and (is_moved | is_constant).all())
+        return np.where(is_moved, index, -1) if is_moved.any() and (is_moved | is_constant).all() else None
 
-    def _moved_patterns(self, values: Arrays) -> Patterns:
+    def _stay(self, places: Any, origins: Any) -> bool:
+        """Whether each element of the output is one of the same token, or a constant."""
+        return bool(((places < 0) | (self._origins()[places] == _expand(origins, places.ndim))).all())
+
+    def _moved_patterns(self, values: Arrays, places: Any) -> Patterns:
         """The masks of the output, over as few leading axes as they need, if the operation moves masks as well."""
-        moved = [self._run_on_masks({key: self.patterns[key][n] for key in self.masked}, values) for n in (0, 1)]
+        moved = self._run_on_masks({key: self.patterns[key][0] for key in self.masked}, values)
+        origins = np.where(places < 0, moved, self._origins()[places])
         rank = 1
-        for mask in moved:
-            while (mask != mask[(..., *[slice(0, 1)] * (mask.ndim - rank))]).any():
-                rank += 1
-        first, second = (mask[(..., *[0] * (mask.ndim - rank))] for mask in moved)
+        while (origins != origins[(..., *[slice(0, 1)] * (origins.ndim - rank))]).any():
+            rank += 1
+        first, second = (one[(..., *[0] * (one.ndim - rank))] for one in (moved, origins))
         return first, second
 
     def _run_on_masks(self, masks: Arrays, values: Arrays) -> Any:
         """The output, as booleans, for masks in place of the inputs that have masks."""
-        full = {key: np.broadcast_to(_expand(masks[key], len(self.sizes[key])), self.sizes[key]) for key in self.masked}
+        full = {key: self._broadcast(key, masks[key]) for key in self.masked}
         return self.runner.run({**values, **{key: mask.astype("int32") for key, mask in full.items()}}, {})[0] != 0
 
     # Values and masks
+
+    def _origins(self) -> Any:
+        """The origins of the masks of all elements of the masked inputs, in one row."""
+        return np.concatenate([self._broadcast(key, self.patterns[key][1]).ravel() for key in self.masked])
+
+    def _broadcast(self, key: int, mask: Any) -> Any:
+        """What is given for the leading axes of an input, for all its elements."""
+        return np.broadcast_to(_expand(mask, len(self.sizes[key])), self.sizes[key])
 
     def _masks_by_name(self) -> dict[int, int]:
         """Arguments called `mask`, or `query_mask` beside `query`: {id of such a mask: id of the tensor it is for}."""
@@ -334,6 +365,15 @@ def _join(masks: list[Any]) -> Any:
         return np.logical_and.reduce(np.broadcast_arrays(*[_expand(mask, rank) for mask in masks]))
     except ValueError:
         return None
+
+
+def _join_origins(origins: list[Any]) -> Any:
+    """The origins of the elements of a conjunction: the same where those of all its parts are the same."""
+    rank = max(one.ndim for one in origins)
+    first, *others = np.broadcast_arrays(*[_expand(one, rank) for one in origins])
+    for other in others:
+        first = np.where(first == other, first, first * 1_000_003 + other)
+    return first
 
 
 def _equal(a: Any, b: Any, tolerance: float) -> Any:

@@ -11,14 +11,18 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from jax.experimental import multihost_utils
 
 import keras_tx
 from keras_tx.distribution import get_layout_map
+from keras_tx.models.checked_data import CheckedModel
 from keras_tx.pretrained import files, from_pretrained, save_pretrained
 from keras_tx.training import PaddedCrossentropy, Resume
 from keras_tx.training.workers import OfJax
-from tests.distribution.jax_devices import ROWS, SIZES, VOCABULARY, language_batches, largest_difference, trained
+from tests.distribution.jax_devices import ROWS, VOCABULARY, language_batches, largest_difference, trained
 from tests.pretrained.tiny import checkpoint
+
+PROMPT, GENERATION = [[5, 7, 11]], {"strategy": keras_tx.generation.Greedy(), "max_new_tokens": 4}
 
 
 class Reading:
@@ -55,11 +59,18 @@ class CutOff(Exception):
     pass
 
 
+def dropping():
+    """A model with dropout that compiles in a moment, and whose table and kernels are split."""
+    ids = keras.Input((None,), dtype="int32")
+    x = keras_tx.layers.FeedForward(24)(keras_tx.layers.TokenEmbedding(VOCABULARY, 16, dropout=0.3)(ids))
+    return CheckedModel(ids, keras.layers.Dense(VOCABULARY)(x))
+
+
 def fitted(distribution, folder, rows=slice(None), cut=False):
     """The whole weights after two epochs with `Resume`, and their losses; or cut off at the end of the second one."""
     keras.utils.set_random_seed(3)
     keras.distribution.set_distribution(distribution)
-    model = keras_tx.models.MaskedLM(VOCABULARY, **{**SIZES, "dropout": 0.3})
+    model = dropping()
     model.compile("adam", PaddedCrossentropy())
 
     def end(epoch, logs):
@@ -69,33 +80,51 @@ def fitted(distribution, folder, rows=slice(None), cut=False):
     callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=end), Resume(folder)]
     x, y = (np.concatenate(parts) for parts in zip(*([a[rows], b[rows]] for a, b in language_batches()), strict=True))
     history = model.fit(x, y, len(x) // 4, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
-    return [OfJax().array(weight.value) for weight in model.weights], history.history["loss"]
+    split = sum(not weight.value.is_fully_replicated for weight in model.weights)
+    return [OfJax().array(weight.value) for weight in model.weights], history.history["loss"], split
 
 
 def resumed(distribution, folder, rows=slice(None)):
-    """Whether a run that is cut off and started again ends as one that is not."""
-    weights, losses = fitted(distribution(), folder / "whole", rows)
+    """Whether a run that is cut off ends as one that is not, in weights and losses, and how many weights are split."""
+    weights, losses, split = fitted(distribution(), folder / "whole", rows)
     try:
         fitted(distribution(), folder / "cut", rows, cut=True)
     except CutOff:
-        ours, our_losses = fitted(distribution(), folder / "cut", rows)
-    return all(map(np.array_equal, ours, weights)), our_losses == losses
+        ours, our_losses, _ = fitted(distribution(), folder / "cut", rows)
+    return all(map(np.array_equal, ours, weights)), our_losses == losses, split
+
+
+def of_one_process(path):
+    """What one process gets: of a model with all rows in each batch, and of a checkpoint that is trained on."""
+    (x, y), *_ = language_batches()
+    one, loaded = trained("masked", None), trained("llama", None)
+    loss = one.evaluate(x, y, batch_size=ROWS, verbose=0)
+    predictions = one.predict(x, batch_size=ROWS, verbose=0)
+    generated = loaded.generate(PROMPT, **GENERATION)
+    np.savez(path.with_suffix(".masked.npz"), *one.get_weights())
+    np.savez(path.with_suffix(".llama.npz"), *loaded.get_weights())
+    path.write_text(json.dumps([loss, predictions.tolist(), generated]))
+
+
+def arrays(path):
+    with np.load(path) as file:
+        return [file[name] for name in file.files]
 
 
 def main(process, port, folder):
     keras.distribution.initialize(f"127.0.0.1:{port}", 2, process)
     found, folder = {}, Path(folder)
-    one = trained("masked", None)
+    if process == 0:
+        of_one_process(folder / "one.json")
+    multihost_utils.sync_global_devices("one process has trained")
+    loss, predictions_of_one, found["expected"] = json.loads((folder / "one.json").read_text())
     half = slice(process * ROWS // 2, (process + 1) * ROWS // 2)
     two = trained("masked", data_parallel(), half)
-    found["data"] = largest_difference(two.get_weights(), one.get_weights())
+    found["data"] = largest_difference(two.get_weights(), arrays(folder / "one.masked.npz"))
     (x, y), *_ = language_batches()
-    losses = [two.evaluate(x[half], y[half], batch_size=ROWS // 2, verbose=0)]
+    found["losses"] = [two.evaluate(x[half], y[half], batch_size=ROWS // 2, verbose=0), loss]
     predictions = two.predict(x[half], batch_size=ROWS // 2, verbose=0)
-    keras.distribution.set_distribution(None)
-    losses.append(one.evaluate(x, y, batch_size=ROWS, verbose=0))
-    found["losses"] = losses
-    found["predictions"] = largest_difference([predictions], [one.predict(x, batch_size=ROWS, verbose=0)])
+    found["predictions"] = largest_difference([predictions], [predictions_of_one])
 
     keras.distribution.set_distribution(model_parallel())
     reading = Reading()
@@ -108,13 +137,10 @@ def main(process, port, folder):
 
     ours = trained("llama", model_parallel())
     save_pretrained(ours, folder / "trained")
-    prompt = {"strategy": keras_tx.generation.Greedy(), "max_new_tokens": 4}
-    found["generated"] = ours.generate([[5, 7, 11]], **prompt)
-    theirs = trained("llama", None)
-    found["expected"] = theirs.generate([[5, 7, 11]], **prompt)
+    found["generated"] = ours.generate(PROMPT, **GENERATION)
+    keras.distribution.set_distribution(None)
     saved = from_pretrained(folder / "trained")
-    found["model"] = largest_difference(saved.get_weights(), theirs.get_weights())
-    keras.distribution.set_distribution(model_parallel())
+    found["model"] = largest_difference(saved.get_weights(), arrays(folder / "one.llama.npz"))
     found["resumed"] = [
         resumed(model_parallel, folder / "shared"),
         resumed(data_parallel, folder / f"own-{process}", half),

@@ -1,6 +1,6 @@
 """Processes that train under strategies, one for several logical devices and one for each worker, for many tests.
 
-A process takes seconds to start, so that all tests of a file share one. `Devices()(function, ...)` calls a function of
+A process takes seconds to start, so that all tests share one. `Devices()(function, ...)` calls a function of
 a test module in a process with four logical CPU devices, `Workers(2)(function, ...)` in each worker of a cluster. The
 function gets the strategy, and arguments as JSON has them; what it returns comes back as JSON. Errors are raised here
 too, by their type and message.
@@ -103,6 +103,9 @@ class Workers:
         if errors:
             raise errors[0]
         return answers
+
+    def are_alive(self):
+        return all(process.process.poll() is None for process in self.processes)
 
     def stop(self):
         for process in self.processes:  # all at once, because at its end each waits for the others

@@ -60,5 +60,5 @@ def test_all_processes_stop_if_the_first_cannot_save(reports):
 def test_two_processes_that_were_cut_off_end_as_they_would_have(reports):
     """Of a model that is split, with a backup that both read, and of one that both hold, with a directory each."""
     for found in reports:
-        assert found["resumed"] == [[True, True], [True, True]]
+        assert found["resumed"] == [[True, True, 4], [True, True, 0]]
     assert [found["files"] for found in reports] == [["backup.npz"], ["worker-1.txt"]]

@@ -70,15 +70,3 @@ def on_jax(*names):
     whole = model.evaluate(x[:5], y[:5], verbose=0)
     np.testing.assert_allclose(model.test_on_batch(x[:5], y[:5]), whole, rtol=1e-5)
     print(json.dumps(found))
-
-
-@pytest.mark.tensorflow
-@pytest.mark.process
-def test_processes_of_torch_share_the_mean_over_all_tokens(tmp_path):
-    """Two processes with 6 and 10 rows and DistributedDataParallel, and one with all rows."""
-    pytest.importorskip("torch")
-    command = [sys.executable, "-W", "ignore", "-m", "tests.distribution.with_torch", str(tmp_path / "store")]
-    (found, loss), (expected, loss_of_one) = run(command, KERAS_BACKEND="torch")
-    for one, two in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, two, atol=2e-6, rtol=0)
-    np.testing.assert_allclose(loss, loss_of_one, rtol=1e-5)  # in evaluation, of the process itself

@@ -3,7 +3,7 @@
     python -m tests.distribution.torch_pair PROCESS PORT
 
 It prints as JSON how much the weights differ, for `DistributedDataParallel` and for a plain loop that averages the
-gradients, with equal numbers of tokens in the processes and with different ones.
+gradients, with equal numbers of tokens in the processes and with different ones; and what `with_torch` finds.
 """
 
 import json
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import keras_tx
 from keras_tx.training import PaddedCrossentropy
+from tests.distribution import with_torch
 
 VOCABULARY, ROWS, LENGTH, STEPS = 26, 8, 10, 20
 
@@ -60,12 +61,14 @@ def main(process, port):
     found = {}
     cases = {"equal": [LENGTH] * ROWS, "unequal": range(2, 2 + ROWS)}
     whole = {name: trained(real, slice(None)) for name, real in cases.items()}
+    alone = with_torch.alone(process)
     distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=process, world_size=2)
     half = slice(process * ROWS // 2, (process + 1) * ROWS // 2)
     for name, real in cases.items():
         for way, options in (("wrapped", {"wrap": DistributedDataParallel}), ("plain", {"average": True})):
             pairs = zip(trained(real, half, **options), whole[name], strict=True)
             found[f"{name}, {way}"] = max(float(np.abs(a - b).max()) for a, b in pairs)
+    found["objectives"] = with_torch.together(process), alone
     distributed.destroy_process_group()
     print(json.dumps(found))
 

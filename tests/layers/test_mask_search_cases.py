@@ -15,6 +15,7 @@ D = 6
 L = keras.layers
 IDS = np.array([[5, 6, 7, 0, 0], [0, 0, 0, 3, 4]])
 MASK = IDS != 0
+IDS_OF_THREE = np.array([[5, 6, 7, 0, 0], [0, 0, 0, 3, 4], [8, 9, 1, 2, 0]])
 
 pytestmark = pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask")  # Keras' own
 
@@ -69,6 +70,16 @@ def test_a_mask_moves_with_its_tokens(name, ids, x):
     outputs = layers.EncoderLayer(12, 1)(y)
     assert found(ids, y) == expected.tolist()
     assert found(ids, outputs) == expected.tolist()
+
+
+@pytest.mark.parametrize("length", [None, 5])
+@pytest.mark.parametrize("order", [[4, 0], [1, 2, 3], [0, 1, 3, 2, 4]], ids=str)
+def test_a_mask_moves_whatever_masks_were_made_before(order, length):
+    """Each new mask is another pattern in trials; in some of these, two tokens are padding together, or none is."""
+    for _ in range(40 if keras.backend.backend() == "tensorflow" else 4):
+        ids = keras.Input((length,), dtype="int32")
+        x = L.Embedding(11, D, mask_zero=True)(ids)
+        assert found(ids, ops.take(x, order, axis=1), IDS_OF_THREE) == (IDS_OF_THREE != 0)[:, order].tolist()
 
 
 def test_a_moved_mask_makes_padding_harmless(ids, x):
