@@ -18,7 +18,9 @@ import keras
 from keras_tx.optional import Lazy
 from keras_tx.types import DType, Tensor
 
+_control_flow = Lazy("tensorflow.python.ops.control_flow_util")
 _func_graph = Lazy("tensorflow.python.framework.func_graph")
+_framework = Lazy("tensorflow.python.framework.ops")
 _sentencepiece_ops = Lazy("tensorflow_text.python.ops.sentencepiece_tokenizer", extra="text")
 
 try:
@@ -316,6 +318,11 @@ class MuonByVariable(keras.optimizers.Muon):
 def is_compiled_by_xla(function: Any) -> bool:
     """Whether a function in the library of a `tf.Graph` comes from a `tf.function(jit_compile=True)`."""
     return "_XlaMustCompile" in function.attr and bool(function.attr["_XlaMustCompile"].b)
+
+
+def traces_for_xla() -> bool:
+    """Whether a `tf.function(jit_compile=True)` is being traced, or called by the function that is being traced."""
+    return bool(_control_flow.GraphOrParentsInXlaContext(_framework.get_default_graph()))
 
 
 _SHARED = ("Const", "Shape", "StridedSlice", "Pack")  # operations that `keras.ops.shape` and `reshape` are made of

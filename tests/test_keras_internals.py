@@ -416,6 +416,27 @@ def test_is_compiled_by_xla():
 
 
 @pytest.mark.tensorflow
+@still("marks a graph that is traced for XLA", library="tensorflow")
+def test_traces_for_xla():
+    import tensorflow as tf
+
+    for compiled in (True, False):
+        seen = []
+
+        def note(x, seen=seen):
+            seen.append(keras_internals.traces_for_xla())
+            return x
+
+        inner = tf.function(lambda x, note=note: tf.cond(x[0] > 0, lambda: note(x), lambda: x), jit_compile=compiled)
+        tf.function(lambda x, inner=inner, note=note: note(inner(x)))(tf.ones(2))
+        assert seen == [compiled, False] and not keras_internals.traces_for_xla()
+        model = keras.Sequential([keras.layers.Lambda(note)])
+        model.compile("sgd", jit_compile=compiled)
+        model.predict(tf.ones((1, 2)), verbose=0)
+        assert set(seen[2:]) == {compiled}
+
+
+@pytest.mark.tensorflow
 @still("lets a graph return an operation that it has in place of a new one", library="tensorflow")
 def test_shared_shapes():
     import tensorflow as tf
