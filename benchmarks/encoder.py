@@ -1,12 +1,13 @@
-"""A stack of encoder layers over padded batches: tokens a second in training and inference, keras_tx and its peers.
+"""Text classifiers over padded batches: tokens a second in training and inference, keras_tx and its peers.
 
 python -m benchmarks encoder
+python -m benchmarks encoder --padding 0 --parts inference
 python -m benchmarks encoder --shapes 16x128 4x512 1x2048 --policy mixed_bfloat16 --xla --jax
 
-6 layers, width 512, 8 heads, feed-forward 2048, dropout 0.1, Adam. All sides get the same batches, in which a quarter
-of the tokens is padding. On TensorFlow keras_tx runs twice: once it computes the padding tokens like the others, once
-it skips them. "of the limit" compares a rate with that of plain matrix products, measured in the same rounds; padding
-tokens count.
+6 encoder layers, width 512, 8 heads, feed-forward 2048, dropout 0.1, Adam, and a head on the mean of the real tokens.
+All sides get the same batches, in which texts have evenly spread lengths and 30 % of the tokens are padding. On
+TensorFlow keras_tx runs twice: as a `TextClassifier` with its defaults, and with `skip_padding=False`. "of the limit"
+compares a rate with that of plain matrix products, measured in the same rounds; padding tokens count.
 """
 
 import argparse
@@ -28,26 +29,25 @@ from benchmarks import alternating
 
 VOCABULARY, LAYERS, WIDTH, HEADS, INTERMEDIATE, DROPOUT = 1009, 6, 512, 8, 2048, 0.1
 STEPS = 4  # batches in one run
-SKIPPING = f"{alternating.OURS}, skip_padding"
+PARTS = ("training", "inference")
+COMPUTING = f"{alternating.OURS}, skip_padding=False"
 Sides = tuple[Callable[[], object], Callable[[], object]]  # training and inference, `STEPS` batches each
 
 
-def batch(size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (B, T), padded with 0, and targets (B, T). Padding is the second half of every other row."""
+def batch(size: int, length: int, padding: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
+    """Ids (B, T), padded with 0, and labels (B,). A share of `padding` of the tokens is padding, at most 0.5."""
     random = np.random.default_rng(7)
     ids = random.integers(1, VOCABULARY, (size, length), dtype="int32")
-    targets = random.normal(size=(size, length)).astype("float32")
-    for row in range(0, size, 2):
-        ids[row, length // 2 if size > 1 else 3 * length // 4 :] = 0
-    return ids, targets
+    shares = random.permutation(np.linspace(1 - 2 * padding, 1, size)) if size > 1 else np.array([1 - padding])
+    ids *= np.arange(length) < np.maximum(1, np.round(shares * length))[:, None]
+    return ids, random.integers(0, 2, size, dtype="int32")
 
 
-def of_keras(build: Callable[[keras.KerasTensor], keras.KerasTensor], ids, targets, jit: bool = False) -> Sides:
+def of_keras(model: keras.Model, ids, labels, jit: bool = False) -> Sides:
     jit = jit or keras.backend.backend() == "jax"  # without it JAX would run one operation at a time
-    inputs = keras.Input((ids.shape[1],), batch_size=ids.shape[0], dtype="int32")
-    model = keras.Model(inputs, keras.layers.Dense(1, dtype="float32")(build(inputs))[..., 0])
-    model.compile(keras.optimizers.Adam(1e-4), "mean_squared_error", jit_compile=jit)
-    x, y = keras.ops.convert_to_tensor(ids), keras.ops.convert_to_tensor(targets)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-4), loss, jit_compile=jit)
+    x, y = keras.ops.convert_to_tensor(ids), keras.ops.convert_to_tensor(labels)
 
     def train():
         for _ in range(STEPS):
@@ -64,6 +64,7 @@ def of_keras(build: Callable[[keras.KerasTensor], keras.KerasTensor], ids, targe
 def our_stack(
     inputs: keras.KerasTensor, vocabulary_size: int, max_length: int, skip_padding: bool = False
 ) -> keras.KerasTensor:
+    """(B, T) ids, 0 padding -> (B, T, D)."""
     options = {"position_encoding": "learned", "max_length": max_length, "dropout": 0.0}
     hidden = keras_tx.layers.TokenEmbedding(vocabulary_size, WIDTH, **options)(inputs)
     sizes = {"num_heads": HEADS, "intermediate_dim": INTERMEDIATE}
@@ -80,8 +81,8 @@ def keras_hub_stack(inputs: keras.KerasTensor, vocabulary_size: int, max_length:
     return hidden
 
 
-def torch_model(vocabulary_size: int, max_length: int):
-    """(B, T) ids, 0 padding -> (B, T)."""
+def torch_model(vocabulary_size: int, max_length: int, num_classes: int | None = None):
+    """(B, T) ids, 0 padding -> numbers (B, T), or logits (B, C) with `num_classes`."""
     import torch
 
     torch.set_num_threads(os.cpu_count() or 1)
@@ -94,11 +95,15 @@ def torch_model(vocabulary_size: int, max_length: int):
             layer = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, INTERMEDIATE, DROPOUT, batch_first=True)
             layer.dropout.p = 0.0  # inside the feed-forward, where the other sides have no dropout
             self.encoder = torch.nn.TransformerEncoder(layer, LAYERS)
-            self.head = torch.nn.Linear(WIDTH, 1)
+            self.head = torch.nn.Linear(WIDTH, num_classes or 1)
 
         def forward(self, x):
             hidden = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
-            return self.head(self.encoder(hidden, src_key_padding_mask=x == 0))[..., 0]
+            hidden = self.encoder(hidden, src_key_padding_mask=x == 0)
+            if num_classes is None:
+                return self.head(hidden)[..., 0]
+            real = (x[:, : hidden.shape[1]] != 0)[..., None].to(hidden.dtype)
+            return self.head((hidden * real).sum(1) / real.sum(1))
 
     return Model().to(torch_device())
 
@@ -109,29 +114,36 @@ def torch_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def ours(ids, targets, skip_padding: bool = False) -> Sides:
-    return of_keras(lambda inputs: our_stack(inputs, VOCABULARY, ids.shape[1], skip_padding), ids, targets)
+def ours(ids, labels, **encoder_options) -> Sides:
+    embedding = {"position_encoding": "learned", "max_length": ids.shape[1], "dropout": 0.0}
+    sizes = {"num_layers": LAYERS, "hidden_dim": WIDTH, "num_heads": HEADS, "intermediate_dim": INTERMEDIATE}
+    options = {"embedding_options": embedding, "encoder_options": encoder_options}
+    model = keras_tx.models.TextClassifier(VOCABULARY, 2, **sizes, dropout=DROPOUT, **options)
+    return of_keras(model, ids, labels)
 
 
-def keras_hub(ids, targets, jit: bool = False) -> Sides:
-    return of_keras(lambda inputs: keras_hub_stack(inputs, VOCABULARY, ids.shape[1]), ids, targets, jit)
+def keras_hub(ids, labels, jit: bool = False) -> Sides:
+    inputs = keras.Input((ids.shape[1],), batch_size=ids.shape[0], dtype="int32")
+    hidden = keras_hub_stack(inputs, VOCABULARY, ids.shape[1])
+    pooled = keras.layers.GlobalAveragePooling1D(dtype="float32")(hidden)
+    return of_keras(keras.Model(inputs, keras.layers.Dense(2, dtype="float32")(pooled)), ids, labels, jit)
 
 
-def pytorch(ids, targets) -> Sides:
+def pytorch(ids, labels) -> Sides:
     import torch
 
     half = keras.config.dtype_policy().compute_dtype == "bfloat16"
     device = torch_device()
-    model = torch_model(VOCABULARY, ids.shape[1])
+    model = torch_model(VOCABULARY, ids.shape[1], num_classes=2)
     optimizer = torch.optim.Adam(model.parameters(), 1e-4)
     answering = copy.deepcopy(model).bfloat16() if half else model  # autocast has no fast path on CPUs
-    x, y = torch.tensor(ids, dtype=torch.long, device=device), torch.tensor(targets, device=device)
+    x, y = (torch.tensor(one, dtype=torch.long, device=device) for one in (ids, labels))
 
     def train():
         model.train()
         for _ in range(STEPS):
             with torch.autocast(device, torch.bfloat16, enabled=half):
-                loss = torch.nn.functional.mse_loss(model(x).float(), y)
+                loss = torch.nn.functional.cross_entropy(model(x).float(), y)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -147,10 +159,10 @@ def pytorch(ids, targets) -> Sides:
     return train, infer
 
 
-def keras_hub_on_jax(size: int, length: int) -> Sides:
+def keras_hub_on_jax(size: int, length: int, padding: float) -> Sides:
     """KerasHub on JAX, compiled, in a process of its own that runs a part when it is asked to."""
     command = [sys.executable, "-m", "benchmarks", "encoder", "--shapes", f"{size}x{length}", "--serve"]
-    command += ["--layers", str(LAYERS)]
+    command += ["--layers", str(LAYERS), "--padding", str(padding)]
     process = subprocess.Popen(
         [*command, "--policy", keras.config.dtype_policy().name],
         env={**os.environ, "KERAS_BACKEND": "jax"},
@@ -195,6 +207,8 @@ def main() -> None:
     global LAYERS
     parser = alternating.parser(__doc__)
     parser.add_argument("--shapes", nargs="+", default=["16x128", "4x512", "1x2048"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--padding", type=float, default=0.3, help="share of the tokens that is padding, at most 0.5")
     parser.add_argument("--policy", default="float32", help="dtype policy")
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--xla", action="store_true", help="KerasHub compiled by XLA, too")
@@ -206,8 +220,10 @@ def main() -> None:
     arguments = parser.parse_args()
     keras.config.set_dtype_policy(arguments.policy)
     LAYERS = arguments.layers
+    if not 0 <= arguments.padding <= 0.5:
+        parser.error(f"--padding must be from 0 to 0.5. Received: {arguments.padding}")
     if arguments.serve:
-        return serve(keras_hub(*batch(*sizes(arguments.shapes[0])), jit=True))
+        return serve(keras_hub(*batch(*sizes(arguments.shapes[0]), arguments.padding), jit=True))
     backend = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}[keras.backend.backend()]
     makers: dict[str, Callable[..., Sides]] = {
         alternating.OURS: ours,
@@ -215,25 +231,26 @@ def main() -> None:
         "PyTorch, nn.Transformer": pytorch,
     }
     if backend == "TensorFlow":  # the other backends skip no padding
-        makers[SKIPPING] = lambda *data: ours(*data, skip_padding=True)
+        makers[COMPUTING] = lambda *data: ours(*data, skip_padding=False)
     if arguments.xla:
         makers["KerasHub, TensorFlow, XLA"] = lambda *data: keras_hub(*data, jit=True)
     if arguments.jax:
-        makers["KerasHub, JAX"] = lambda ids, _: keras_hub_on_jax(*ids.shape)
+        makers["KerasHub, JAX"] = lambda ids, _: keras_hub_on_jax(*ids.shape, arguments.padding)
     product = matrix_products(keras.config.dtype_policy().compute_dtype, *arguments.products)
     product_operations = 2 * np.prod(arguments.products, dtype="float64")
     for shape in arguments.shapes:
         size, length = sizes(shape)
-        sides = {name: make(*batch(size, length)) for name, make in makers.items()}
-        for part, (case, passes) in enumerate((("training", 3), ("inference", 1))):
-            runs = {name: side[part] for name, side in sides.items()} | {"matrix products": product}
+        sides = {name: make(*batch(size, length, arguments.padding)) for name, make in makers.items()}
+        for part in arguments.parts:
+            passes = 3 if part == "training" else 1
+            runs = {name: side[PARTS.index(part)] for name, side in sides.items()} | {"matrix products": product}
             alternating.in_turns(runs, 2)  # compiles
             times = alternating.in_turns(runs, arguments.rounds)
             products = product_operations / np.median(times.pop("matrix products"))  # operations a second
             limit = products * size * length / (passes * operations(size, length))
-            case = f"{case}, {shape}, {arguments.policy}"
+            case = f"{part}, {shape}, {arguments.padding:.0%} padding, {arguments.policy}"
             amount = STEPS * size * length
-            variants = [SKIPPING] if SKIPPING in times else []
+            variants = [COMPUTING] if COMPUTING in times else []
             options = {"file": arguments.json, "limit": limit, "variants": variants, "steps": STEPS}
             alternating.report(case, times, amount, "tokens", **options)
             print(f"  the limit, plain matrix products: {products / 1e9:.0f} GFLOP/s")

@@ -41,11 +41,16 @@ def positive_float(name: str, value: Any) -> float:
 
 def unregularized(name: str, layer: Any) -> None:
     """Raises if `layer` contains an activity regularizer: the option `name` would change the loss that it adds."""
-    regularized = [one.name for one in layers_within(layer) if one.activity_regularizer is not None]
+    regularized = regularized_within(layer)
     if regularized:
         raise ValueError(
             f"`{name}` cannot be used with `activity_regularizer`. Received: {name}=True, layers {regularized}"
         )
+
+
+def regularized_within(layer: Any) -> list[str]:
+    """The names of the layers inside `layer` that have an activity regularizer."""
+    return [one.name for one in layers_within(layer) if one.activity_regularizer is not None]
 
 
 def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:

@@ -14,6 +14,8 @@ from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
+_control_flow = Lazy("tensorflow.python.ops.control_flow_util")
+_framework = Lazy("tensorflow.python.framework.ops")
 _fingerprinting = Lazy("tensorflow.python.saved_model.fingerprinting_utils")
 _func_graph = Lazy("tensorflow.python.framework.func_graph")
 
@@ -21,6 +23,11 @@ _func_graph = Lazy("tensorflow.python.framework.func_graph")
 def is_compiled_by_xla(function: Any) -> bool:
     """Whether a function in the library of a `tf.Graph` comes from a `tf.function(jit_compile=True)`."""
     return "_XlaMustCompile" in function.attr and bool(function.attr["_XlaMustCompile"].b)
+
+
+def traces_for_xla() -> bool:
+    """Whether a `tf.function(jit_compile=True)` is being traced, or called by the function that is being traced."""
+    return bool(_control_flow.GraphOrParentsInXlaContext(_framework.get_default_graph()))
 
 
 _SHARED = ("Const", "Shape", "StridedSlice", "Pack")  # operations that `keras.ops.shape` and `reshape` are made of

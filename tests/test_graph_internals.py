@@ -3,6 +3,7 @@
 import functools
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -26,6 +27,26 @@ def test_is_compiled_by_xla():
         graph = tf.function(lambda x, inner=inner: inner(x)).get_concrete_function(tf.TensorSpec([2])).graph
         functions = graph.as_graph_def().library.function
         assert any(map(graph_internals.is_compiled_by_xla, functions)) == compiled and functions
+
+
+@still("marks a graph that is traced for XLA")
+def test_traces_for_xla():
+    import tensorflow as tf
+
+    for compiled in (True, False):
+        seen = []
+
+        def note(x, seen=seen):
+            seen.append(graph_internals.traces_for_xla())
+            return x
+
+        inner = tf.function(lambda x, note=note: tf.cond(x[0] > 0, lambda: note(x), lambda: x), jit_compile=compiled)
+        tf.function(lambda x, inner=inner, note=note: note(inner(x)))(tf.ones(2))
+        assert seen == [compiled, False] and not graph_internals.traces_for_xla()
+        model = keras.Sequential([keras.layers.Lambda(note)])
+        model.compile("sgd", jit_compile=compiled)
+        model.predict(tf.ones((1, 2)), verbose=0)
+        assert set(seen[2:]) == {compiled}
 
 
 @still("lets a graph return an operation that it has in place of a new one")

@@ -10,11 +10,13 @@ import keras
 from keras import ops
 
 from keras_tx import checks
+from keras_tx.graph_internals import traces_for_xla
 from keras_tx.layers import masks
 from keras_tx.layers.attention.dispatch import uses_blocks
+from keras_tx.layers.attention.parts import can_attend_in_parts
 from keras_tx.layers.precision import wide_dtype
 from keras_tx.layers.transformer import TransformerLayer, TransformerStack
-from keras_tx.layers.unpadding import Unpadding, is_possible
+from keras_tx.layers.unpadding import Unpadding, is_possible, is_worthwhile
 from keras_tx.types import Shape, Tensor
 
 
@@ -169,10 +171,12 @@ class Encoder(TransformerStack):
             gradient and the rest is computed again, which saves memory and costs time.
         skip_padding: whether norms, projections and feed-forward networks skip padding tokens, which saves time if a
             batch has many of them. The outputs at padding tokens (by `mask`, or by 0 in `document_ids`) are then 0.
-            Attention is computed up to the end of the longest row, or on the full length if `attention_mask`,
-            `attention_bias`, `positions`, `document_ids` or scores are used. It takes effect on TensorFlow, where it
-            turns XLA off for the model; on other backends and in `generate` it only sets the outputs at padding tokens
-            to 0. The attribute may be changed after construction.
+            Attention is computed within each text; on rows up to the end of the longest one with `sliding_window` or
+            hard attention; on the full length if `attention_mask`, `attention_bias`, `positions`, `document_ids` or
+            scores are used. It takes effect on TensorFlow, where it turns XLA off for the model; on other backends and
+            in `generate` it only sets the outputs at padding tokens to 0. None, the default of this package's models:
+            skip them within a model of this package that does not read them, on TensorFlow with only CPUs and without
+            XLA, and else as False. The attribute may be changed after construction.
 
     Call arguments:
         inputs, mask, attention_mask, attention_bias, training, positions, document_ids: as for `EncoderLayer`; all
@@ -235,7 +239,7 @@ class Encoder(TransformerStack):
         normalize_inputs: bool = True,
         position_bias: Any = None,
         remat: bool = False,
-        skip_padding: bool = False,
+        skip_padding: bool | None = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -262,12 +266,12 @@ class Encoder(TransformerStack):
         self.skip_padding = skip_padding
 
     @property
-    def skip_padding(self) -> bool:
+    def skip_padding(self) -> bool | None:
         return self._skip_padding
 
     @skip_padding.setter
-    def skip_padding(self, value: bool) -> None:
-        self._skip_padding: bool = checks.one_of("skip_padding", value, (True, False))
+    def skip_padding(self, value: bool | None) -> None:
+        self._skip_padding: bool | None = checks.one_of("skip_padding", value, (True, False, None))
         self.supports_jit = not (value and keras.backend.backend() == "tensorflow")
 
     def call(
@@ -284,11 +288,13 @@ class Encoder(TransformerStack):
         return_hidden_states: bool = False,
     ) -> Any:
         attention_bias = self._bias(inputs, attention_bias)
-        if self.skip_padding:
-            checks.unregularized("skip_padding", self)
+        skips = self._skips()
+        if skips:
             mask = masks.join(mask, None if document_ids is None else ops.not_equal(document_ids, 0))
         of_whole_rows = attention_mask, attention_bias, positions, document_ids, return_attention_scores or None
-        unpadding = self._unpadding(inputs, mask, training, can_cut=all(x is None for x in of_whole_rows))
+        unpadding = None
+        if skips and mask is not None and is_possible():
+            unpadding = self._unpadding(inputs, mask, training, can_cut=all(x is None for x in of_whole_rows))
         outputs = inputs if unpadding is None else unpadding.remove(inputs)
         scores, hidden = [], []
         for layer in self.layers:
@@ -311,31 +317,38 @@ class Encoder(TransformerStack):
                 hidden.append(outputs)
         if self.final_norm is not None:
             outputs = self.final_norm(outputs)
-        outputs = self._padded(outputs, mask, unpadding)
+        zeroed = mask if skips else None
+        outputs = self._padded(outputs, zeroed, unpadding)
         results = [outputs]
         if return_attention_scores:
             results.append(ops.stack(scores, axis=1))
         if return_hidden_states:
-            before_last = [self._padded(states, mask, unpadding) for states in hidden[:-1]]
+            before_last = [self._padded(states, zeroed, unpadding) for states in hidden[:-1]]
             results.append(ops.stack([inputs, *before_last, outputs], axis=1))
         return tuple(results) if len(results) > 1 else outputs
 
-    def _unpadding(self, inputs: Tensor, mask: Tensor, training: bool | None, can_cut: bool) -> Unpadding | None:
-        """How to remove the padding; None if it stays. `can_cut`: whether rows may be cut to the longest of them."""
-        if not self.skip_padding or mask is None or not is_possible():
-            return None
-        length = inputs.shape[1]
-        # Blockwise attention skips blocks of padding itself, but needs rows of a known length.
-        in_blocks = any(uses_blocks(layer.self_attention, length, length, training) for layer in self.layers)
-        return Unpadding(mask, inputs.shape[:2], cut=can_cut and not in_blocks)
+    def _skips(self) -> bool:
+        """Whether outputs at padding tokens are 0, and on TensorFlow not computed."""
+        if self.skip_padding is None:
+            return is_worthwhile() and not checks.regularized_within(self)
+        if self.skip_padding:
+            checks.unregularized("skip_padding", self)
+        return self.skip_padding
 
-    def _padded(self, outputs: Tensor, mask: Tensor, unpadding: Unpadding | None) -> Tensor:
-        """`outputs` as (B, T, D); with `skip_padding`, 0 at padding tokens."""
+    def _unpadding(self, inputs: Tensor, mask: Tensor, training: bool | None, can_cut: bool) -> Unpadding:
+        """How to remove the padding. `can_cut`: whether rows may be cut to the longest of them."""
+        length, attentions = inputs.shape[1], [layer.self_attention for layer in self.layers]
+        # Blockwise attention skips blocks of padding itself, but needs rows of a known length.
+        in_blocks = any(uses_blocks(attention, length, length, training) for attention in attentions)
+        cut = can_cut and not in_blocks
+        in_parts = [one for one in attentions if can_attend_in_parts(one, training)]
+        return Unpadding(mask, inputs.shape[:2], cut, in_parts if cut and not traces_for_xla() else [])
+
+    def _padded(self, outputs: Tensor, zeroed: Tensor | None, unpadding: Unpadding | None) -> Tensor:
+        """`outputs` as (B, T, D), with 0 where the mask `zeroed` is False."""
         if unpadding is not None:
             return unpadding.whole(outputs)
-        if self.skip_padding and mask is not None:
-            return ops.where(ops.cast(mask, "bool")[..., None], outputs, 0)
-        return outputs
+        return outputs if zeroed is None else ops.where(ops.cast(zeroed, "bool")[..., None], outputs, 0)
 
     def compute_output_spec(
         self,

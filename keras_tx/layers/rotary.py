@@ -13,6 +13,7 @@ from keras import ops
 from keras_tx import checks
 from keras_tx.layers import ids
 from keras_tx.layers.configs import StrictLayer
+from keras_tx.layers.masks import count_positions
 from keras_tx.layers.precision import wide_dtype
 from keras_tx.layers.rotary_scaling import attention_factor, check_scaling, frequencies
 from keras_tx.types import Shape, Tensor
@@ -51,6 +52,22 @@ def rotate(
         cos, sin = cos * attention_factor, sin * attention_factor
     turned = ops.cast(turned * cos + swapped * sin, x.dtype)
     return turned if rest is None else ops.concatenate([turned, rest], axis=-1)
+
+
+def rotate_heads(
+    rotary: Any, query: Tensor, key: Tensor, positions: Any, query_mask: Any, value_mask: Any, start: Any
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys rotated by the layer `rotary`. Without `positions`, real tokens are counted by the masks.
+
+    With a cache (`start`, the slot of the first query) both have the positions that `value_mask` gives to the slots.
+    """
+    query_positions = key_positions = positions
+    if positions is None and start is not None:
+        counted = count_positions(value_mask)
+        query_positions = key_positions = ops.slice(counted, (0, start), (ops.shape(counted)[0], query.shape[1]))
+    elif positions is None:
+        query_positions, key_positions = (x if x is None else count_positions(x) for x in (query_mask, value_mask))
+    return rotary(query, query_positions), rotary(key, key_positions)
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")

@@ -5,17 +5,43 @@ separately. So they can process R tokens instead of B * T, and only attention ne
 arXiv:2208.08124.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import keras
 from keras import ops
 
+from keras_tx.graph_internals import traces_for_xla
 from keras_tx.layers import xla
+from keras_tx.layers.attention.parts import Parts, can_attend_in_parts
 from keras_tx.optional import Lazy
 from keras_tx.types import Shape, Tensor
 
 tf = Lazy("tensorflow")
+
+_unread: ContextVar[bool] = ContextVar("keras_tx_padding_unread", default=False)
+
+
+@contextmanager
+def padding_unread(unread: bool) -> Iterator[None]:
+    """Within this context nothing reads the outputs of an encoder at padding tokens, if `unread` is True.
+
+    Models that contain an encoder say so when they are called. It is what `skip_padding=None` needs to skip padding.
+    """
+    token = _unread.set(unread)
+    try:
+        yield
+    finally:
+        _unread.reset(token)
+
+
+def is_worthwhile() -> bool:
+    """Whether `skip_padding=None` skips padding: nothing reads it, on TensorFlow with only CPUs, and without XLA."""
+    if not (_unread.get() and is_possible()) or traces_for_xla():
+        return False
+    return all(device.device_type == "CPU" for device in tf.config.get_visible_devices())
 
 
 def is_possible() -> bool:
@@ -33,12 +59,13 @@ class Unpadding:
         mask: (B, T), True at real tokens.
         sizes: B and T, each None where the graph does not know it.
         cut: whether `rows` are cut after the last real token of the longest row, instead of having T tokens.
+        layers: the attention layers that may compute attention in `Parts`.
 
     Attributes:
         mask: the mask of `rows`: (B, T), or shorter with `cut`.
     """
 
-    def __init__(self, mask: Tensor, sizes: Shape, cut: bool = False) -> None:
+    def __init__(self, mask: Tensor, sizes: Shape, cut: bool = False, layers: Sequence[Any] = ()) -> None:
         mask = ops.cast(mask, "bool")
         self._whole_mask = mask
         self._whole_sizes = mask.shape.merge_with(sizes)
@@ -49,6 +76,13 @@ class Unpadding:
             ends = tf.where(mask, tf.range(1, tf.shape(mask)[1] + 1), 1)  # at least 1: a softmax needs a key
             self.mask = mask[:, : tf.reduce_max(ends)]
             self._row_sizes = self._whole_sizes[:1].concatenate([None])
+        self._parts = {
+            heads: Parts(mask, *heads, self._whole_sizes[1]) for heads in {_heads_of(layer) for layer in layers}
+        }
+
+    def parts_of(self, layer: Any, training: bool | None) -> Parts | None:
+        """How the attention of a `MultiHeadAttention` is divided into parts; None if it needs `rows`."""
+        return self._parts.get(_heads_of(layer)) if can_attend_in_parts(layer, training) else None
 
     def remove(self, x: Tensor) -> Tensor:
         """(B, T, ...), or shorter rows, -> (1, R, ...): the real tokens."""
@@ -81,3 +115,7 @@ class Unpadding:
         x = tf.scatter_nd(self._indices, x[0], tf.cast(shape, "int64"))
         x.set_shape((*static_sizes, *x.shape[2:]))
         return x
+
+
+def _heads_of(layer: Any) -> tuple[int, int]:
+    return layer.num_heads, layer.num_key_value_heads

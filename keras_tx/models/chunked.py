@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_tx import keras_internals
+from keras_tx.layers.unpadding import padding_unread
 from keras_tx.models.base import Twins, with_twins
 from keras_tx.models.token_model import TokenModel
 from keras_tx.training import PaddedCrossentropy
@@ -43,7 +44,8 @@ class VocabularyModel(TokenModel):
         if _TRAINED.get() is not self:
             return super().call(inputs, training=training, mask=mask, **kwargs)
         self._check_call(inputs, mask)
-        return self._hidden_model(self._listed(inputs), training=training)
+        with padding_unread(self._padding_is_unread(training)):
+            return self._hidden_model(self._listed(inputs), training=training)
 
     def train_step(self, *args: Any) -> Any:
         loss = getattr(self, "loss", None)

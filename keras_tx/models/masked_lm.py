@@ -38,7 +38,8 @@ class MaskedLM(VocabularyModel):
         activation: the activation of the feed-forward networks and of the head.
         embedding_options: dict of further arguments of `TokenEmbedding`: `position_encoding` (by default "sinusoidal"),
             `num_segments`, `normalization` (by default "layer_norm"), ...
-        encoder_options: dict of further arguments of `Encoder`.
+        encoder_options: dict of further arguments of `Encoder`. `skip_padding` is None by default: in training, where
+            losses and metrics leave padding out, it is skipped on TensorFlow with only CPUs and without XLA.
         dtype: dtype policy of the layers.
 
     Raises:
@@ -79,7 +80,9 @@ class MaskedLM(VocabularyModel):
             "normalization": "layer_norm",
             **language_embedding(embedding_options, hidden_dim, dropout),
         }
-        encoder_options = options("encoder_options", encoder_options, Encoder, dropout=dropout, activation=activation)
+        encoder_options = options(
+            "encoder_options", encoder_options, Encoder, dropout=dropout, activation=activation, skip_padding=None
+        )
 
         # Layers
         embedding = TokenEmbedding(vocabulary_size, hidden_dim, **embedding_options, dtype=dtype, name="embedding")
@@ -110,6 +113,9 @@ class MaskedLM(VocabularyModel):
         self.embedding, self.encoder = embedding, encoder
         self.id_inputs = {"token_ids": embedding}
         self.configured = {"embedding_options": embedding, "encoder_options": encoder}
+
+    def _padding_is_unread(self, training: bool | None) -> bool:
+        return bool(training)  # the loss and metrics leave padding out; at inference its logits are returned
 
     def _table(self) -> tuple[Tensor, Tensor | None]:
         return self.embedding.table(), self.get_layer("head_bias").bias

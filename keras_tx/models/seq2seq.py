@@ -39,7 +39,8 @@ class Seq2Seq(LanguageModel):
         embedding_options: dict of further arguments of both `TokenEmbedding`s: `position_encoding` (by default
             "sinusoidal"), `scale` (by default True), `max_length`, `padding_id`, `normalization`, ...
         encoder_options: dict of further arguments of `Encoder`: `normalize_first`, `activation`, `attention_options`,
-            `position_bias`, ...
+            `position_bias`, ... `skip_padding` is None by default: padding of the source is skipped on TensorFlow with
+            only CPUs and without XLA.
         decoder_options: dict of further arguments of `Decoder`, likewise.
         dtype: dtype policy of the layers.
 
@@ -90,7 +91,7 @@ class Seq2Seq(LanguageModel):
         dropout = checks.rate("dropout", dropout)
         use_output_bias = checks.one_of("use_output_bias", use_output_bias, (True, False))
         embedding_options = language_embedding(embedding_options, hidden_dim, dropout)
-        encoder_options = options("encoder_options", encoder_options, Encoder, dropout=dropout)
+        encoder_options = options("encoder_options", encoder_options, Encoder, dropout=dropout, skip_padding=None)
         decoder_options = options("decoder_options", decoder_options, Decoder, dropout=dropout)
 
         # Layers

@@ -39,7 +39,8 @@ class TextClassifier(TokenModel):
         embedding_options: dict of further arguments of `TokenEmbedding`: `position_encoding` (by default "sinusoidal"),
             `max_length`, `padding_id`, `num_segments`, `scale`, `normalization`, ...
         encoder_options: dict of further arguments of `Encoder`: `normalize_first`, `activation`, `gated`,
-            `normalization`, `attention_options`, ...
+            `normalization`, `attention_options`, ... `skip_padding` is None by default: padding is skipped on
+            TensorFlow with only CPUs and without XLA.
         dtype: dtype policy of the layers; the head computes in float32.
 
     Raises:
@@ -90,7 +91,7 @@ class TextClassifier(TokenModel):
         embedding_options = options(
             "embedding_options", embedding_options, TokenEmbedding, position_encoding="sinusoidal"
         )
-        encoder_options = options("encoder_options", encoder_options, Encoder)
+        encoder_options = options("encoder_options", encoder_options, Encoder, skip_padding=None)
 
         # Layers
         embedding = TokenEmbedding(

@@ -13,6 +13,7 @@ from keras_tx import checks
 from keras_tx.layers import Decoder, Encoder, LearnedPositionalEncoding, TokenEmbedding
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids
+from keras_tx.layers.unpadding import padding_unread
 from keras_tx.models.base import Twins, with_twins
 from keras_tx.models.checked_data import CheckedModel
 from keras_tx.types import Tensor
@@ -65,7 +66,12 @@ class TokenModel(CheckedModel):
         self._check_call(inputs, mask)
         if not isinstance(inputs, (dict, list, tuple)):
             inputs = [inputs]  # Keras does this for a tensor, but warns about an array
-        return super().call(inputs, training=training, mask=mask, **kwargs)
+        with padding_unread(self._padding_is_unread(training)):
+            return super().call(inputs, training=training, mask=mask, **kwargs)
+
+    def _padding_is_unread(self, training: bool | None) -> bool:
+        """Whether the outputs of the model do not depend on those of its encoder at padding tokens."""
+        return True
 
     def _check_call(self, inputs: Any, mask: Any) -> None:
         if any(given is not None for given in keras.tree.flatten(mask)):

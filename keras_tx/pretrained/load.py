@@ -31,7 +31,7 @@ def from_pretrained(
     task: str | None = None,
     dtype: Any = None,
     output_hidden_states: bool = False,
-    skip_padding: bool = False,
+    skip_padding: bool | None = None,
     num_labels: int | None = None,
     labels: Sequence[str] | None = None,
 ) -> PretrainedModel:
@@ -53,7 +53,10 @@ def from_pretrained(
         dtype: the dtype policy, such as "mixed_bfloat16". None: Keras' global dtype policy. With "float32", weights
             that are stored in half precision become float32.
         output_hidden_states: whether the outputs include `hidden_states`.
-        skip_padding: as for `keras_tx.layers.Encoder`: whether to skip padding tokens; the outputs there are then 0.
+        skip_padding: whether to skip padding tokens, as for `keras_tx.layers.Encoder`; the outputs there are then 0.
+            None: on TensorFlow with only CPUs and without XLA, if no output is per token, as of
+            "sequence_classification"; for "masked_lm" and "token_classification" in training, where losses and metrics
+            leave padding out. Pooling of the first token then needs texts that do not begin with padding.
         num_labels: the number of classes. If the checkpoint has a different number, the classification layer gets
             random weights.
         labels: the names of the classes, which are stored in the config (`id2label`). None: the names of the

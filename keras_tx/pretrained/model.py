@@ -11,6 +11,7 @@ from keras_tx.generation.strategy import Strategy
 from keras_tx.layers import Encoder
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids, check_integers
+from keras_tx.layers.unpadding import padding_unread
 from keras_tx.locks import lock_of
 from keras_tx.models.base import Twins, clonable, with_twins
 from keras_tx.models.checked_data import CheckedModel
@@ -25,6 +26,7 @@ _IDS = {
     "decoder_input_ids": "target_embedding",
 }  # {input: the attribute of the family that embeds it}
 GENERATIVE = ("causal_lm", "conditional_generation")  # tasks
+_TOKEN_TASKS = ("masked_lm", "token_classification")  # whose losses leave padding out
 _MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 
 
@@ -48,7 +50,10 @@ class PretrainedModel(CheckedModel):
             each layer, (B, T, D) each.
         tied: whether the token embeddings are also the kernel of the output layer. None: `tie_word_embeddings` of the
             config.
-        skip_padding: as for `keras_tx.layers.Encoder`: whether to skip padding tokens; the outputs there are then 0.
+        skip_padding: whether to skip padding tokens, as for `keras_tx.layers.Encoder`; the outputs there are then 0.
+            None: on TensorFlow with only CPUs and without XLA, if no output is per token, as of
+            "sequence_classification"; for "masked_lm" and "token_classification" in training, where losses and metrics
+            leave padding out. Pooling of the first token then needs texts that do not begin with padding.
         absent: names of optional parts to leave out, such as "pooler".
         generation_config: the content of generation_config.json, a dict: the defaults of `generate`.
         stored_dtypes: {name of a tensor: dtype} for `save_pretrained`, with the key "*" for all other tensors. None:
@@ -78,7 +83,7 @@ class PretrainedModel(CheckedModel):
         task: str | None = None,
         *,
         output_hidden_states: bool = False,
-        skip_padding: bool = False,
+        skip_padding: bool | None = None,
         tied: bool | None = None,
         absent: Collection[str] = (),
         generation_config: dict[str, Any] | None = None,
@@ -141,7 +146,14 @@ class PretrainedModel(CheckedModel):
         for name, size in self._ids.items():
             if inputs[name] is not None:
                 check_ids(name, inputs[name], size)  # Keras would cast floats, and truncate large integers
-        return super().call(inputs, training=training, mask=mask, **kwargs)
+        with padding_unread(self._padding_is_unread(training)):
+            return super().call(inputs, training=training, mask=mask, **kwargs)
+
+    def _padding_is_unread(self, training: bool | None) -> bool:
+        """Whether the outputs, in training only the loss, do not depend on those of the encoder at padding tokens."""
+        if len(self.outputs) == 1 and self.task in _TOKEN_TASKS:
+            return bool(training)
+        return not any(len(x.shape) > 2 or x.shape[-1] is None for x in self.outputs)
 
     def compute_output_spec(self, inputs: Any, training: bool | None = None, mask: Tensor = None) -> Any:
         inputs = self._named(inputs)
@@ -288,7 +300,7 @@ class PretrainedModel(CheckedModel):
             "config": self.config,
             "task": self.task,
             "output_hidden_states": self._output_hidden_states,
-            "skip_padding": any(layer.skip_padding for layer in self.layers if isinstance(layer, Encoder)),
+            "skip_padding": next((layer.skip_padding for layer in self.layers if isinstance(layer, Encoder)), None),
             "tied": self.tied,
             "absent": list(self.family.config.absent),
             "generation_config": copy.deepcopy(self.generation_config),

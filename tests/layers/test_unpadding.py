@@ -11,6 +11,8 @@ from keras import ops
 
 from keras_tx.layers import Encoder, FeedForward, MultiHeadAttention
 from keras_tx.layers.attention import dispatch as routes
+from keras_tx.layers.attention import layer as attention
+from keras_tx.layers.attention import parts as divided
 from tests.tools import assert_close, gradients, normal, randomize, to_numpy
 
 B, T, D = 5, 13, 12
@@ -179,34 +181,38 @@ def test_document_zero_is_padding():
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("asks", [False, True])
-def test_little_is_computed_for_padding(monkeypatch, asks):
-    """Each feed-forward sees the real tokens alone, and attention no longer rows than the longest."""
-    seen, attended = [], []
-    whole, attend = FeedForward.call, routes.attend
+def test_little_is_computed_for_padding(monkeypatch):
+    """Each feed-forward sees the real tokens alone, and attention parts no longer than the longest of their texts."""
+    seen, lengths = [], []
+    whole, attend = FeedForward.call, attention.attend_in_parts
     monkeypatch.setattr(
         FeedForward, "call", lambda self, x, **options: seen.append(x.shape) or whole(self, x, **options)
     )
-    monkeypatch.setattr(
-        routes, "attend", lambda *heads, **options: attended.append(heads[0].shape) or attend(*heads, **options)
-    )
+
+    def in_parts(query, key, value, parts, **options):
+        lengths.append([one.shape[-1] for one in parts.masks])
+        return attend(query, key, value, parts, **options)
+
+    monkeypatch.setattr(attention, "attend_in_parts", in_parts)
+    monkeypatch.setattr(divided, "_num_parts", lambda length: 4)
     _, skipping = shared_pair("post-norm")
-    skipping(normal(B, T, D), mask=RIGHT, return_attention_scores=asks)
+    skipping(normal(B, T, D), mask=RIGHT)
     assert seen == [(1, sum(LENGTHS), D)] * 2
-    assert attended == [(B, T if asks else max(LENGTHS), 3, 4)] * 2
+    assert lengths == [[0, 3, 7, 11]] * 2  # of 15 pairs of a text and a head: 3, 4, 4 and 4
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("options", [{"hard_attention": True}, {"blockwise": False}])
-def test_long_rows_that_do_not_go_by_blocks_are_cut(monkeypatch, options):
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("options", [{"hard_attention": True}, {"blockwise": False, "sliding_window": 12}])
+def test_other_attention_has_rows_as_long_as_the_longest_or_whole_for_scores(monkeypatch, options, asks):
     seen, attend = [], routes.attend
     monkeypatch.setattr(routes, "LONG", T * T)
     monkeypatch.setattr(
         routes, "attend", lambda *heads, **kwargs: seen.append(heads[0].shape) or attend(*heads, **kwargs)
     )
     _, skipping = pair(attention_options=options)
-    skipping(normal(B, T, D), mask=RIGHT)
-    assert seen == [(B, max(LENGTHS), 3, 4)] * 2
+    skipping(normal(B, T, D), mask=RIGHT, return_attention_scores=asks)
+    assert seen == [(B, T if asks else max(LENGTHS), 3, 4)] * 2
 
 
 @pytest.mark.tensorflow
@@ -327,10 +333,11 @@ def test_what_does_not_go_with_it_is_refused():
         layer(x, x, cache=layer.new_cache(B, T), start=0, unpadding=object())
 
 
-def test_skip_padding_is_a_boolean():
-    with pytest.raises(ValueError, match="`skip_padding` must be one of .*True, False.* Received: skip_padding='yes'"):
+def test_skip_padding_is_a_boolean_or_none():
+    message = "`skip_padding` must be one of .*True, False, None.* Received: skip_padding='yes'"
+    with pytest.raises(ValueError, match=message):
         Encoder(1, 17, 3, skip_padding="yes")
     encoder = Encoder(1, 17, 3, skip_padding=True)
-    with pytest.raises(ValueError, match="Received: skip_padding=None"):
-        encoder.skip_padding = None
-    assert encoder.skip_padding
+    with pytest.raises(ValueError, match="Received: skip_padding='no'"):
+        encoder.skip_padding = "no"
+    assert encoder.skip_padding is True

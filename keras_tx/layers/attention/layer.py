@@ -18,6 +18,7 @@ from keras_tx.layers.attention import arguments
 from keras_tx.layers.attention.axes import attended_axes, fold, fold_pairs, unfold, unfold_scores
 from keras_tx.layers.attention.dense import attend_cached, can_attend_cached
 from keras_tx.layers.attention.dispatch import dispatch_attention
+from keras_tx.layers.attention.parts import attend_in_parts
 from keras_tx.layers.attention.projections import (
     make_projection,
     project_all,
@@ -28,9 +29,10 @@ from keras_tx.layers.configs import Composite, serialized, widened
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.mask_search import find_mask
 from keras_tx.layers.masked_layer import convert_inputs
-from keras_tx.layers.masks import LARGEST_WINDOW, count_positions
+from keras_tx.layers.masks import LARGEST_WINDOW
 from keras_tx.layers.precision import wide_dtype
 from keras_tx.layers.residual import make_norm
+from keras_tx.layers.rotary import rotate_heads
 from keras_tx.types import Shape, Tensor
 
 
@@ -283,10 +285,18 @@ class MultiHeadAttention(Composite):
             query, (key, value) = project_queries(self, query), (ops.swapaxes(x, 1, 2) for x in cache)
         else:
             query, key, value = project_all(self, query, value, key)
-        if unpadding is not None:
+        parts = None if unpadding is None else unpadding.parts_of(self, training)
+        if parts is not None:
+            positions = parts.positions[None]
+        elif unpadding is not None:
             query, key, value = (unpadding.rows(x) for x in (query, key, value))
         if self.rotary is not None:
-            query, key = self._rotate(query, key, positions, query_mask, value_mask, start)
+            rotated = rotate_heads(self.rotary, query, key, positions, query_mask, value_mask, start)
+            query, key = (ops.cast(x, self.compute_dtype) for x in rotated)
+        if parts is not None:
+            dropout = (lambda x: self._dropout_layer(x, training=training)) if self.dropout else None
+            output = attend_in_parts(query, key, value, parts, scale=self.scale, dropout=dropout)
+            return self._project(output, gate)
         if start is not None:
             key_mask = None  # Keras may have filled it, for the keys of this call; `value_mask` is for all slots
             cache = caches.write(cache, caches.heads_first(key), caches.heads_first(value), start)
@@ -316,7 +326,7 @@ class MultiHeadAttention(Composite):
         is_plain = not (return_attention_scores or training or self.flash_attention or self.hard_attention)
         if cache is not None and is_plain and can_attend_cached(query, axes, start):
             output = attend_cached(query, cache, visible, bias=bias, scale=self.scale)
-            return self.output_dense(output if gate is None else output * gate), cache
+            return self._project(output, gate), cache
         output, scores = dispatch_attention(
             self,
             (fold(query, axes), fold(key, axes), fold(value, axes)),
@@ -329,25 +339,15 @@ class MultiHeadAttention(Composite):
         output = unfold(output, query, axes)
         if unpadding is not None:
             output = unpadding.remove(output)
-        outputs = [self.output_dense(output if gate is None else output * gate)]
+        outputs = [self._project(output, gate)]
         if return_attention_scores:
             outputs.append(unfold_scores(scores, query, key, axes))
         if cache is not None:
             outputs.append(cache)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def _rotate(
-        self, query: Tensor, key: Tensor, positions: Any, query_mask: Any, value_mask: Any, start: Any
-    ) -> list[Tensor]:
-        """Rotates queries and keys by their positions. With a cache (`start`) both have the same positions."""
-        query_positions = key_positions = positions
-        if positions is None and start is not None:
-            counted = count_positions(value_mask)
-            query_positions = key_positions = ops.slice(counted, (0, start), (ops.shape(counted)[0], query.shape[1]))
-        elif positions is None:
-            query_positions, key_positions = (x if x is None else count_positions(x) for x in (query_mask, value_mask))
-        rotated = self.rotary(query, query_positions), self.rotary(key, key_positions)
-        return [ops.cast(x, self.compute_dtype) for x in rotated]
+    def _project(self, output: Tensor, gate: Tensor | None) -> Tensor:
+        return self.output_dense(output if gate is None else output * gate)
 
     def compute_output_shape(self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None = None) -> Shape:
         arguments.check_same_positions(value_shape, value_shape if key_shape is None else key_shape)

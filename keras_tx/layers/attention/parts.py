@@ -1,0 +1,152 @@
+"""Attention within each text of a batch without padding: (1, R, N, H), (1, R, K, H), (1, R, K, V) -> (1, R, N, V).
+
+B batch, R real tokens of the whole batch, N query heads, K key heads, G = N/K, H head, V value head; X = B * K pairs of
+a text and a key head, L tokens. On TensorFlow. The pairs are sorted by the length of their texts and divided into parts
+of equally many. Each part is as long as its longest text, and its scores are small enough to stay in the processor's
+cache. A gather puts the tokens of a part in order, which takes no more time than to transpose them. Sorting by length:
+Fang et al. 2021, arXiv:2010.05680.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras_tx.layers.masks import MASKED
+from keras_tx.layers.precision import wide_dtype
+from keras_tx.optional import Lazy
+from keras_tx.types import Tensor
+
+tf = Lazy("tensorflow")
+
+# The number of parts by the least length of rows, if it is known. More parts make long scores fit a processor's cache,
+# but each takes the time to start its operations.
+_PARTS_FROM = {512: 8, 128: 4, 0: 1}
+_PARTS_OF_UNKNOWN = 4
+
+
+class Parts:
+    """Where each real token stands in the parts, and back. Used for all layers with the same numbers of heads.
+
+    Args:
+        mask: (B, T), True at real tokens.
+        heads, key_heads: N and K.
+        length: T, or None where the graph does not know it.
+    """
+
+    def __init__(self, mask: Tensor, heads: int, key_heads: int, length: int | None) -> None:
+        groups = heads // key_heads
+        lengths = tf.reduce_sum(tf.cast(mask, "int32"), axis=1)
+        starts = tf.cumsum(lengths, exclusive=True)
+        by_length = tf.argsort(lengths)
+        pairs = tf.reshape(by_length[:, None] * key_heads + tf.range(key_heads), (-1,))  # (X,)
+        num_pairs = tf.shape(pairs)[0]
+        self.masks, self.queries, self.keys, bases, longest = [], [], [], [], []
+        base: Any = 0
+        count = _num_parts(length)
+        for index in range(count):
+            part = pairs[num_pairs * index // count : num_pairs * (index + 1) // count]
+            text, head = part // key_heads, part % key_heads
+            real, size = tf.gather(lengths, text)[:, None], tf.shape(part)[0]
+            most = tf.reduce_max(tf.concat([real[:, 0], [0]], axis=0))
+            place = tf.range(most)
+            # Padding is filled up with the last token of the text itself, so that a NaN stays in its text.
+            token = tf.maximum(tf.gather(starts, text)[:, None] + tf.minimum(place, real - 1), 0)
+            self.masks.append(tf.where(place < real, 0.0, MASKED)[:, None])  # (X, 1, L)
+            self.keys.append(token * key_heads + head[:, None])  # (X, L)
+            query = token[:, None] * heads + (head[:, None] * groups + tf.range(groups))[:, :, None]
+            self.queries.append(tf.reshape(query, (size, groups * most)))
+            bases.append(base + tf.range(size) * most)
+            longest.append(tf.repeat(most, size))
+            base += size * most
+        # Of each text and key head: the first place of its keys in all parts, and the length of its part.
+        of_pairs = tf.scatter_nd(
+            pairs[:, None], tf.stack([tf.concat(bases, 0), tf.concat(longest, 0)], 1), (num_pairs, 2)
+        )
+        text = tf.repeat(tf.range(tf.shape(lengths)[0]), lengths)
+        self.positions = tf.range(tf.shape(text)[0]) - tf.gather(starts, text)  # (R,)
+        of_tokens = tf.gather(tf.reshape(of_pairs, (-1, key_heads, 2)), text)  # (R, K, 2)
+        self._places_of_keys = of_tokens[..., 0] + self.positions[:, None]  # (R, K)
+        places = (of_tokens[..., 0] * groups + self.positions[:, None])[..., None]
+        places += of_tokens[..., 1:] * tf.range(groups)
+        self._places_of_queries = tf.reshape(places, (-1, heads))  # (R, N)
+
+    def cut(self, x: Tensor, indices: Sequence[Tensor]) -> list[Tensor]:
+        """(1, R, N, H) -> (X, G * L, H) for each part; keys and values (1, R, K, H) -> (X, L, H)."""
+        shape, size = tf.shape(x), x.shape[3]
+        places = self._places_of_queries if indices is self.queries else self._places_of_keys
+
+        def with_gradient(x: Tensor) -> tuple[list[Tensor], Callable[..., Tensor]]:
+            def gradient(*upstream: Tensor) -> Tensor:
+                return tf.reshape(tf.gather(_flat(upstream), places), shape)
+
+            rows = tf.reshape(x, (-1, size))
+            return [tf.gather(rows, one) for one in indices], gradient
+
+        made: list[Tensor] = tf.custom_gradient(with_gradient)(x)
+        return made
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """(X, G * L, V) for each part -> (1, R, N, V)."""
+        shapes, size = [tf.shape(part) for part in parts], parts[0].shape[-1]
+        places = self._places_of_queries
+
+        def with_gradient(*parts: Tensor) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
+            def gradient(upstream: Tensor) -> list[Tensor]:
+                counts = [shape[0] * shape[1] for shape in shapes]
+                upstream = tf.reshape(upstream, (-1, size))
+                flat = tf.scatter_nd(tf.reshape(places, (-1, 1)), upstream, tf.stack([sum(counts), size]))
+                return [tf.reshape(x, shape) for x, shape in zip(tf.split(flat, counts), shapes, strict=True)]
+
+            return tf.gather(_flat(parts), places)[None], gradient
+
+        return tf.custom_gradient(with_gradient)(*parts)
+
+
+def _num_parts(length: int | None) -> int:
+    if length is None:
+        return _PARTS_OF_UNKNOWN
+    return next(count for least, count in _PARTS_FROM.items() if length >= least)
+
+
+def _flat(parts: Sequence[Tensor]) -> Tensor:
+    """(X, L, H) for each part -> (all tokens, H)."""
+    return tf.concat([tf.reshape(part, (-1, part.shape[-1])) for part in parts], axis=0)
+
+
+def attend_in_parts(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    parts: Parts,
+    *,
+    scale: float | None = None,
+    dropout: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """`attend` of each real token to all real tokens of its text. Returns only the output.
+
+    Args:
+        query, key, value: (1, R, N, H), (1, R, K, H), (1, R, K, V), the real tokens of all texts.
+        parts: how to divide them.
+        scale: the factor applied to the dot products; 1 / sqrt(H) if None.
+        dropout: a function applied to the scores before they are multiplied with the values.
+    """
+    dtype = wide_dtype(query, key, value)
+    query = tf.cast(query, dtype) * (1 / math.sqrt(query.shape[3]) if scale is None else scale)
+    outputs = []
+    for queries, keys, values, mask in zip(
+        parts.cut(query, parts.queries),
+        parts.cut(tf.cast(key, dtype), parts.keys),
+        parts.cut(value, parts.keys),
+        parts.masks,
+        strict=True,
+    ):
+        scores = tf.nn.softmax(tf.matmul(queries, keys, transpose_b=True) + tf.cast(mask, dtype))
+        weights = tf.cast(scores if dropout is None else dropout(scores), value.dtype)
+        outputs.append(tf.matmul(weights, values))
+    return parts.joined(outputs)
+
+
+def can_attend_in_parts(layer: Any, training: bool | None) -> bool:
+    """Whether `layer`, a `MultiHeadAttention`, lets each token attend to its whole text, by a softmax."""
+    is_hard = layer.hard_attention and not training
+    return not (layer.sliding_window or layer.flash_attention or layer.blockwise or is_hard)
