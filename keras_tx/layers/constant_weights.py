@@ -124,7 +124,11 @@ def dense(weights: ConstantWeights, layers: Sequence[Any], inputs: Tensor, num_a
     count = None
     if len(inputs.shape) == num_axes + 1 or inputs.shape[1] == 1:  # one row for each example of the batch
         count = tf.shape(rows)[0]
-        rows = tf.pad(rows, [[0, tf.maximum(FEW_ROWS - count, 0)], [0, 0]])
+        rows = _with_rows_of_zeros(rows, count)
+    elif inputs.shape[0] == 1:  # the real tokens of a batch, without padding: to copy many in each product takes time
+        count = tf.shape(rows)[0]
+        rows = tf.cond(count < FEW_ROWS, lambda: _with_rows_of_zeros(rows, count), lambda: rows)
+        rows.set_shape((None, size))
     activation = layers[0].activation
     products = _PRODUCTS[weights.precision](rows, kernels, biases)
     if activation is not None:
@@ -137,6 +141,10 @@ def dense(weights: ConstantWeights, layers: Sequence[Any], inputs: Tensor, num_a
     if free.count(-1) > 1:
         free = tf.unstack(tf.shape(inputs)[: len(free)], len(free))
     return [tf.reshape(part, (*free, *shape)) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _with_rows_of_zeros(rows: Tensor, count: Tensor) -> Tensor:
+    return tf.pad(rows, [[0, tf.maximum(FEW_ROWS - count, 0)], [0, 0]])
 
 
 def _arrays_of(weights: ConstantWeights, layers: Sequence[Any], num_axes: int) -> tuple[Any, Tensor, list[Any]]:
