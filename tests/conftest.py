@@ -2,7 +2,6 @@ import ctypes
 import gc
 import os
 import resource
-import runpy
 import sys
 from pathlib import Path
 
@@ -17,12 +16,6 @@ from hypothesis import settings
 BACKEND = keras.backend.backend()
 # JAX compiles each shape anew: there a few examples show that the backends agree, the many run on TensorFlow.
 EXAMPLES = 4 if BACKEND == "jax" else 30
-
-# Here, and in every process that a test starts, Python looks for garbage less often: see tests/startup. The fixture
-# `memory_given_back` looks when much memory is in use.
-STARTUP = Path(__file__).with_name("startup")
-os.environ["PYTHONPATH"] = os.pathsep.join([str(STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])])
-runpy.run_path(str(STARTUP / "sitecustomize.py"))
 
 settings.register_profile("keras_tx", deadline=None, max_examples=EXAMPLES, derandomize=True)
 settings.load_profile("keras_tx")

@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 def run(tmp_path, name, *arguments, quiet=False, examples=EXAMPLES):
     """Runs an example in an empty folder and returns what it printed. A quiet one writes nothing to stderr."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(EXAMPLES.parent), os.environ["PYTHONPATH"]])}
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
     environment.pop("TF_CPP_MIN_LOG_LEVEL", None)  # which a newcomer has not set
     command = [sys.executable, examples / name, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)

@@ -27,7 +27,7 @@ WITHOUT += "runpy.run_path(sys.argv[0], run_name='__main__')"
 
 def run_without(folder, name, *arguments):
     """As `run`, without torch, transformers and huggingface_hub."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(EXAMPLES.parent), os.environ["PYTHONPATH"]])}
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
     environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
     command = [sys.executable, "-c", WITHOUT, str(EXAMPLES / name), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)

@@ -24,11 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def answers(backend, folder, *what):
     """What a process on another backend exported, how it was refused, and what the live models answer there."""
     pytest.importorskip(backend)
-    environment = {
-        **os.environ,
-        "KERAS_BACKEND": backend,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]]),
-    }
+    environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.serving.other_backend", str(folder), *what]
     run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
     assert run.returncode == 0, run.stderr[-4000:]
