@@ -4,8 +4,9 @@ python examples/classify.py
 python examples/classify.py --data messages.csv --text-column message --label-column team
 python examples/classify.py --dataset imdb_reviews --data-dir PREPARED_TFDS_FOLDER
 
-The file of --data is a .csv or .tsv file whose first line names the columns, a .jsonl file with one JSON object in each
-line, or a .parquet file; also compressed as .gz or .zst. Each row has a text and a label, a word or an integer:
+The file of --data is a .csv file (columns separated by commas) or .tsv file (by tabs) whose first line names the
+columns, a .jsonl file with one JSON object in each line, or a .parquet file; also compressed as .gz or .zst. Each row
+has a text and a label, a word or an integer:
 
     message,team
     "Where is my parcel?",delivery

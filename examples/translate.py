@@ -22,7 +22,7 @@ python examples/translate.py --strategy mirrored
 python examples/cluster/local.py examples/translate.py --strategy multi_worker
 python examples/translate.py --backend jax --mesh 2x2
 
-On 2 cores without a GPU: the sample takes a few minutes and reaches BLEU 97. Multi30k, tokenized, reached BLEU 41.6 in
+On 2 cores without a GPU: the sample takes three minutes and reaches BLEU 97. Multi30k, tokenized, reached BLEU 41.6 in
 70 minutes with the WordPieces of an earlier version of this example, whose text processing could not be exported. The
 byte pairs have not been measured as long.
 """
@@ -96,6 +96,8 @@ if is_chief:
         shutil.rmtree(backup, ignore_errors=True)
 
 # 1. Text
+if arguments.data and not os.path.isdir(arguments.data):
+    parser.error(f"--data must be a folder that exists. Received: {arguments.data}")
 try:
     dataset = data.load_translation(name, source=arguments.source, target=arguments.target, data_dir=arguments.data_dir)
     parts = {
@@ -118,18 +120,24 @@ if is_chief:
     tokenizer.save(out)
 
 
-# Each merged token -> the two tokens that it was merged from; for the others, the token itself and -1.
+# Each merged token -> the two tokens that it was merged from; for the others, the token itself and -1. A space ("Ġ")
+# stays with the letter after it: " a" is one token.
 halves = np.stack([np.arange(tokenizer.vocabulary_size), np.full(tokenizer.vocabulary_size, -1)], 1).astype("int32")
 for merge in json.loads(tokenizer.get_config()["definition"])["model"]["merges"]:
-    halves[tokenizer.token_to_id("".join(merge))] = [tokenizer.token_to_id(half) for half in merge]
+    if merge[0] != "Ġ":
+        halves[tokenizer.token_to_id("".join(merge))] = [tokenizer.token_to_id(half) for half in merge]
 
 
 def split(rows, dropout, seed):
-    """Undoes a part of the merges, like BPE-dropout (Provilkov et al. 2020, arXiv:1910.13267)."""
+    """Undoes a part of the merges, then of the merges of these halves, like BPE-dropout (Provilkov et al. 2020,
+    arXiv:1910.13267)."""
+    is_new = tf.ones_like(rows.values, "bool")
     for depth in range(3):
         ids = rows.values
-        is_split = tf.random.stateless_uniform([tf.size(ids)], (seed[0], 3 * seed[1] + depth)) < dropout
+        chosen = tf.random.stateless_uniform([tf.size(ids)], (seed[0], 3 * seed[1] + depth)) < dropout
+        is_split = chosen & is_new
         pairs = tf.where(is_split[:, None], tf.gather(halves, ids), tf.stack([ids, -tf.ones_like(ids)], 1))
+        is_new = tf.boolean_mask(tf.stack([is_split, is_split], 1), pairs >= 0)
         rows = rows.with_values(tf.RaggedTensor.from_tensor(pairs, padding=-1)).merge_dims(1, 2)
     return rows
 

@@ -129,6 +129,15 @@ def test_translate_goes_from_parallel_files_to_translations_and_goes_on_where_it
     assert not (out / "2").exists()
 
 
+def test_translate_names_a_folder_that_does_not_exist(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "argv", ["translate.py", "--data", "nowhere"])
+    with pytest.raises(SystemExit, match="^2$"):
+        runpy.run_path(str(EXAMPLES / "translate.py"))
+    assert "--data must be a folder that exists. Received: nowhere" in capsys.readouterr().err
+
+
 def test_write_text_streams_what_a_model_of_the_file_writes(tmp_path):
     (tmp_path / "mine.txt").write_text("the cat sat on the mat, the dog ran.\n" * 200)
     arguments = ("--data", "mine.txt", "--steps", "120", "--length", "30", "--prompt", "the c")

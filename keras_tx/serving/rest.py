@@ -4,6 +4,7 @@ https://www.tensorflow.org/tfx/serving/api_rest
 """
 
 import importlib.util
+import json
 import re
 import urllib.parse
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx.optional import Lazy
-from keras_tx.serving import rest_json
+from keras_tx.serving import card, rest_json
 from keras_tx.serving.rest_json import RestError
 
 tf = Lazy("tensorflow")
@@ -70,6 +71,7 @@ class ServedModel:
     Attributes:
         name: the model's name.
         version: the number of the version.
+        generation: the options of a generative model, from MODEL_CARD.json; {} if there are none.
 
     Raises:
         FileNotFoundError: there is no version in the folder.
@@ -79,6 +81,8 @@ class ServedModel:
     def __init__(self, folder: str | Path, name: str | None = None):
         path = latest_version(Path(folder))
         self.name, self.version = name or Path(folder).resolve().name, int(path.name)
+        described = path / card.FILE
+        self.generation = json.loads(described.read_bytes()).get("generation", {}) if described.is_file() else {}
         saved_model = saved_model_pb2.SavedModel()
         saved_model.ParseFromString((path / "saved_model.pb").read_bytes())
         self._definitions = saved_model.meta_graphs[0].signature_def

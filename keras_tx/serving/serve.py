@@ -75,7 +75,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] == "/":
             model = self._model()
             page = PAGE.read_text(encoding="utf-8")
-            for mark, value in (("{{name}}", model.name), ("{{version}}", str(model.version))):
+            values = {"{{name}}": model.name, "{{version}}": str(model.version)}
+            values["{{generation}}"] = json.dumps(model.generation)
+            for mark, value in values.items():
                 page = page.replace(mark, html.escape(value))
             self._send(200, page.encode(), "text/html; charset=utf-8")
         elif self.path == "/favicon.ico":

@@ -113,6 +113,19 @@ def test_each_row_has_its_own_numbers(models, signatures, tokenizer):
         assert alone["num_tokens"].numpy() == got["num_tokens"].numpy()[index] <= row["max_new_tokens"]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+def test_with_a_seed_a_shorter_text_is_the_beginning_of_a_longer_one(signatures, temperature):
+    lengths = list(range(FEW_RULES["min_new_tokens"], NEW + 1))
+    row = {"temperature": temperature, "top_k": 6, "top_p": 0.9, "seed": 4}
+    numbers = {key: tf.constant([value] * len(lengths), _dtype(key)) for key, value in row.items()}
+    answer = signatures["translator"]["generate"](
+        tf.constant(TEXTS[:1] * len(lengths)), max_new_tokens=tf.constant(lengths), **numbers
+    )
+    texts = strings(answer["text"])
+    assert len(set(texts)) > 2
+    assert all(longer.startswith(shorter) for shorter, longer in zip(texts, texts[1:], strict=False))
+
+
 def _dtype(name):
     return {"max_new_tokens": "int32", "top_k": "int32", "seed": "int64"}.get(name, "float32")
 

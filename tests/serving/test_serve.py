@@ -263,7 +263,11 @@ def test_the_page_names_the_model_and_needs_nothing_from_elsewhere(server):
     page = response.read().decode()
     connection.close()
     assert response.status == 200 and response.getheader("Content-Type") == "text/html; charset=utf-8"
-    assert '<body data-name="reviews">' in page and "Version 1." in page and "not for production" in page
+    assert (
+        '<body data-name="reviews" data-generation="{}">' in page
+        and "Version 1." in page
+        and "not for production" in page
+    )
     assert "{{" not in page and "://" not in page and "innerHTML" not in page
 
 
@@ -272,6 +276,17 @@ def test_a_name_is_escaped_on_the_page(exported, server, monkeypatch):
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
     connection.request("GET", "/")
     assert b'data-name="&quot;&gt;&lt;script&gt;"' in connection.getresponse().read()
+    connection.close()
+
+
+def test_the_page_has_the_options_with_which_a_model_writes(exported, generator, server, monkeypatch):
+    generation = rest.ServedModel(generator.path.parent).generation
+    assert generation == json.loads((generator.path / "MODEL_CARD.json").read_text())["generation"]
+    assert generation["strategy"]["kind"] == "Beam" and server.model.generation == {}
+    monkeypatch.setattr(server.model, "generation", {"strategy": '">'})
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection.request("GET", "/")
+    assert b'data-generation="{&quot;strategy&quot;: &quot;\\&quot;&gt;&quot;}"' in connection.getresponse().read()
     connection.close()
 
 
