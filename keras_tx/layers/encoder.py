@@ -171,12 +171,13 @@ class Encoder(TransformerStack):
             gradient and the rest is computed again, which saves memory and costs time.
         skip_padding: whether norms, projections and feed-forward networks skip padding tokens, which saves time if a
             batch has many of them. The outputs at padding tokens (by `mask`, or by 0 in `document_ids`) are then 0.
-            Attention is computed within each text; on rows up to the end of the longest one with `sliding_window` or
-            hard attention; on the full length if `attention_mask`, `attention_bias`, `positions`, `document_ids` or
-            scores are used. It takes effect on TensorFlow, where it turns XLA off for the model; on other backends and
-            in `generate` it only sets the outputs at padding tokens to 0. None, the default of this package's models:
-            skip them within a model of this package that does not read them, on TensorFlow with only CPUs and without
-            XLA, and else as False. The attribute may be changed after construction.
+            Attention is computed within each text if T is known statically; else, and with `sliding_window` or hard
+            attention, on rows up to the end of the longest one; on the full length if `attention_mask`,
+            `attention_bias`, `positions`, `document_ids` or scores are used. It takes effect on TensorFlow, where it
+            turns XLA off for the model; on other backends and in `generate` it only sets the outputs at padding tokens
+            to 0. None, the default of this package's models: skip them within a model of this package that does not
+            read them, on TensorFlow with only CPUs and without XLA, and else as False. The attribute may be changed
+            after construction.
 
     Call arguments:
         inputs, mask, attention_mask, attention_bias, training, positions, document_ids: as for `EncoderLayer`; all
@@ -341,8 +342,10 @@ class Encoder(TransformerStack):
         # Blockwise attention skips blocks of padding itself, but needs rows of a known length.
         in_blocks = any(uses_blocks(attention, length, length, training) for attention in attentions)
         cut = can_cut and not in_blocks
-        in_parts = [one for one in attentions if can_attend_in_parts(one, training)]
-        return Unpadding(mask, inputs.shape[:2], cut, in_parts if cut and not traces_for_xla() else [])
+        # Graphs for rows of any length do not divide texts into parts: exported to ONNX or LiteRT that fails.
+        divides = cut and length is not None and not traces_for_xla()
+        in_parts = [one for one in attentions if divides and can_attend_in_parts(one, training)]
+        return Unpadding(mask, inputs.shape[:2], cut, in_parts)
 
     def _padded(self, outputs: Tensor, zeroed: Tensor | None, unpadding: Unpadding | None) -> Tensor:
         """`outputs` as (B, T, D), with 0 where the mask `zeroed` is False."""

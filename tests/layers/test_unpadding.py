@@ -216,6 +216,20 @@ def test_other_attention_has_rows_as_long_as_the_longest_or_whole_for_scores(mon
 
 
 @pytest.mark.tensorflow
+def test_rows_of_an_unknown_length_are_not_divided_into_parts(monkeypatch):
+    import tensorflow as tf
+
+    seen, attend = [], routes.attend
+    monkeypatch.setattr(
+        routes, "attend", lambda *heads, **kwargs: seen.append(heads[0].shape) or attend(*heads, **kwargs)
+    )
+    _, skipping = shared_pair("post-norm")
+    signature = [tf.TensorSpec((None, None, D)), tf.TensorSpec((None, None), "bool")]
+    tf.function(lambda x, mask: skipping(x, mask=mask), signature).get_concrete_function()
+    assert [shape.as_list() for shape in seen] == [[None, None, 3, 4]] * 2
+
+
+@pytest.mark.tensorflow
 def test_long_rows_go_by_blocks_also_where_the_mask_does_not_know_its_length(monkeypatch):
     import tensorflow as tf
 

@@ -18,10 +18,9 @@ from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
-# The number of parts by the least length of rows, if it is known. More parts make long scores fit a processor's cache,
-# but each takes the time to start its operations.
+# The number of parts by the least length of rows. More parts make long scores fit a processor's cache, but each takes
+# the time to start its operations.
 _PARTS_FROM = {512: 8, 128: 4, 0: 1}
-_PARTS_OF_UNKNOWN = 4
 
 
 class Parts:
@@ -30,10 +29,10 @@ class Parts:
     Args:
         mask: (B, T), True at real tokens.
         heads, key_heads: N and K.
-        length: T, or None where the graph does not know it.
+        length: T.
     """
 
-    def __init__(self, mask: Tensor, heads: int, key_heads: int, length: int | None) -> None:
+    def __init__(self, mask: Tensor, heads: int, key_heads: int, length: int) -> None:
         groups = heads // key_heads
         lengths = tf.reduce_sum(tf.cast(mask, "int32"), axis=1)
         starts = tf.cumsum(lengths, exclusive=True)
@@ -102,9 +101,7 @@ class Parts:
         return tf.custom_gradient(with_gradient)(*parts)
 
 
-def _num_parts(length: int | None) -> int:
-    if length is None:
-        return _PARTS_OF_UNKNOWN
+def _num_parts(length: int) -> int:
     return next(count for least, count in _PARTS_FROM.items() if length >= least)
 
 
