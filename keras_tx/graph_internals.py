@@ -86,7 +86,7 @@ _NUMBER = "_keras_tx_number"  # an attribute of constants; TensorFlow lets any n
 
 def quantized_constant(value: Any) -> Tensor:
     """A NumPy array of int8 or int32 as a constant qint8 or qint32 of the graph that is being traced."""
-    dtype = _dtype_of_constant(value)
+    dtype = {"int8": tf.qint8, "int32": tf.qint32}[value.dtype.name]
     proto = tf.make_tensor_proto(value)
     proto.ClearField("int_val")
     proto.dtype, proto.tensor_content = dtype.as_datatype_enum, value.tobytes()
@@ -94,13 +94,12 @@ def quantized_constant(value: Any) -> Tensor:
 
 
 def numbered_constant(value: Any, number: int) -> Tensor:
-    """A constant with the dtype and the shape of a NumPy array, but without its values; int8 becomes qint8.
+    """A constant with the dtype and the shape of a NumPy array, but without its values.
 
     `constant_number` finds the number in a saved graph, for the one who puts the values there.
     """
-    dtype = _dtype_of_constant(value) if value.dtype.kind == "i" else tf.as_dtype(value.dtype)
-    proto = tf.make_tensor_proto(0, dtype="int32" if value.dtype.kind == "i" else dtype)
-    proto.dtype = dtype.as_datatype_enum
+    dtype = tf.as_dtype(value.dtype)
+    proto = tf.make_tensor_proto(0, dtype=dtype)
     proto.tensor_shape.CopyFrom(tf.TensorShape(value.shape).as_proto())
     return _constant(proto, dtype, **{_NUMBER: tf.compat.v1.AttrValue(i=number)})
 
@@ -108,10 +107,6 @@ def numbered_constant(value: Any, number: int) -> Tensor:
 def constant_number(node: Any) -> int | None:
     """The number of a node of a saved graph that `numbered_constant` made; None for any other node."""
     return int(node.attr[_NUMBER].i) if _NUMBER in node.attr else None
-
-
-def _dtype_of_constant(value: Any) -> Any:
-    return {"int8": tf.qint8, "int32": tf.qint32}[value.dtype.name]
 
 
 def _constant(proto: Any, dtype: Any, **attributes: Any) -> Tensor:

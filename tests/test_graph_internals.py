@@ -100,7 +100,7 @@ def test_numbered_constant_and_constant_number():
     with still("lets constants have shapes, attributes and no values"):
         graph = constants.get_concrete_function().graph
         made = [(x.shape.as_list(), x.dtype) for x in graph.outputs]
-        assert made == [([2, 3], tf.float32), ([5, 7], tf.qint8), ([11], tf.bfloat16)]
+        assert made == [([2, 3], tf.float32), ([5, 7], tf.int8), ([11], tf.bfloat16)]
         numbers = [graph_internals.constant_number(node) for node in graph.as_graph_def().node]
         assert [one for one in numbers if one is not None] == [3, 4, 5]
         assert None in numbers  # the other nodes

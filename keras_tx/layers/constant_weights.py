@@ -75,7 +75,7 @@ class ConstantWeights:
         if self.values is not None and value.nbytes >= _SMALL:
             self.values.append(value)
             return numbered_constant(value, len(self.values) - 1)
-        return quantized_constant(value) if value.dtype == np.int8 else tf.constant(value)
+        return tf.constant(value)
 
 
 @contextmanager
@@ -203,7 +203,7 @@ def _int8_product(rows: Tensor, kernels: tuple[Tensor, Tensor, Tensor], bias: Te
     integers = tf.cast(rows * (1 / row_scale) + (_LEVELS + 1.5), "uint8")  # the cast rounds down
     products, _, _ = tf.raw_ops.QuantizedMatMulWithBias(
         a=tf.bitcast(integers, tf.quint8),
-        b=kernel,
+        b=tf.bitcast(kernel, tf.qint8),
         bias=offset,
         min_a=0.0,
         max_a=255.0,  # with these limits an integer stands for itself

@@ -23,7 +23,7 @@ from keras_tx.serving.warmup import check_warmup, write_warmup
 
 tf = Lazy("tensorflow")
 
-MOST_BY_ITSELF = 64 * 10**6  # bytes of constants, which a server has in memory about twelve times
+MOST_BY_ITSELF = 16 * 10**6  # bytes of constants, which a server has in memory about twelve times
 
 
 def export(
@@ -90,7 +90,7 @@ def export(
         constant_weights: whether the graph has the weights of matrix products as constants, which TensorFlow on x86
             processors arranges in memory once instead of in every call. Short texts gain most. A server needs about
             twelve times the memory of the weights for it, and its first call takes longer. None: for encoder models
-            with at most 64 MB of such weights, and for any lower `precision`, which needs it.
+            with at most 16 MB of such weights, and for any lower `precision`, which needs it.
 
     Returns:
         The version's folder.

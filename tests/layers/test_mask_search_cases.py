@@ -1,5 +1,7 @@
 """Where the mask of a tensor is found or lost: moved tokens, several inputs, nested models, layers of one's own."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from keras import ops
 
 from keras_tx import layers
 from keras_tx.keras_internals import get_keras_mask
+from keras_tx.layers import mask_search, mask_trial
 from keras_tx.layers.mask_search import mask_of
 from keras_tx.models.pooling import TokenPooling
 from tests.tools import assert_close, randomize, to_numpy
@@ -15,7 +18,6 @@ D = 6
 L = keras.layers
 IDS = np.array([[5, 6, 7, 0, 0], [0, 0, 0, 3, 4]])
 MASK = IDS != 0
-IDS_OF_THREE = np.array([[5, 6, 7, 0, 0], [0, 0, 0, 3, 4], [8, 9, 1, 2, 0]])
 
 pytestmark = pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask")  # Keras' own
 
@@ -72,14 +74,36 @@ def test_a_mask_moves_with_its_tokens(name, ids, x):
     assert found(ids, outputs) == expected.tolist()
 
 
-@pytest.mark.parametrize("length", [None, 5])
-@pytest.mark.parametrize("order", [[4, 0], [1, 2, 3], [0, 1, 3, 2, 4]], ids=str)
-def test_a_mask_moves_whatever_masks_were_made_before(order, length):
-    """Each new mask is another pattern in trials; in some of these, two tokens are padding together, or none is."""
-    for _ in range(40 if keras.backend.backend() == "tensorflow" else 4):
+def swap_pairs(t):
+    return ops.reshape(ops.flip(ops.reshape(t, (ops.shape(t)[0], -1, 2, D)), axis=2), ops.shape(t))
+
+
+ORDERS = {  # the places of the tokens after a move, for a number of tokens
+    "two": (lambda x: ops.take(x, [4, 0], axis=1), lambda length: [4, 0]),
+    "three": (lambda x: ops.take(x, [1, 2, 3], axis=1), lambda length: [1, 2, 3]),
+    "pairs": (lambda x: L.Lambda(swap_pairs, output_shape=x.shape[1:])(x), lambda length: np.arange(length) ^ 1),
+}
+
+
+@pytest.mark.parametrize("length", [None, 6])
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_mask_moves_whatever_masks_were_made_before(name, length, monkeypatch):
+    """Each new mask is another pattern in trials. In some of these, moved tokens are padding, or real, all together."""
+    move, order_of = ORDERS[name]
+    order = order_of(length or 12)
+    made = {number: mask_trial.patterns_in_trials((2, length or 12), number)[0] for number in range(200)}
+    hiding = [
+        number
+        for number, mask in made.items()
+        if (mask[:, order] == mask[:, order[:1]]).all() or (mask[:, order] == mask[:, : len(order)]).all()
+    ]
+    numbers = (hiding or list(made))[:6]
+    monkeypatch.setattr(mask_search, "_numbers", itertools.chain(numbers, itertools.count(1000)))
+    given = np.array([[5, 6, 7, 0, 0, 0], [0, 0, 0, 3, 4, 5], [8, 9, 1, 2, 0, 0]])
+    for _ in numbers:
         ids = keras.Input((length,), dtype="int32")
-        x = L.Embedding(11, D, mask_zero=True)(ids)
-        assert found(ids, ops.take(x, order, axis=1), IDS_OF_THREE) == (IDS_OF_THREE != 0)[:, order].tolist()
+        y = move(L.Embedding(11, D, mask_zero=True)(ids))
+        assert found(ids, y, given) == (given != 0)[:, order_of(6)].tolist()
 
 
 def test_a_moved_mask_makes_padding_harmless(ids, x):
