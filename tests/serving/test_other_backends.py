@@ -131,6 +131,7 @@ def test_a_process_that_ends_without_a_word_is_an_error(make, tmp_path, monkeypa
     interpreter.chmod(0o755)
     monkeypatch.setattr(other_backends.sys, "executable", str(interpreter))
     arguments = dict(tokenizers={}, generation=None, labels=None, warmup=[], max_batch=1)
+    arguments |= dict(precision="float32", constant_weights=None)
     with pytest.raises(RuntimeError, match=f"TensorFlow in a process of its own, which ended. Received: .*{message}"):
         other_backends.export_in_subprocess(make(), tmp_path / "reviews", **arguments)
 
