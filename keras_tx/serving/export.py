@@ -10,6 +10,7 @@ import keras
 
 from keras_tx import checks
 from keras_tx.graph_internals import shared_shapes
+from keras_tx.keras_internals import layers_within
 from keras_tx.layers.constant_weights import LARGEST, PRECISIONS, ConstantWeights, TooLarge
 from keras_tx.layers.constant_weights import constant_weights as context
 from keras_tx.optional import Lazy
@@ -222,7 +223,7 @@ def _traced(
         precision, constants: `precision` and `constant_weights` of `export`.
 
     Raises:
-        ValueError: the constants would need 2 GiB, and they are asked for.
+        ValueError: constants are asked for, and the model does not compute in float32, or they would need 2 GiB.
     """
 
     def trace() -> dict[str, Any]:
@@ -232,7 +233,15 @@ def _traced(
 
     is_asked_for = constants or precision != "float32"
     # Of a generative model, the prefill and the decode steps of each strategy would each have all weights.
-    is_possible = constants is not False and not isinstance(exporter, GeneratorExporter)
+    is_float32 = {layer.compute_dtype for layer in layers_within(exporter.model) if layer.weights} <= {"float32"}
+    is_possible = constants is not False and is_float32 and not isinstance(exporter, GeneratorExporter)
+    if is_asked_for and not is_float32:
+        # The products would silently get another precision than that of the model.
+        raise ValueError(
+            "`constant_weights` and `precision` need a model that computes in float32. Received: "
+            f"constant_weights={constants}, precision={precision!r} for a model with dtype_policy="
+            f"{exporter.model.dtype_policy.name!r}"
+        )
     with shared_shapes():
         if is_asked_for or is_possible:
             try:

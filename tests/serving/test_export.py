@@ -393,6 +393,16 @@ def test_weights_are_variables_if_asked_for(make, tokenizer, live, tmp_path):
         export(model, tmp_path / "reviews", tokenizer=tokenizer, constant_weights=False, precision="int8")
 
 
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "mixed_bfloat16"])
+def test_products_of_a_model_in_another_dtype_keep_it(make, tokenizer, tmp_path, dtype):
+    model = make(dtype=dtype)
+    for given in ({"precision": "int8"}, {"constant_weights": True}):
+        with pytest.raises(ValueError, match="need a model that computes in float32. Received: constant_weights="):
+            export(model, tmp_path / "reviews", tokenizer=tokenizer, **given)
+    path = export(model, tmp_path / "reviews", tokenizer=tokenizer)
+    assert json.loads((path / "MODEL_CARD.json").read_text())["precision"]["megabytes_of_constants"] == 0
+
+
 def test_an_unknown_precision_is_refused(make, tmp_path):
     with pytest.raises(ValueError, match="`precision` must be one of.*Received: precision='float16'"):
         export(make(), tmp_path / "reviews", precision="float16")
