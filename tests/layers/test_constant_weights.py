@@ -153,3 +153,23 @@ def test_later_changes_of_the_weights_need_a_new_trace():
     layer.kernel.assign(2 * layer.kernel)
     assert_close(function(x), before, atol=1e-5, rtol=1e-5)
     assert keras.ops.max(keras.ops.abs(layer(x) - before)) > 0.1
+
+
+@pytest.mark.parametrize("shape", [(None, IN), (None, 1, IN), (1, None, IN)], ids=str)
+def test_a_product_has_at_least_eight_rows(shape, monkeypatch):
+    """With fewer in the first call, oneDNN would lay out the kernel for few rows, and later calls lay it out again."""
+    import tensorflow as tf
+
+    product = constants._PRODUCTS["float32"]
+
+    def checked(rows, kernel, bias):
+        with tf.control_dependencies([tf.debugging.assert_greater_equal(tf.shape(rows)[0], 8)]):
+            return product(tf.identity(rows), kernel, bias)
+
+    monkeypatch.setitem(constants._PRODUCTS, "float32", checked)
+    layer, _ = made("dense")
+    function, _ = traced(layer, shape)
+    for count in (1, 7, 8, 13):
+        x = np.random.default_rng(2).normal(size=(count, IN)).astype("float32")
+        x = x.reshape([count if size is None else size for size in shape])
+        assert_close(function(x), layer(x), atol=1e-5, rtol=1e-5)
