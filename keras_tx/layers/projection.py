@@ -13,7 +13,7 @@ import numpy as np
 from keras import ops, quantizers
 
 from keras_tx.keras_internals import embeddings_of
-from keras_tx.layers import activations, constant_weights, xla
+from keras_tx.layers import activations, exported_weights, xla
 from keras_tx.layers.loops import product
 from keras_tx.layers.quantization import Quantizable
 from keras_tx.layers.splitting import Split
@@ -68,9 +68,9 @@ def _plus(rows: Tensor, bias: Tensor) -> Tensor:
 
 
 def _dense(layer: Any, inputs: Tensor, num_axes: int = 1) -> Tensor:
-    weights = constant_weights.current()
+    weights = exported_weights.current()
     if weights is not None:
-        return constant_weights.dense(weights, [layer], inputs, num_axes)[0]
+        return exported_weights.dense(weights, [layer], inputs, num_axes)[0]
     kernel, bias = (None if x is None else ops.cast(x, inputs.dtype) for x in (layer.kernel, layer.bias))
     return project(inputs, kernel, num_axes, bias, layer.activation)
 
@@ -78,12 +78,12 @@ def _dense(layer: Any, inputs: Tensor, num_axes: int = 1) -> Tensor:
 def project_together(layers: Sequence[Any], inputs: Tensor) -> list[Tensor] | None:
     """The outputs of `HeadProjection`s (..., D) -> (..., *made) without activations, from a single product.
 
-    None where their weights are not constants of the graph: to join variables in each call would cost more.
+    None where no graph is exported: to join their variables in each call would cost more.
     """
-    weights = constant_weights.current()
+    weights = exported_weights.current()
     if weights is None or any(layer.quantization_mode for layer in layers):
         return None
-    return constant_weights.dense(weights, layers, inputs)
+    return exported_weights.dense(weights, layers, inputs)
 
 
 class HeadProjection(Quantizable, keras.layers.EinsumDense):

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from keras_tx.keras_internals import layers_within
-from keras_tx.layers.constant_weights import ConstantWeights
+from keras_tx.layers.exported_weights import ExportedWeights
 from keras_tx.version import __version__
 
 FILE = "MODEL_CARD.json"
@@ -31,7 +31,7 @@ def write_card(
     parity: Mapping[str, Any],
     warmup: int,
     backend: str,
-    weights: ConstantWeights | None,
+    weights: ExportedWeights | None,
 ) -> None:
     """Writes the model card into the folder of a version.
 
@@ -45,7 +45,7 @@ def write_card(
         parity: figures by signature.
         warmup: the number of warm-up requests.
         backend: the backend that the model ran on.
-        weights: the weights that the graph has as constants; None if all are variables.
+        weights: the weights that were made for the version; None if it has those of the model alone.
     """
     card = {
         "name": name,
@@ -57,7 +57,7 @@ def write_card(
         },
         "precision": {
             "products": "float32" if weights is None else weights.precision,
-            "megabytes_of_constants": 0 if weights is None else round(weights.size / 1e6, 3),
+            "megabytes_of_constants": round(weights.size / 1e6, 3) if weights and weights.are_constants else 0,
             "megabytes_on_disk": round(sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()) / 1e6, 3),
         },
         "signatures": {key: _input_and_output_specs(function) for key, function in signatures.items()},

@@ -11,8 +11,7 @@ import keras
 from keras_tx import checks
 from keras_tx.graph_internals import shared_shapes
 from keras_tx.keras_internals import layers_within
-from keras_tx.layers.constant_weights import LARGEST, PRECISIONS, ConstantWeights, TooLarge
-from keras_tx.layers.constant_weights import constant_weights as context
+from keras_tx.layers.exported_weights import LARGEST, PRECISIONS, ExportedWeights, TooLarge, exported_weights
 from keras_tx.optional import Lazy
 from keras_tx.serving import constant_files, parity
 from keras_tx.serving.card import write_batching, write_card
@@ -90,17 +89,18 @@ def export(
             token a scale for its inputs; a server then must have oneDNN, as TensorFlow has for x86 processors.
         constant_weights: whether the graph has the weights of matrix products as constants, which TensorFlow on x86
             processors arranges in memory once instead of in every call. Short texts gain most. A server needs about
-            twelve times the memory of the weights for it, and its first call takes longer. None: for encoder models
-            with at most 16 MB of such weights, and for any lower `precision`, which needs it.
+            twelve times the memory of the weights for it, and its first call takes longer. A server whose environment
+            has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1 does the same with variables, without that cost. None: for encoder
+            models with at most 16 MB of such weights.
 
     Returns:
         The version's folder.
 
     Raises:
         TypeError: the model is not functional, or a tokenizer does not run in a graph.
-        ValueError: `precision` is lower than float32 and `constant_weights` is False, or the constants would need 2
-            GiB; arguments do not match the model or each other, outputs of the model depend on padding, an operation
-            cannot run on an unmodified server, or a warm-up request fails.
+        ValueError: the constants that are asked for would need 2 GiB; arguments do not match the model or each other,
+            outputs of the model depend on padding, an operation cannot run on an unmodified server, or a warm-up request
+            fails.
         OSError: the folder cannot be written, or the disk is full.
 
     Reference:
@@ -134,11 +134,6 @@ def export(
         "precision": checks.one_of("precision", precision, PRECISIONS),
         "constant_weights": checks.one_of("constant_weights", constant_weights, (None, True, False)),
     }
-    if precision != "float32" and constant_weights is False:
-        raise ValueError(
-            "`constant_weights` must not be False with a lower `precision`, which needs constants. Received: "
-            f"constant_weights=False, precision={precision!r}"
-        )
     _check_path(Path(path))
     exporter_for(model, arguments["tokenizers"], generation, labels)  # checks the arguments on every backend
     if keras.backend.backend() != "tensorflow":
@@ -177,7 +172,7 @@ def export_on_tensorflow(
         root.resources = [one for tokenizer in tokenizers.values() for one in tokenizer_resources(tokenizer)]
         with _file_errors(path), _without_information():
             tf.saved_model.save(root, str(folder), signatures=graphs)
-        if weights is None:
+        if weights is None or not weights.are_constants:
             loaded = tf.saved_model.load(str(folder)).signatures
             describe(folder, {name: loaded[name] for name in signatures})
             return
@@ -215,15 +210,16 @@ def export_on_tensorflow(
 
 def _traced(
     exporter: Exporter, precision: str, constants: bool | None
-) -> tuple[dict[str, Any], ConstantWeights | None]:
-    """The traced signatures, and what they have as constants; None if all weights are variables.
+) -> tuple[dict[str, Any], ExportedWeights | None]:
+    """The traced signatures, and the weights that were made for them; None if they have those of the model alone.
 
     Args:
         exporter: that of the model.
         precision, constants: `precision` and `constant_weights` of `export`.
 
     Raises:
-        ValueError: constants are asked for, and the model does not compute in float32, or they would need 2 GiB.
+        ValueError: constants or a lower precision are asked for, and the model does not compute in float32, or the
+            constants would need 2 GiB.
     """
 
     def trace() -> dict[str, Any]:
@@ -231,31 +227,33 @@ def _traced(
         check_servable(signatures)
         return signatures
 
-    is_asked_for = constants or precision != "float32"
-    # Of a generative model, the prefill and the decode steps of each strategy would each have all weights.
     is_float32 = {layer.compute_dtype for layer in layers_within(exporter.model) if layer.weights} <= {"float32"}
-    is_possible = constants is not False and is_float32 and not isinstance(exporter, GeneratorExporter)
-    if is_asked_for and not is_float32:
+    if (constants or precision != "float32") and not is_float32:
         # The products would silently get another precision than that of the model.
         raise ValueError(
             "`constant_weights` and `precision` need a model that computes in float32. Received: "
             f"constant_weights={constants}, precision={precision!r} for a model with dtype_policy="
             f"{exporter.model.dtype_policy.name!r}"
         )
+    # Of a generative model, the prefill and the decode steps of each strategy would each have all constants.
+    is_generator = isinstance(exporter, GeneratorExporter)
     with shared_shapes():
-        if is_asked_for or is_possible:
+        if constants or (constants is None and is_float32 and not is_generator):
+            limit = LARGEST if constants else MOST_BY_ITSELF
             try:
-                limit = LARGEST if is_asked_for else MOST_BY_ITSELF
-                with context(precision, limit=limit, with_values=False) as weights:
+                with exported_weights(precision, limit=limit, with_values=False) as weights:
                     return trace(), weights
             except TooLarge:
-                if is_asked_for:
+                if constants:
                     raise ValueError(
-                        "`constant_weights`, and any `precision` below float32, put the weights into the graph, which "
-                        f"holds less than 2 GiB. Received: constant_weights={constants}, precision={precision!r} for "
-                        f"a model of {exporter.model.count_params():,} parameters"
+                        "`constant_weights` puts the weights into the graph, which holds less than 2 GiB. Received: "
+                        f"constant_weights={constants}, precision={precision!r} for a model of "
+                        f"{exporter.model.count_params():,} parameters"
                     ) from None
-        return trace(), None
+        if precision == "float32":
+            return trace(), None
+        with exported_weights(precision, constants=False) as weights:
+            return trace(), weights
 
 
 @contextmanager

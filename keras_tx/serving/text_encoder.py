@@ -15,8 +15,8 @@ import numpy as np
 
 from keras_tx.functional_graph import consumers_of, is_optional_input
 from keras_tx.keras_internals import functional_model, keras_hub_positions, layers_within
-from keras_tx.layers import LearnedPositionalEncoding, constant_weights
-from keras_tx.layers.constant_weights import FEW_ROWS
+from keras_tx.layers import LearnedPositionalEncoding, exported_weights
+from keras_tx.layers.exported_weights import FEW_ROWS
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -84,7 +84,7 @@ class TextEncoder:
     ) -> list[Tensor]:
         """The outputs of `model`, whose symbolic tensors are `symbolic`; it has the inputs of `self.model`."""
         width = tf.shape(ids)[1]
-        is_padded = constant_weights.current() is not None and self.fixed_length is None
+        is_padded = exported_weights.current() is not None and self.fixed_length is None
         if is_padded and (self.max_length is None or self.max_length >= FEW_ROWS):
             ids = at_least_columns(ids, padding_id, FEW_ROWS)
             segments = segments if segments is None else at_least_columns(segments, 0, FEW_ROWS)

@@ -347,11 +347,13 @@ def test_a_full_disk_raises_os_error_and_leaves_nothing(make, tmp_path, limit):
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("constants", [None, False])
 def test_a_lower_precision_of_products_answers_nearly_the_same_from_smaller_files(
-    make, tokenizer, live, tmp_path, precision
+    make, tokenizer, live, tmp_path, precision, constants
 ):
     model = make(num_layers=2, hidden_dim=64, intermediate_dim=128)
-    path = export(model, tmp_path / "reviews", tokenizer=tokenizer, labels=LABELS, precision=precision)
+    options = {"tokenizer": tokenizer, "labels": LABELS}
+    path = export(model, tmp_path / "reviews", **options, precision=precision, constant_weights=constants)
     signature = load(path)["serving_default"]
     assert_answers_texts(signature, model, tokenizer, live, LABELS, atol=0.05)
     exact = np.array([live(model, token_ids=tokenizer(text)["token_ids"]) for text in TEXTS])
@@ -363,7 +365,15 @@ def test_a_lower_precision_of_products_answers_nearly_the_same_from_smaller_file
     elements = sum(np.prod(one.kernel.shape) for one in layers_within(model) if isinstance(one, PROJECTIONS))
     size = {"bfloat16": 2, "int8": 1}[precision]
     assert card["products"] == precision
-    assert size * elements < 1e6 * card["megabytes_of_constants"] < 1.4 * size * elements
+    file = "saved_model.pb" if constants is None else "variables/variables.data-00000-of-00001"
+    if constants is None:
+        assert size * elements < 1e6 * card["megabytes_of_constants"] < 1.4 * size * elements
+    else:
+        assert card["megabytes_of_constants"] == 0
+    assert (path / file).stat().st_size > size * elements
+    if constants is False:  # the float32 weights of projections are in no file
+        others = 4 * (sum(np.prod(one.shape) for one in model.weights) - elements)
+        assert (path / file).stat().st_size < 1.4 * size * elements + others
     total = sum(one.stat().st_size for one in path.rglob("*") if one.is_file() and one.name != "MODEL_CARD.json")
     assert abs(card["megabytes_on_disk"] - total / 1e6) < 0.01
     report = check(path)
@@ -374,14 +384,15 @@ def test_weights_that_fit_into_no_graph_stay_variables_or_are_refused(make, toke
     monkeypatch.setattr(export_module, "LARGEST", 500)
     monkeypatch.setattr(export_module, "MOST_BY_ITSELF", 500)
     model, options = make(), {"tokenizer": tokenizer}
-    for given in ({"precision": "bfloat16"}, {"precision": "int8"}, {"constant_weights": True}):
-        (name, value), *_ = given.items()
-        with pytest.raises(ValueError, match=f"put the weights into the graph, .*{name}='?{value}'?.* for a model of"):
-            export(model, tmp_path / "reviews", **options, **given)
+    for precision in ("float32", "bfloat16", "int8"):
+        message = f"put[s] the weights into the graph, .*constant_weights=True, precision='{precision}' for a model of"
+        with pytest.raises(ValueError, match=message):
+            export(model, tmp_path / "reviews", **options, constant_weights=True, precision=precision)
     assert not (tmp_path / "reviews").exists() or not list((tmp_path / "reviews").iterdir())
-    path = export(model, tmp_path / "reviews", **options)
-    card = json.loads((path / "MODEL_CARD.json").read_text())["precision"]
-    assert card["products"] == "float32" and card["megabytes_of_constants"] == 0
+    for precision in ("float32", "bfloat16"):
+        path = export(model, tmp_path / "reviews", **options, precision=precision)
+        card = json.loads((path / "MODEL_CARD.json").read_text())["precision"]
+        assert card["products"] == precision and card["megabytes_of_constants"] == 0
 
 
 def test_weights_are_variables_if_asked_for(make, tokenizer, live, tmp_path):
@@ -389,8 +400,6 @@ def test_weights_are_variables_if_asked_for(make, tokenizer, live, tmp_path):
     path = export(model, tmp_path / "reviews", tokenizer=tokenizer, labels=LABELS, constant_weights=False)
     assert json.loads((path / "MODEL_CARD.json").read_text())["precision"]["megabytes_of_constants"] == 0
     assert_answers_texts(load(path)["serving_default"], model, tokenizer, live, LABELS)
-    with pytest.raises(ValueError, match="`constant_weights` must not be False.*constant_weights=False, precision='i"):
-        export(model, tmp_path / "reviews", tokenizer=tokenizer, constant_weights=False, precision="int8")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "mixed_bfloat16"])

@@ -1,9 +1,10 @@
-"""Kernels and biases of projections as constants of the graph that is being traced, for exports and CPUs. TensorFlow.
+"""Kernels and biases of projections as an export has them: joined, in a lower precision, or constants. TensorFlow.
 
-R rows, D inputs, F outputs. TensorFlow's fused product (oneDNN) lays out a kernel in memory for the processor. If the
-kernel is a variable, each call does this again; of a constant the graph keeps the result. With constants, kernels can
-also be bfloat16 or int8 without a change of the model: the products alone then have that precision, and everything
-else (norms, softmax, sums, activations) stays as it was.
+R rows, D inputs, F outputs. An export has weights of its own, so its kernels can be bfloat16 or int8 without a change
+of the model: the products alone then have that precision, and everything else (norms, softmax, sums, activations) stays
+as it was. TensorFlow's fused product (oneDNN) lays out a kernel in memory for the processor. If the kernel is a
+variable, each call does this again, unless the process has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1; of a constant it keeps
+the result.
 """
 
 import math
@@ -31,7 +32,7 @@ FEW_ROWS = 8
 _SMALL = 1024  # bytes of a constant that always has its values
 _LEVELS = 127  # of symmetric int8: -127 to 127
 _TINY = np.finfo(np.float32).tiny
-_current: ContextVar["ConstantWeights | None"] = ContextVar("keras_tx_constant_weights", default=None)
+_current: ContextVar["ExportedWeights | None"] = ContextVar("keras_tx_exported_weights", default=None)
 
 
 class TooLarge(Exception):
@@ -39,37 +40,42 @@ class TooLarge(Exception):
 
 
 @dataclass
-class ConstantWeights:
-    """The precision of products, and the constants that were made so far.
+class ExportedWeights:
+    """The precision of products, and the weights that were made so far.
 
     Attributes:
         precision: one of `PRECISIONS`.
-        made: {(graph, layers): constants}; each graph has the constants of a layer only once.
-        size: bytes of all constants.
+        are_constants: whether weights are constants of the graph; otherwise they are variables.
         limit: the most bytes of all constants.
         values: arrays that the graph has only as numbered constants without values; None: it has the values.
+        made: {key of layers: what `once` made}.
+        size: bytes of all weights that were made.
     """
 
     precision: str
+    are_constants: bool
     limit: int
     values: list[np.ndarray] | None = None
     made: dict[Any, Any] = field(default_factory=dict)
     size: int = 0
 
     def once(self, layers: Sequence[Any], make: Callable[[], Any]) -> Any:
-        """What `make` returned for these layers in the graph that is being traced."""
-        key = (tf.compat.v1.get_default_graph(), *map(id, layers))
+        """What `make` returned for these layers: for constants in the graph that is being traced, else in any graph."""
+        key = (tf.compat.v1.get_default_graph() if self.are_constants else None, *map(id, layers))
         if key not in self.made:
             self.made[key] = make()
         return self.made[key]
 
-    def constant(self, value: np.ndarray) -> Tensor:
-        """A constant of the graph that is being traced.
+    def weight(self, value: np.ndarray) -> Any:
+        """A variable, or a constant of the graph that is being traced.
 
         Raises:
             TooLarge: together with all others, it is over the limit.
         """
         self.size += value.nbytes
+        if not self.are_constants:
+            with tf.init_scope():
+                return tf.Variable(value, trainable=False)
         if self.size > self.limit:
             raise TooLarge
         if self.values is not None and value.nbytes >= _SMALL:
@@ -79,17 +85,19 @@ class ConstantWeights:
 
 
 @contextmanager
-def constant_weights(
-    precision: str = "float32", *, limit: int | None = None, with_values: bool = True
-) -> Iterator[ConstantWeights]:
-    """Within this context, the projections of this package put their weights into a traced graph as constants.
+def exported_weights(
+    precision: str = "float32", *, constants: bool = True, limit: int | None = None, with_values: bool = True
+) -> Iterator[ExportedWeights]:
+    """Within this context, a graph that is traced gets its own weights for the projections of this package.
 
     Args:
         precision: one of `PRECISIONS`.
+        constants: whether they are constants of the graph; otherwise they are variables.
         limit: the most bytes of all constants; None: what a serialized graph may hold.
-        with_values: whether the graph can run as it is. Otherwise large constants have no values: see `values`.
+        with_values: whether constants have values. Otherwise large ones have none: see `ExportedWeights.values`.
     """
-    made = ConstantWeights(precision, LARGEST if limit is None else limit, None if with_values else [])
+    values: list[np.ndarray] | None = None if with_values else []
+    made = ExportedWeights(precision, constants, LARGEST if limit is None else limit, values)
     token = _current.set(made)
     try:
         yield made
@@ -97,15 +105,15 @@ def constant_weights(
         _current.reset(token)
 
 
-def current() -> ConstantWeights | None:
-    """The innermost `constant_weights`, while a graph of TensorFlow is traced; None elsewhere."""
+def current() -> ExportedWeights | None:
+    """The innermost `exported_weights`, while a graph of TensorFlow is traced; None elsewhere."""
     weights = _current.get()
     if weights is None or keras.backend.backend() != "tensorflow" or not tf.inside_function():
         return None
     return weights
 
 
-def dense(weights: ConstantWeights, layers: Sequence[Any], inputs: Tensor, num_axes: int = 1) -> list[Tensor]:
+def dense(weights: ExportedWeights, layers: Sequence[Any], inputs: Tensor, num_axes: int = 1) -> list[Tensor]:
     """The outputs of dense `layers` with the same inputs, from one product.
 
     Args:
@@ -118,11 +126,12 @@ def dense(weights: ConstantWeights, layers: Sequence[Any], inputs: Tensor, num_a
     Returns:
         (..., *made) of each layer.
     """
-    kernels, biases, shapes = weights.once(layers, lambda: _arrays_of(weights, layers, num_axes))
+    kernels, biases, shapes = weights.once(layers, lambda: _weights_of(weights, layers, num_axes))
     size = inputs.shape[-num_axes:].num_elements()
     rows = tf.reshape(inputs, (-1, size))
     count = None
-    if len(inputs.shape) == num_axes + 1 or inputs.shape[1] == 1:  # one row for each example of the batch
+    is_row_each = len(inputs.shape) == num_axes + 1 or inputs.shape[1] == 1  # one row for each example of the batch
+    if is_row_each and weights.are_constants:  # a kernel that is laid out in each call is read faster for few rows
         count = tf.shape(rows)[0]
         rows = _with_rows_of_zeros(rows, count)
     elif inputs.shape[0] == 1:  # the real tokens of a batch, without padding: to copy many in each product takes time
@@ -147,8 +156,8 @@ def _with_rows_of_zeros(rows: Tensor, count: Tensor) -> Tensor:
     return tf.pad(rows, [[0, tf.maximum(FEW_ROWS - count, 0)], [0, 0]])
 
 
-def _arrays_of(weights: ConstantWeights, layers: Sequence[Any], num_axes: int) -> tuple[Any, Tensor, list[Any]]:
-    """The constants of the kernel (D, F) and of the bias (F,) of all layers, and the shapes `made`."""
+def _weights_of(weights: ExportedWeights, layers: Sequence[Any], num_axes: int) -> tuple[Any, Any, list[Any]]:
+    """The kernel (D, F) and the bias (F,) of all layers together, and the shapes `made`."""
     kernels, biases, shapes = [], [], []
     with tf.init_scope():
         for layer in layers:
@@ -159,39 +168,40 @@ def _arrays_of(weights: ConstantWeights, layers: Sequence[Any], num_axes: int) -
             bias = np.zeros(math.prod(made)) if layer.bias is None else keras.ops.convert_to_numpy(layer.bias)
             biases.append(np.asarray(bias, np.float32).reshape(-1))
     kernel, bias = (np.concatenate(one, axis=-1) for one in (kernels, biases))
-    if not bias.any():
+    if weights.are_constants and not bias.any():
         # TensorFlow would remove a constant bias of zeros, and a product alone does not keep the layout of its kernel.
         bias[0] = _TINY
-    return _CONSTANTS[weights.precision](weights, kernel, bias), weights.constant(bias), shapes
+    return _WEIGHTS[weights.precision](weights, kernel, bias), weights.weight(bias), shapes
 
 
-def _float32_kernel(weights: ConstantWeights, kernel: np.ndarray, bias: np.ndarray) -> Tensor:
-    return weights.constant(kernel)
+def _float32_kernel(weights: ExportedWeights, kernel: np.ndarray, bias: np.ndarray) -> Any:
+    return weights.weight(kernel)
 
 
-def _float32_product(rows: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+def _float32_product(rows: Tensor, kernel: Any, bias: Any) -> Tensor:
     return tf.nn.bias_add(tf.matmul(tf.cast(rows, "float32"), kernel), bias)
 
 
-def _bfloat16_kernel(weights: ConstantWeights, kernel: np.ndarray, bias: np.ndarray) -> tuple[Tensor, Tensor]:
+def _bfloat16_kernel(weights: ExportedWeights, kernel: np.ndarray, bias: np.ndarray) -> tuple[Any, Any]:
     dtype = tf.bfloat16.as_numpy_dtype
-    return weights.constant(kernel.astype(dtype)), weights.constant(bias.astype(dtype))
+    return weights.weight(kernel.astype(dtype)), weights.weight(bias.astype(dtype))
 
 
-def _bfloat16_product(rows: Tensor, kernels: tuple[Tensor, Tensor], bias: Tensor) -> Tensor:
+def _bfloat16_product(rows: Tensor, kernels: tuple[Any, Any], bias: Any) -> Tensor:
     kernel, bias = kernels
     return tf.nn.bias_add(tf.matmul(tf.cast(rows, "bfloat16"), kernel), bias)
 
 
-def _int8_kernel(weights: ConstantWeights, kernel: np.ndarray, bias: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+def _int8_kernel(weights: ExportedWeights, kernel: np.ndarray, bias: np.ndarray) -> tuple[Any, Any, Any]:
     """Integers (D, F), what the offset of the rows adds to each output (F,), and the scale of each output (F,)."""
     scale = np.maximum(np.abs(kernel).max(axis=0), _TINY * 2**10) / _LEVELS
     integers = np.round(kernel / scale).astype(np.int8)
     offset = -(_LEVELS + 1) * integers.sum(axis=0, dtype=np.int32)
-    return weights.constant(integers), quantized_constant(offset), weights.constant(scale.astype(np.float32))
+    made = quantized_constant(offset) if weights.are_constants else weights.weight(offset)
+    return weights.weight(integers), made, weights.weight(scale.astype(np.float32))
 
 
-def _int8_product(rows: Tensor, kernels: tuple[Tensor, Tensor, Tensor], bias: Tensor) -> Tensor:
+def _int8_product(rows: Tensor, kernels: tuple[Any, Any, Any], bias: Any) -> Tensor:
     """Rounds each row to unsigned integers, of which 128 stands for 0, and multiplies integers exactly.
 
     Per-channel scales of kernels: Krishnamoorthi 2018, arXiv:1806.08342; a scale for each row of inputs, computed while
@@ -204,7 +214,7 @@ def _int8_product(rows: Tensor, kernels: tuple[Tensor, Tensor, Tensor], bias: Te
     products, _, _ = tf.raw_ops.QuantizedMatMulWithBias(
         a=tf.bitcast(integers, tf.quint8),
         b=tf.bitcast(kernel, tf.qint8),
-        bias=offset,
+        bias=offset if offset.dtype == tf.qint32 else tf.bitcast(offset, tf.qint32),
         min_a=0.0,
         max_a=255.0,  # with these limits an integer stands for itself
         min_b=-127.0,
@@ -216,7 +226,7 @@ def _int8_product(rows: Tensor, kernels: tuple[Tensor, Tensor, Tensor], bias: Te
     return tf.nn.bias_add(products, bias)
 
 
-_CONSTANTS: dict[str, Callable[..., Any]] = {
+_WEIGHTS: dict[str, Callable[..., Any]] = {
     "float32": _float32_kernel,
     "bfloat16": _bfloat16_kernel,
     "int8": _int8_kernel,

@@ -1,10 +1,10 @@
-"""Projections whose weights are constants of a graph, against their own calls with variables and against NumPy."""
+"""Projections with the weights of an export, against their own calls and against NumPy."""
 
 import keras
 import numpy as np
 import pytest
 
-from keras_tx.layers import constant_weights as constants
+from keras_tx.layers import exported_weights as exported
 from keras_tx.layers import projection
 from tests.tools import assert_close, to_numpy
 
@@ -31,21 +31,22 @@ def made(kind, activation=None, use_bias=True, biases="normal"):
 
 
 def traced(layer, shape, precision="float32", **options):
-    """The layer as a function traced with constants, and what was made for it."""
+    """The layer as a function traced with exported weights, and what was made for it."""
     import tensorflow as tf
 
     function = tf.function(lambda x: layer(x), input_signature=[tf.TensorSpec(shape, tf.float32)], autograph=False)
-    with constants.constant_weights(precision, **options) as weights:
+    with exported.exported_weights(precision, **options) as weights:
         function.get_concrete_function()
     return function, weights
 
 
 @pytest.mark.parametrize("kind", ["dense", "to heads", "from heads"])
 @pytest.mark.parametrize("options", [{}, {"use_bias": False}, {"biases": "zeros"}], ids=str)
-def test_products_with_constants_are_those_with_variables(kind, options):
+@pytest.mark.parametrize("constants", [True, False])
+def test_products_are_those_of_the_layer(kind, options, constants):
     layer, shape = made(kind, **options)
-    function, weights = traced(layer, shape)
-    assert function.get_concrete_function().captured_inputs == []
+    function, weights = traced(layer, shape, constants=constants)
+    assert len(function.get_concrete_function().captured_inputs) == (0 if constants else 2)
     assert weights.size >= 4 * np.prod(layer.kernel.shape)
     for free in (FREE, (1, 1), (0, 5), (2, 0)):
         x = np.random.default_rng(2).normal(size=(*free, *shape[2:])).astype("float32")
@@ -70,11 +71,12 @@ def in_int8(x, kernel, bias):
     return np.floor(x / row_scale + 0.5).astype("int64") @ integers * row_scale * scale + bias
 
 
+@pytest.mark.parametrize("constants", [True, False])
 @pytest.mark.parametrize("few", [False, True])
-def test_int8_rounds_each_row_and_each_output_by_its_own_scale(few):
+def test_int8_rounds_each_row_and_each_output_by_its_own_scale(few, constants):
     layer, _ = made("dense", biases="zeros")
     layer.kernel.assign(layer.kernel * 10.0 ** np.arange(-5, 6))  # outputs of very different sizes
-    function, weights = traced(layer, (None, IN), "int8")
+    function, weights = traced(layer, (None, IN), "int8", constants=constants)
     x = np.random.default_rng(2).normal(size=(3 if few else 17, IN)).astype("float32")
     x *= 10.0 ** np.arange(len(x))[:, None] / 1e3
     kernel, bias = (to_numpy(one).astype("float64") for one in (layer.kernel, layer.bias))
@@ -85,7 +87,8 @@ def test_int8_rounds_each_row_and_each_output_by_its_own_scale(few):
     assert np.max(np.abs(got - expected) / size) < 1 / 127
     assert np.median(np.abs(got - expected) / size) < 1e-5
     assert 1e-4 < np.max(np.abs(got - exact) / size) < IN / 127
-    assert weights.size == IN * 11 + 2 * 4 * 11  # integers, scales and biases
+    offsets = 0 if constants else 4 * 11
+    assert weights.size == IN * 11 + offsets + 2 * 4 * 11  # integers, offsets, scales and biases
 
 
 def test_int8_of_rows_of_zeros_and_of_a_kernel_of_zeros_is_the_bias():
@@ -97,12 +100,13 @@ def test_int8_of_rows_of_zeros_and_of_a_kernel_of_zeros_is_the_bias():
     assert_close(function(np.ones((2, IN), "float32")), np.tile(layer.bias, (2, 1)), atol=0, rtol=0)
 
 
-def test_bfloat16_rounds_the_inputs_and_the_weights():
+@pytest.mark.parametrize("constants", [True, False])
+def test_bfloat16_rounds_the_inputs_and_the_weights(constants):
     import tensorflow as tf
 
     layer, shape = made("dense")
     x = np.random.default_rng(2).normal(size=(*FREE, IN)).astype("float32")
-    function, weights = traced(layer, shape, "bfloat16")
+    function, weights = traced(layer, shape, "bfloat16", constants=constants)
     rounded = [to_numpy(tf.cast(tf.cast(one, "bfloat16"), "float32")) for one in (x, layer.kernel, layer.bias)]
     expected = rounded[0] @ rounded[1] + rounded[2]
     got = function(x)
@@ -118,22 +122,35 @@ def test_a_graph_has_the_weights_of_a_layer_once_and_nothing_changes_outside():
     layer, shape = made("dense")
     spec = [tf.TensorSpec(shape, tf.float32)]
     twice = tf.function(lambda x: layer(x) + layer(2 * x), input_signature=spec)
-    with constants.constant_weights() as weights:
+    with exported.exported_weights() as weights:
         graph = twice.get_concrete_function().graph
-        assert constants.current() is None  # outside of a graph
+        assert exported.current() is None  # outside of a graph
         layer(np.ones((2, 3, IN), "float32"))
     assert weights.size == 4 * (IN * 11 + 11)
     assert sum(op.type == "Const" and op.outputs[0].shape == (IN, 11) for op in graph.get_operations()) == 1
     after = tf.function(lambda x: layer(x), input_signature=spec).get_concrete_function()
     assert len(after.captured_inputs) == 2
-    assert constants.current() is None
+    assert exported.current() is None
+
+
+def test_all_graphs_share_the_variables_of_a_layer():
+    import tensorflow as tf
+
+    layer, shape = made("dense")
+    x = np.random.default_rng(2).normal(size=(*FREE, IN)).astype("float32")
+    functions = [tf.function(lambda x, n=n: layer(n * x), input_signature=[tf.TensorSpec(shape)]) for n in (1.0, 2.0)]
+    with exported.exported_weights("bfloat16", constants=False) as weights:
+        captured = [function.get_concrete_function().captured_inputs for function in functions]
+    assert [id(one) for one in captured[0]] == [id(one) for one in captured[1]]
+    assert weights.size == 2 * (IN * 11 + 11) + 4 * 11
+    assert_close(functions[1](x), layer(2 * x), atol=0.2, rtol=0)
 
 
 def test_constants_over_the_limit_are_refused():
     layer, shape = made("dense")
     size = 4 * (IN * 11 + 11)
     assert traced(layer, shape, limit=size)[1].size == size
-    with pytest.raises(constants.TooLarge):
+    with pytest.raises(exported.TooLarge):
         traced(layer, shape, limit=size - 1)
 
 
@@ -160,13 +177,13 @@ def test_a_product_has_at_least_eight_rows(shape, monkeypatch):
     """With fewer in the first call, oneDNN would lay out the kernel for few rows, and later calls lay it out again."""
     import tensorflow as tf
 
-    product = constants._PRODUCTS["float32"]
+    product = exported._PRODUCTS["float32"]
 
     def checked(rows, kernel, bias):
         with tf.control_dependencies([tf.debugging.assert_greater_equal(tf.shape(rows)[0], 8)]):
             return product(tf.identity(rows), kernel, bias)
 
-    monkeypatch.setitem(constants._PRODUCTS, "float32", checked)
+    monkeypatch.setitem(exported._PRODUCTS, "float32", checked)
     layer, _ = made("dense")
     function, _ = traced(layer, shape)
     for count in (1, 7, 8, 13):
