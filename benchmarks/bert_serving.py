@@ -1,12 +1,14 @@
 """An exported BERT-base that classifies texts, against ONNX Runtime, OpenVINO and PyTorch, tokenizers included.
 
 python -m benchmarks bert_serving
-python -m benchmarks bert_serving --precision variables bfloat16 --layers 4
+python -m benchmarks bert_serving --precision bfloat16 --layers 4
 
-The weights are random. Ours answers in a process without Keras and with XLA off, as on an unmodified server. ONNX
-Runtime runs the model after its own transformer optimizer, in float32 and with dynamic int8 weights, and OpenVINO runs
-the model as PyTorch exported it; they and PyTorch use the tokenizer of transformers. Batches of several rows have texts
-of a quarter to the full length. `pip install openvino` adds OpenVINO. To export 12 layers with constants takes minutes.
+The weights are random. Ours answers in a process without Keras and with XLA off, as on an unmodified server, whose
+environment has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1; "unset" is in float32 without it. ONNX Runtime runs the model after
+its own transformer optimizer, in float32 and with dynamic int8 weights, and OpenVINO runs the model as PyTorch exported
+it; they and PyTorch use the tokenizer of transformers. Batches of several rows have texts of a quarter to the full
+length.
+`pip install openvino` adds OpenVINO.
 """
 
 import argparse
@@ -127,7 +129,9 @@ def peers(model: torch.nn.Module, tokenizer: object, folder: Path) -> dict[str, 
 
 def main() -> None:
     parser = alternating.parser(__doc__)
-    parser.add_argument("--precision", nargs="*", default=["variables"], help="variables, or of constants")
+    parser.add_argument(
+        "--precision", nargs="*", default=["float32", "bfloat16", "unset"], help="float32, bfloat16, int8, unset"
+    )
     parser.add_argument("--layers", type=int, default=12, help="12 are those of BERT-base")
     parser.add_argument("--texts", type=int, default=10, help="requests in a round")
     arguments = parser.parse_args()
@@ -143,13 +147,14 @@ def run(arguments: argparse.Namespace, folder: Path, model: torch.nn.Module, our
     servers = {}
     try:
         for precision in arguments.precision:
-            options = {"variables": {}, "float32": {"constant_weights": True}}.get(precision, {"precision": precision})
-            name = OURS if precision == "variables" else f"{OURS}, constants in {precision}"
+            options = {} if precision == "unset" else {"precision": precision}
+            name = OURS if precision == "float32" else f"{OURS}, {precision}"
             version = serving.export(
                 loaded, folder / f"exported {precision}", tokenizer=ours, labels=["dull", "fun"], **options
             )
             size = sum(path.stat().st_size for path in version.rglob("*") if path.is_file())
-            servers[name] = CleanServer(version)
+            frozen = "0" if precision == "unset" else "1"
+            servers[name] = CleanServer(version, TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=frozen)
             print(f"{name}: {size / 2**20:,.0f} MiB on disk")
         others = peers(model, theirs, folder)
         for rows, length in SHAPES:

@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -14,11 +15,19 @@ BECOMING_A_SERVER = Path(__file__).parents[1] / "keras_tx" / "serving" / "check"
 
 
 class CleanServer:
-    """A process that has loaded an exported version without Keras; a context manager that ends it."""
+    """A process that has loaded an exported version without Keras; a context manager that ends it.
 
-    def __init__(self, version):
+    Args:
+        version: the version's folder.
+        environment: variables of the environment of the process, in addition to those of this one.
+    """
+
+    def __init__(self, version, **environment):
         command = [sys.executable, "-P", __file__, str(Path(version).resolve())]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        environment = {**os.environ, **environment}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
 
     def __enter__(self):
         return self

@@ -73,6 +73,8 @@ def pytest_collection_finish():
     # What is imported by now stays: the garbage collector, which Keras also calls itself, need not look at it again.
     gc.collect()
     gc.freeze()
+    # A traced graph is many thousand objects that stay: to look at all of them often takes a tenth of the time.
+    gc.set_threshold(50_000, 20, 100)
 
 
 def pytest_configure(config):

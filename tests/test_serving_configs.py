@@ -46,6 +46,8 @@ def test_both_start_the_server_with_the_same_flags_and_the_files_that_are_there(
     compose, (config, deployment, _) = files
     server, container = compose["services"]["serving"], deployment["spec"]["template"]["spec"]["containers"][0]
     assert server["command"] == container["args"] and server["image"] == container["image"]
+    assert server["environment"] == {one["name"]: one["value"] for one in container["env"]}
+    assert server["environment"] == {"TF_ONEDNN_ASSUME_FROZEN_WEIGHTS": "1"}
     used = {flag.rpartition("/config/")[2] for flag in server["command"] if "/config/" in flag}
     assert used == set(config["data"]) == NAMES == {path.name for path in FOLDER.glob("*.config")}
     assert all((FOLDER / name).read_text() == text for name, text in config["data"].items())

@@ -49,7 +49,7 @@ class ExportedWeights:
         limit: the most bytes of all constants.
         values: arrays that the graph has only as numbered constants without values; None: it has the values.
         made: {key of layers: what `once` made}.
-        size: bytes of all weights that were made.
+        size: bytes of all constants that were made.
     """
 
     precision: str
@@ -72,10 +72,10 @@ class ExportedWeights:
         Raises:
             TooLarge: together with all others, it is over the limit.
         """
-        self.size += value.nbytes
         if not self.are_constants:
             with tf.init_scope():
                 return tf.Variable(value, trainable=False)
+        self.size += value.nbytes
         if self.size > self.limit:
             raise TooLarge
         if self.values is not None and value.nbytes >= _SMALL:
@@ -105,9 +105,25 @@ def exported_weights(
         _current.reset(token)
 
 
-def current() -> ExportedWeights | None:
-    """The innermost `exported_weights`, while a graph of TensorFlow is traced; None elsewhere."""
+@contextmanager
+def only_variables() -> Iterator[None]:
+    """Within this context, the innermost `exported_weights` makes variables, and no constants."""
     weights = _current.get()
+    if weights is None or not weights.are_constants:
+        yield
+        return
+    weights.are_constants = False
+    try:
+        yield
+    finally:
+        weights.are_constants = True
+
+
+def current() -> ExportedWeights | None:
+    """The innermost `exported_weights`, while a graph of TensorFlow is traced; None where layers use their own."""
+    weights = _current.get()
+    if weights is not None and not weights.are_constants and weights.precision == "float32":
+        return None  # the variables of the layers are in float32
     if weights is None or keras.backend.backend() != "tensorflow" or not tf.inside_function():
         return None
     return weights

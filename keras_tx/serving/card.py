@@ -57,7 +57,7 @@ def write_card(
         },
         "precision": {
             "products": "float32" if weights is None else weights.precision,
-            "megabytes_of_constants": round(weights.size / 1e6, 3) if weights and weights.are_constants else 0,
+            "megabytes_of_constants": round(weights.size / 1e6, 3) if weights else 0,
             "megabytes_on_disk": round(sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()) / 1e6, 3),
         },
         "signatures": {key: _input_and_output_specs(function) for key, function in signatures.items()},

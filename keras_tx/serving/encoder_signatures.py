@@ -4,12 +4,14 @@ B batch, T tokens, C classes, D hidden, L layers, N heads, M mask tokens, K best
 and output is the batch, so that a server can batch requests.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from keras_tx.functional_graph import source_of
+from keras_tx.layers import exported_weights
 from keras_tx.models import MaskedLM
 from keras_tx.optional import Lazy
 from keras_tx.serving.class_labels import Outputs, classifier_outputs, head_of
@@ -51,7 +53,12 @@ def encoder_signatures(
             return encoder.model.attention_scores(encoder.model_inputs(ids, segments, padding_id))
 
         parts["scores"] = attention_scores
-    run = _traced_once(parts, padding_id, encoder.fixed_length)
+    run = {
+        name: _traced_once(part, padding_id, encoder.fixed_length, constants=part is outputs_of_texts)
+        for name, part in parts.items()
+        if name != "of_ids" or not same_outputs
+    }
+    run.setdefault("of_ids", run["of_texts"])
 
     @graph_function(*id_specs())
     def tokens(token_ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
@@ -122,27 +129,23 @@ def _has_token_axis(output: Tensor) -> bool:
     return len(output.shape) > 2 or (len(output.shape) == 2 and output.shape[1] is None)
 
 
-def _traced_once(parts: Mapping[str, Outputs], padding_id: int, length: int | None) -> dict[str, Callable[..., Any]]:
-    """{name: function of ids and segment ids}, which in graphs are the outputs of one function for all signatures.
+def _traced_once(part: Outputs, padding_id: int, length: int | None, *, constants: bool) -> Callable[..., Any]:
+    """A function of ids and segment ids, which in graphs is one function of TensorFlow for all signatures that call it.
 
-    So the graph has each weight once. TensorFlow leaves out what a signature does not use when it runs the signature.
+    Each part of what signatures return is a function of its own: TensorFlow takes long to leave out what a signature
+    does not use of a larger one. Only one of them has weights as `constants`, so that a graph has each constant once.
     """
     spec = tf.TensorSpec([None, length], tf.int32)
 
     @graph_function(spec, spec)
-    def traced(ids: Tensor, segments: Tensor) -> dict[str, Any]:
-        made = {part: part(ids, segments, padding_id=padding_id) for part in dict.fromkeys(parts.values())}
-        return {name: made[part] for name, part in parts.items()}
+    def traced(ids: Tensor, segments: Tensor) -> Any:
+        with contextlib.nullcontext() if constants else exported_weights.only_variables():
+            return part(ids, segments, padding_id=padding_id)
 
-    def one(name: str) -> Callable[..., Any]:
-        def run(ids: Tensor, segments: Tensor) -> Any:
-            if tf.inside_function():
-                return traced(ids, segments)[name]
-            return parts[name](ids, segments, padding_id=padding_id)
+    def run(ids: Tensor, segments: Tensor) -> Any:
+        return traced(ids, segments) if tf.inside_function() else part(ids, segments, padding_id=padding_id)
 
-        return run
-
-    return {name: one(name) for name in parts}
+    return run
 
 
 def _embedding_function(encoder: TextEncoder, labels: list[str] | None) -> Callable[..., Tensor] | None:

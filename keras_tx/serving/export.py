@@ -23,7 +23,7 @@ from keras_tx.serving.warmup import check_warmup, write_warmup
 
 tf = Lazy("tensorflow")
 
-MOST_BY_ITSELF = 16 * 10**6  # bytes of constants, which a server has in memory about twelve times
+MOST_BY_ITSELF = 16 * 10**6  # bytes of constants, which a server has in memory about eight times
 
 
 def export(
@@ -89,7 +89,7 @@ def export(
             token a scale for its inputs; a server then must have oneDNN, as TensorFlow has for x86 processors.
         constant_weights: whether the graph has the weights of matrix products as constants, which TensorFlow on x86
             processors arranges in memory once instead of in every call. Short texts gain most. A server needs about
-            twelve times the memory of the weights for it, and its first call takes longer. A server whose environment
+            eight times the memory of the weights for it, and its first call takes longer. A server whose environment
             has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1 does the same with variables, without that cost. None: for encoder
             models with at most 16 MB of such weights.
 
@@ -99,8 +99,8 @@ def export(
     Raises:
         TypeError: the model is not functional, or a tokenizer does not run in a graph.
         ValueError: the constants that are asked for would need 2 GiB; arguments do not match the model or each other,
-            outputs of the model depend on padding, an operation cannot run on an unmodified server, or a warm-up request
-            fails.
+            outputs of the model depend on padding, an operation cannot run on an unmodified server, or a warm-up
+            request fails.
         OSError: the folder cannot be written, or the disk is full.
 
     Reference:

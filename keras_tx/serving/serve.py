@@ -9,6 +9,7 @@ It serves the newest version. http://127.0.0.1:8501 shows a page on which one ty
 import argparse
 import html
 import json
+import os
 import sys
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -151,6 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"--host and --port must be a free port of this machine. Received: {given.host}, {given.port}: "
             f"{error.strerror}"
         )
+    # This process only answers, so TensorFlow need not arrange the weights for the processor in each call.
+    os.environ.setdefault("TF_ONEDNN_ASSUME_FROZEN_WEIGHTS", "1")
     with server:
         model = server.load()
         address = f"http://{given.host}:{server.server_port}"

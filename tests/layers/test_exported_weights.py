@@ -46,8 +46,8 @@ def traced(layer, shape, precision="float32", **options):
 def test_products_are_those_of_the_layer(kind, options, constants):
     layer, shape = made(kind, **options)
     function, weights = traced(layer, shape, constants=constants)
-    assert len(function.get_concrete_function().captured_inputs) == (0 if constants else 2)
-    assert weights.size >= 4 * np.prod(layer.kernel.shape)
+    assert bool(function.get_concrete_function().captured_inputs) == (not constants)
+    assert (weights.size >= 4 * np.prod(layer.kernel.shape)) == constants
     for free in (FREE, (1, 1), (0, 5), (2, 0)):
         x = np.random.default_rng(2).normal(size=(*free, *shape[2:])).astype("float32")
         assert_close(function(x), layer(x), atol=1e-5, rtol=1e-5)
@@ -87,8 +87,7 @@ def test_int8_rounds_each_row_and_each_output_by_its_own_scale(few, constants):
     assert np.max(np.abs(got - expected) / size) < 1 / 127
     assert np.median(np.abs(got - expected) / size) < 1e-5
     assert 1e-4 < np.max(np.abs(got - exact) / size) < IN / 127
-    offsets = 0 if constants else 4 * 11
-    assert weights.size == IN * 11 + offsets + 2 * 4 * 11  # integers, offsets, scales and biases
+    assert weights.size == constants * (IN * 11 + 2 * 4 * 11)  # integers, scales and biases
 
 
 def test_int8_of_rows_of_zeros_and_of_a_kernel_of_zeros_is_the_bias():
@@ -113,7 +112,7 @@ def test_bfloat16_rounds_the_inputs_and_the_weights(constants):
     assert got.dtype == "float32"
     assert_close(got, expected, atol=0, rtol=2**-7)
     assert np.abs(to_numpy(layer(x)) - expected).max() > 1e-3
-    assert weights.size == 2 * (IN * 11 + 11) + 4 * 11
+    assert weights.size == constants * (2 * (IN * 11 + 11) + 4 * 11)
 
 
 def test_a_graph_has_the_weights_of_a_layer_once_and_nothing_changes_outside():
@@ -142,8 +141,29 @@ def test_all_graphs_share_the_variables_of_a_layer():
     with exported.exported_weights("bfloat16", constants=False) as weights:
         captured = [function.get_concrete_function().captured_inputs for function in functions]
     assert [id(one) for one in captured[0]] == [id(one) for one in captured[1]]
-    assert weights.size == 2 * (IN * 11 + 11) + 4 * 11
+    assert len(captured[0]) == 2 and weights.size == 0
     assert_close(functions[1](x), layer(2 * x), atol=0.2, rtol=0)
+
+
+def test_a_part_of_a_graph_can_have_variables_only():
+    import tensorflow as tf
+
+    layer, shape = made("dense")
+    x = np.random.default_rng(2).normal(size=(*FREE, IN)).astype("float32")
+    for precision, atol in (("float32", 1e-5), ("bfloat16", 0.2)):
+
+        def both(x):
+            with exported.only_variables():
+                return layer(x), layer(2 * x)
+
+        function = tf.function(both, input_signature=[tf.TensorSpec(shape)], autograph=False)
+        with exported.exported_weights(precision) as weights:
+            graph = function.get_concrete_function()
+            assert weights.are_constants and weights.size == 0
+        assert len(graph.captured_inputs) == 2
+        assert {one.dtype for one in graph.graph.variables} >= {tf.as_dtype(precision)}
+        for found, expected in zip(function(x), both(x), strict=True):
+            assert_close(found, expected, atol=atol, rtol=0)
 
 
 def test_constants_over_the_limit_are_refused():
