@@ -16,6 +16,7 @@ from keras_tx.optional import Lazy
 from keras_tx.serving import constant_files, parity
 from keras_tx.serving.card import write_batching, write_card
 from keras_tx.serving.exporters import Exporter, GeneratorExporter, exporter_for
+from keras_tx.serving.onnx_format import export_onnx
 from keras_tx.serving.other_backends import export_in_subprocess
 from keras_tx.serving.servable_graph import check_servable, tokenizer_resources
 from keras_tx.serving.versions import write_version
@@ -38,6 +39,7 @@ def export(
     max_batch: int = 32,
     precision: str = "float32",
     constant_weights: bool | None = None,
+    format: str = "tf_saved_model",
 ) -> Path:
     """Exports the next version of a model for TensorFlow Serving.
 
@@ -92,6 +94,10 @@ def export(
             eight times the memory of the weights for it, and its first call takes longer. A server whose environment
             has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1 does the same with variables, without that cost. None: for encoder
             models with at most 16 MB of such weights.
+        format: "tf_saved_model", or "onnx" for ONNX Runtime: model.onnx with the inputs and outputs of the model by
+            name, and the tokenizer's files, which transformers and `keras_tx.text.load_tokenizer` load. For models
+            that classify or encode, in float32, on Keras' TensorFlow backend; needs the extra `formats` and
+            onnxruntime. The answers of ONNX Runtime are compared with those of the live model.
 
     Returns:
         The version's folder.
@@ -134,8 +140,21 @@ def export(
         "precision": checks.one_of("precision", precision, PRECISIONS),
         "constant_weights": checks.one_of("constant_weights", constant_weights, (None, True, False)),
     }
+    checks.one_of("format", format, ("tf_saved_model", "onnx"))
     _check_path(Path(path))
-    exporter_for(model, arguments["tokenizers"], generation, labels)  # checks the arguments on every backend
+    exporter = exporter_for(model, arguments["tokenizers"], generation, labels)  # checks the arguments on every backend
+    if format == "onnx":
+        only_saved_model = {
+            name: value
+            for name, value, default in (
+                ("warmup", warmup, ()),
+                ("max_batch", max_batch, 32),
+                ("precision", precision, "float32"),
+                ("constant_weights", constant_weights, None),
+            )
+            if value != default and not (name == "warmup" and not warmup)
+        }
+        return export_onnx(exporter, Path(path), only_saved_model)
     if keras.backend.backend() != "tensorflow":
         return export_in_subprocess(model, path, **arguments)
     return export_on_tensorflow(model, path, **arguments, backend="tensorflow")

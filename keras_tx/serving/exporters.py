@@ -131,7 +131,7 @@ class EncoderExporter:
     def signatures(self) -> dict[str, Any]:
         """Returns {name: tf.function with an input signature}."""
         if not self._is_safe_with_padding:
-            ids, length = self._sample_row()
+            ids, length = self.sample_row()
             check_padding(self.encoder, self.padding_id, ids, length)
         return encoder_signatures(self.encoder, self.tokenizer, self.labels, self.padding_id, self.fills_masks)
 
@@ -151,7 +151,7 @@ class EncoderExporter:
         Without a tokenizer, there is only the answer to one row of ids.
         """
         if self.tokenizer is None:
-            row, _ = self._sample_row()
+            row, _ = self.sample_row()
             example = parity.token_ids_example(signatures["tokens"], row, self._least_precise)
             return {"signatures": {"tokens": example}}
         content: dict[str, Any] = {
@@ -171,7 +171,7 @@ class EncoderExporter:
         ids, _ = self.encoder.tokenize(self.tokenizer, texts)
         return ids, tf.math.count_nonzero(ids != self.padding_id, axis=1, dtype="int32")
 
-    def _sample_row(self) -> tuple[Any, int]:
+    def sample_row(self) -> tuple[Any, int]:
         """A short row of ids, and the largest number of tokens in a row."""
         if self.tokenizer is not None:
             row = self.ids_and_lengths([SHORT_TEXT])[0][0].numpy()
@@ -271,12 +271,12 @@ class GeneratorExporter:
         if self.tokenizer is not None:
             text = next((text for text in PROMPTS if self._fits(text)), PROMPTS[-1])
             return inputs_for(specs, [text], self)
-        row = self._sample_row()
+        row = self.sample_row()
         return {
             name: tf.constant([row] if spec.shape.rank == 2 else [len(row)], spec.dtype) for name, spec in specs.items()
         }
 
-    def _sample_row(self) -> list[int]:
+    def sample_row(self) -> list[int]:
         model = self._generator.incremental_model
         special = {*self._generator.config.stop_tokens, *model.padding_ids.values()}
         return [token for token in range(min(model.vocabulary_size, 8)) if token not in special][:2]

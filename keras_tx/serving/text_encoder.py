@@ -115,6 +115,11 @@ class TextEncoder:
 
     def model_inputs(self, ids: Tensor, segments: Tensor = None, padding_id: int = 0) -> Any:
         """Ids and segment ids (B, T) -> the inputs in the structure that the model takes."""
+        given = self.inputs_in_order(ids, segments, padding_id)
+        return keras.tree.pack_sequence_as(self.model.input, given)
+
+    def inputs_in_order(self, ids: Tensor, segments: Tensor = None, padding_id: int = 0) -> list[Tensor]:
+        """Ids and segment ids (B, T) -> the inputs in the order of `model.inputs`; None for one that is left out."""
         given = []
         for tensor in self.model.inputs:
             role, dtype = self.roles[tensor.name], tensor.dtype
@@ -124,7 +129,7 @@ class TextEncoder:
                 given.append(tf.zeros_like(ids, dtype) if segments is None else tf.cast(segments, dtype))
             else:
                 given.append(None if role is None else tf.cast(tf.not_equal(ids, padding_id), dtype))
-        return keras.tree.pack_sequence_as(self.model.input, given)
+        return given
 
     def _check_inputs(self, layer: Any) -> None:
         for tensor in self.model.inputs:

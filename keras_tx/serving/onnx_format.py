@@ -1,0 +1,126 @@
+"""Exports an encoder model to ONNX, with the files of its tokenizer beside it, for ONNX Runtime."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_tx.optional import Lazy
+from keras_tx.serving import parity
+from keras_tx.serving.exporters import EncoderExporter, Exporter
+from keras_tx.serving.text_encoder import TextEncoder
+from keras_tx.serving.versions import write_version
+
+onnxruntime = Lazy("onnxruntime")
+tf2onnx = Lazy("tf2onnx", "formats")
+
+FILE = "model.onnx"
+CARD = "MODEL_CARD.json"
+TOLERANCE = 1e-4  # of an output in float32, relative to the largest number of the output
+
+
+def export_onnx(exporter: Exporter, path: Path, given: Mapping[str, Any]) -> Path:
+    """Writes the next version: model.onnx, the tokenizer's files and MODEL_CARD.json.
+
+    Before the version gets its number, ONNX Runtime answers texts, or rows of ids, and the answers are compared with
+    those of the live model.
+
+    Args:
+        exporter: that of the model.
+        path: the model's folder.
+        given: arguments of `export` that only a SavedModel has, by name, as far as they are not the defaults.
+
+    Returns:
+        The version's folder.
+
+    Raises:
+        ImportError: tf2onnx or onnxruntime is not installed.
+        ValueError: the backend is not TensorFlow, the model generates, is not in float32, has more outputs than can be
+            told apart, or has other answers in ONNX Runtime; or there are arguments that only a SavedModel has.
+    """
+    if given:
+        name, value = next(iter(given.items()))
+        raise ValueError(f"`{name}` is only for format='tf_saved_model'. Received: {name}={value!r}, format='onnx'")
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(
+            "`format='onnx'` needs Keras' TensorFlow backend. Save the model with `model.save`, and load it in a "
+            f"process with KERAS_BACKEND=tensorflow. Received: backend {keras.backend.backend()!r}"
+        )
+    if not isinstance(exporter, EncoderExporter):
+        raise ValueError(
+            "`format='onnx'` is for models that classify or encode. Received: a model of type "
+            f"{type(exporter.model).__name__}, which generates"
+        )
+    if exporter.encoder.half_dtype is not None:
+        raise ValueError(
+            "`format='onnx'` needs a model in float32. Received: a model that computes in "
+            f"{exporter.encoder.half_dtype}"
+        )
+    for package in (tf2onnx, onnxruntime):
+        package.__name__  # raises ImportError before anything is written  # noqa: B018
+    return write_version(path, lambda folder: _write(exporter, folder))
+
+
+def _write(exporter: EncoderExporter, folder: Path) -> None:
+    encoder, tokenizer = exporter.encoder, exporter.tokenizer
+    named = _with_names(encoder)
+    inputs = [_inputs(exporter, texts) for texts in _texts(tokenizer)]
+    live = [named(one, training=False) for one in inputs]  # Keras exports what has been called
+    named.export(folder / FILE, format="onnx", verbose=False)
+    session = onnxruntime.InferenceSession(str(folder / FILE), providers=["CPUExecutionProvider"])
+    largest = 0.0
+    names = [one.name for one in named.inputs]
+    for one, expected in zip(inputs, live, strict=True):
+        fed = {name: np.asarray(x) for name, x in zip(names, one, strict=True)}
+        found = dict(zip(encoder.outputs, session.run(list(encoder.outputs), fed), strict=True))
+        for name, value in expected.items():
+            value = keras.ops.convert_to_numpy(value)
+            scale = max(1.0, float(np.max(np.abs(value), initial=0)))
+            largest = max(largest, float(np.max(np.abs(found[name] - value), initial=0)) / scale)
+    if not largest <= TOLERANCE:
+        raise ValueError(
+            f"`model` must have the same outputs in ONNX Runtime, up to {TOLERANCE} of the largest number. Received: "
+            f"outputs that differ by {largest:.1e}"
+        )
+    if tokenizer is not None:
+        tokenizer.save(folder)
+    card = {
+        "model": {"kind": type(encoder.model).__name__, "parameters": encoder.model.count_params()},
+        "inputs": {one.name: [one.dtype, list(one.shape)] for one in named.inputs},
+        "outputs": {name: [one.dtype, list(one.shape)] for name, one in encoder.outputs.items()},
+        **({} if exporter.labels is None else {"labels": exporter.labels}),
+        "largest_difference": largest,
+    }
+    (folder / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _with_names(encoder: TextEncoder) -> keras.Model:
+    """The model without the optional inputs that are left out, and with outputs by name."""
+    kept = {
+        one.name: keras.Input(batch_shape=one.shape, dtype=one.dtype, name=one.name)
+        for one in encoder.model.inputs
+        if encoder.roles[one.name] is not None
+    }
+    inputs = keras.tree.pack_sequence_as(encoder.model.input, [kept.get(one.name) for one in encoder.model.inputs])
+    outputs = keras.tree.flatten(encoder.model(inputs, training=False))
+    return keras.Model([*kept.values()], dict(zip(encoder.outputs, outputs, strict=True)))
+
+
+def _texts(tokenizer: Any) -> list[Sequence[str] | None]:
+    """Batches of texts; None stands for a batch of ids."""
+    return [None] if tokenizer is None else [parity.TEXTS, parity.TEXTS[1:2]]
+
+
+def _inputs(exporter: EncoderExporter, texts: Sequence[str] | None) -> list[Any]:
+    """The inputs that are not left out, in order."""
+    encoder = exporter.encoder
+    if texts is not None:
+        ids, segments = encoder.tokenize(exporter.tokenizer, list(texts))
+    else:
+        row = np.asarray(exporter.sample_row()[0], "int32")
+        ids, segments = keras.ops.convert_to_tensor(np.resize(row, (1, encoder.fixed_length or len(row)))), None
+    given = encoder.inputs_in_order(ids, segments, exporter.padding_id)
+    return [one for one in given if one is not None]

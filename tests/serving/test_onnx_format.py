@@ -1,0 +1,99 @@
+"""Models exported to ONNX, with their tokenizers, answer in ONNX Runtime as live."""
+
+import json
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.models import CausalLM, MaskedLM
+from keras_tx.pretrained import PretrainedModel
+from keras_tx.serving import export, onnx_format
+from keras_tx.text import load_tokenizer
+from tests.serving.conftest import LABELS, VOCABULARY
+from tests.tools import assert_close, randomize, to_numpy
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:In the future `np.object`:FutureWarning"),  # of Keras' patch of tf2onnx
+]
+SIZES = dict(num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=5)
+TEXTS = ["the cat sat", "", "not wonderful but dull , one two three café !"]
+
+
+def bert():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 5}
+    labels = {"id2label": dict(enumerate(LABELS)), "max_position_embeddings": 16}
+    config = {"model_type": "bert", "vocab_size": len(VOCABULARY), "hidden_act": "gelu", **sizes, **labels}
+    return PretrainedModel(config, "sequence_classification")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["classifier", "masked_lm", "bert"])
+def test_texts_are_answered_as_by_the_live_model(kind, make, tokenizer, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    transformers = pytest.importorskip("transformers")
+    model = {"classifier": make, "masked_lm": lambda: MaskedLM(len(VOCABULARY), **SIZES), "bert": bert}[kind]()
+    randomize(model, seed=3)
+    labels = {"labels": LABELS} if kind == "classifier" else {}
+    version = export(model, tmp_path / "reviews", tokenizer=tokenizer, format="onnx", **labels)
+    assert version == tmp_path / "reviews" / "1"
+    card = json.loads((version / "MODEL_CARD.json").read_text())
+    assert card.get("labels") == (None if kind == "masked_lm" else LABELS)
+    assert 0 < card["largest_difference"] < 1e-4
+
+    # As one does who has neither Keras nor TensorFlow.
+    session = onnxruntime.InferenceSession(version / "model.onnx", providers=["CPUExecutionProvider"])
+    ids = transformers.AutoTokenizer.from_pretrained(version)(TEXTS, padding=True, return_tensors="np")
+    own = load_tokenizer(version)(TEXTS)
+    np.testing.assert_array_equal(ids["input_ids"], own["token_ids"])
+    values = {"token_ids": ids["input_ids"], "segment_ids": ids["token_type_ids"], "input_ids": ids["input_ids"], **ids}
+    fed = {one.name: values[one.name].astype("int32") for one in session.get_inputs()}
+    assert list(card["inputs"]) == list(fed)
+    (name,) = card["outputs"]
+    (answers,) = session.run([name], fed)
+    expected = model(fed if len(fed) > 1 else fed["token_ids"], training=False)
+    expected = to_numpy(keras.tree.flatten(expected)[0])
+    real = ids["attention_mask"].astype(bool) if kind == "masked_lm" else slice(None)
+    assert_close(answers[real], expected[real], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_without_a_tokenizer_rows_of_ids_are_compared(make, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    version = export(make(), tmp_path / "reviews", format="onnx")
+    assert sorted(one.name for one in version.iterdir()) == ["MODEL_CARD.json", "model.onnx"]
+    monkeypatch.setattr(onnx_format, "TOLERANCE", -1.0)
+    with pytest.raises(ValueError, match=r"`model` must have the same outputs in ONNX Runtime.*differ by \d"):
+        export(make(), tmp_path / "reviews", format="onnx")
+    assert [one.name for one in (tmp_path / "reviews").iterdir()] == ["1"]
+
+
+def test_what_onnx_has_not_is_refused(make, tokenizer, tmp_path):
+    for name, value in (("precision", "int8"), ("constant_weights", True), ("warmup", ["a"]), ("max_batch", 8)):
+        given = {name: value, "format": "onnx", "tokenizer": tokenizer}
+        with pytest.raises(ValueError, match=f"`{name}` is only for format='tf_saved_model'. Received: {name}="):
+            export(make(), tmp_path / "reviews", **given)
+    with pytest.raises(ValueError, match="for models that classify or encode. Received: a model of type CausalLM"):
+        export(CausalLM(11, **SIZES), tmp_path / "reviews", format="onnx")
+    with pytest.raises(ValueError, match="needs a model in float32. Received: a model that computes in bfloat16"):
+        export(make(dtype="mixed_bfloat16"), tmp_path / "reviews", format="onnx")
+    with pytest.raises(ValueError, match="`format` must be one of.*Received: format='tflite'"):
+        export(make(), tmp_path / "reviews", format="tflite")
+    assert not (tmp_path / "reviews").exists()
+
+
+def test_another_backend_is_refused(make, tmp_path, monkeypatch):
+    model = make()
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(ValueError, match="needs Keras' TensorFlow backend.*Received: backend 'jax'"):
+        export(model, tmp_path / "reviews", format="onnx")
+
+
+@pytest.mark.parametrize(("package", "install"), [("tf2onnx", r"keras-tx\[formats\]"), ("onnxruntime", "onnxruntime")])
+def test_a_missing_package_is_named_before_anything_is_written(package, install, make, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=f"`{package}` is needed here.*pip install '{install}'"):
+        export(make(), tmp_path / "reviews", format="onnx")
+    assert not (tmp_path / "reviews").exists()
