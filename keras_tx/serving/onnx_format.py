@@ -38,8 +38,8 @@ def export_onnx(exporter: Exporter, path: Path, given: Mapping[str, Any]) -> Pat
 
     Raises:
         ImportError: tf2onnx or onnxruntime is not installed.
-        ValueError: the backend is not TensorFlow, the model generates, is not in float32, has more outputs than can be
-            told apart, or has other answers in ONNX Runtime; or there are arguments that only a SavedModel has.
+        ValueError: the backend is not TensorFlow, the model generates, is not in float32, or has other answers in ONNX
+            Runtime; or there are arguments that only a SavedModel has.
     """
     if given:
         name, value = next(iter(given.items()))

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from keras_tx.generation import generate
+from keras_tx.keras_internals import layers_within
+from keras_tx.layers.projection import HeadProjection, Projection
 from keras_tx.models import CausalLM, MaskedLM, Seq2Seq
 from keras_tx.pretrained import PretrainedModel
-from keras_tx.serving import export
+from keras_tx.serving import check, export
 from keras_tx.serving.card import FILE as CARD
 from keras_tx.serving.exporters import exporter_for
 from keras_tx.serving.generator_signatures import generator_signatures
@@ -267,3 +269,26 @@ def test_a_text_beyond_the_learned_positions_has_no_vector(tokenizer):
         tf.errors.InvalidArgumentError, match="text must fit into the 8 learned positions. Received: tok"
     ):
         embed(text=tf.constant(["the cat sat not wonderful but dull one two"]))
+
+
+@pytest.mark.slow
+def test_a_generative_model_in_a_lower_precision_shares_its_weights_and_scores_nearly_the_same(
+    generative_models, tokenizer, tmp_path
+):
+    import tensorflow as tf
+
+    model = generative_models["language_model"]
+    options = {"tokenizer": tokenizer, "generation": {"max_new_tokens": 3}}
+    versions = [export(model, tmp_path / "texts", precision=one, **options) for one in ("float32", "int8")]
+    rows = {"text": tf.constant(["the cat", "not"]), "target": tf.constant([" sat", " dull , one two"])}
+    loaded = [tf.saved_model.load(str(version)).signatures for version in versions]
+    scores = [one["score"](**rows)["token_log_probabilities"].numpy() for one in loaded]
+    assert 1e-6 < np.abs(scores[1] - scores[0]).max() < 0.3
+    assert all(one["serving_default"](text=rows["text"])["text"].shape == (2,) for one in loaded)
+    variables = [tf.train.list_variables(str(version / "variables" / "variables")) for version in versions]
+    # Each kernel is saved once for all signatures and their decode loops; biases of heads are vectors there.
+    projections = [layer for layer in layers_within(model) if isinstance(layer, (HeadProjection, Projection))]
+    of_heads = sum(np.prod(layer.bias.shape) for layer in projections if len(layer.bias.shape) > 1)
+    sizes = [sum(np.prod(shape) for _, shape in some if len(shape) > 1) for some in variables]
+    assert of_heads > 0 and sizes[1] == sizes[0] - of_heads
+    assert check(versions[1]).ok
