@@ -22,9 +22,9 @@ python examples/translate.py --strategy mirrored
 python examples/cluster/local.py examples/translate.py --strategy multi_worker
 python examples/translate.py --backend jax --mesh 2x2
 
-On 2 cores without a GPU: the sample takes three minutes and reaches BLEU 97. Multi30k, tokenized, reaches BLEU 40.8 with
---bfloat16. With the WordPieces of an earlier version of this example, whose text processing could not be exported, it
-was 41.6, in 70 minutes.
+On 2 cores without a GPU: the sample takes three minutes and reaches BLEU 97. Multi30k, tokenized, reaches BLEU 40.8
+with --bfloat16. With the WordPieces of an earlier version of this example, whose text processing could not be exported,
+it was 41.6, in 70 minutes.
 """
 
 import argparse
