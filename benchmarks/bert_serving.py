@@ -7,8 +7,7 @@ The weights are random. Ours answers in a process without Keras and with XLA off
 environment has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1; "unset" is in float32 without it. ONNX Runtime runs the model after
 its own transformer optimizer, in float32 and with dynamic int8 weights, and OpenVINO runs the model as PyTorch exported
 it; they and PyTorch use the tokenizer of transformers. Batches of several rows have texts of a quarter to the full
-length.
-`pip install openvino` adds OpenVINO.
+length. `pip install openvino` adds OpenVINO.
 """
 
 import argparse

@@ -147,12 +147,12 @@ def export(
         only_saved_model = {
             name: value
             for name, value, default in (
-                ("warmup", warmup, ()),
+                ("warmup", arguments["warmup"], []),
                 ("max_batch", max_batch, 32),
                 ("precision", precision, "float32"),
                 ("constant_weights", constant_weights, None),
             )
-            if value != default and not (name == "warmup" and not warmup)
+            if value != default
         }
         return export_onnx(exporter, Path(path), only_saved_model)
     if keras.backend.backend() != "tensorflow":

@@ -130,10 +130,14 @@ class EncoderExporter:
 
     def signatures(self) -> dict[str, Any]:
         """Returns {name: tf.function with an input signature}."""
+        self.check_padding()
+        return encoder_signatures(self.encoder, self.tokenizer, self.labels, self.padding_id, self.fills_masks)
+
+    def check_padding(self) -> None:
+        """Raises ValueError if the outputs of a user's model depend on padding."""
         if not self._is_safe_with_padding:
             ids, length = self.sample_row()
             check_padding(self.encoder, self.padding_id, ids, length)
-        return encoder_signatures(self.encoder, self.tokenizer, self.labels, self.padding_id, self.fills_masks)
 
     def _padding_id(self) -> int:
         """The padding id of the model, of the tokenizer or of the config, whichever is known first.

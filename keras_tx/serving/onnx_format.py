@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_tx.optional import Lazy
 from keras_tx.serving import parity
+from keras_tx.serving.card import FILE as CARD
 from keras_tx.serving.exporters import EncoderExporter, Exporter
 from keras_tx.serving.text_encoder import TextEncoder
 from keras_tx.serving.versions import write_version
@@ -18,7 +19,6 @@ onnxruntime = Lazy("onnxruntime")
 tf2onnx = Lazy("tf2onnx", "formats")
 
 FILE = "model.onnx"
-CARD = "MODEL_CARD.json"
 TOLERANCE = 1e-4  # of an output in float32, relative to the largest number of the output
 
 
@@ -38,8 +38,8 @@ def export_onnx(exporter: Exporter, path: Path, given: Mapping[str, Any]) -> Pat
 
     Raises:
         ImportError: tf2onnx or onnxruntime is not installed.
-        ValueError: the backend is not TensorFlow, the model generates, is not in float32, or has other answers in ONNX
-            Runtime; or there are arguments that only a SavedModel has.
+        ValueError: the backend is not TensorFlow, the model generates, is not in float32, or depends on padding, or has
+            other answers in ONNX Runtime; or there are arguments that only a SavedModel has.
     """
     if given:
         name, value = next(iter(given.items()))
@@ -61,6 +61,7 @@ def export_onnx(exporter: Exporter, path: Path, given: Mapping[str, Any]) -> Pat
         )
     for package in (tf2onnx, onnxruntime):
         package.__name__  # raises ImportError before anything is written  # noqa: B018
+    exporter.check_padding()
     return write_version(path, lambda folder: _write(exporter, folder))
 
 
@@ -71,7 +72,7 @@ def _write(exporter: EncoderExporter, folder: Path) -> None:
     live = [named(one, training=False) for one in inputs]  # Keras exports what has been called
     named.export(folder / FILE, format="onnx", verbose=False)
     session = onnxruntime.InferenceSession(str(folder / FILE), providers=["CPUExecutionProvider"])
-    largest = 0.0
+    differences = []
     names = [one.name for one in named.inputs]
     for one, expected in zip(inputs, live, strict=True):
         fed = {name: np.asarray(x) for name, x in zip(names, one, strict=True)}
@@ -79,7 +80,8 @@ def _write(exporter: EncoderExporter, folder: Path) -> None:
         for name, value in expected.items():
             value = keras.ops.convert_to_numpy(value)
             scale = max(1.0, float(np.max(np.abs(value), initial=0)))
-            largest = max(largest, float(np.max(np.abs(found[name] - value), initial=0)) / scale)
+            differences.append(np.max(np.abs(found[name] - value), initial=0) / scale)
+    largest = float(np.max(differences))  # NaN if there is one, which is over any limit
     if not largest <= TOLERANCE:
         raise ValueError(
             f"`model` must have the same outputs in ONNX Runtime, up to {TOLERANCE} of the largest number. Received: "

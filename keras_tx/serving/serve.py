@@ -152,8 +152,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"--host and --port must be a free port of this machine. Received: {given.host}, {given.port}: "
             f"{error.strerror}"
         )
-    # This process only answers, so TensorFlow need not arrange the weights for the processor in each call.
-    os.environ.setdefault("TF_ONEDNN_ASSUME_FROZEN_WEIGHTS", "1")
     with server:
         model = server.load()
         address = f"http://{given.host}:{server.server_port}"
@@ -167,4 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # This process only answers, so TensorFlow need not arrange the weights for the processor in each call. In `main` it
+    # would hold for a caller who trains later in the same process, and would then compute with the first weights.
+    os.environ.setdefault("TF_ONEDNN_ASSUME_FROZEN_WEIGHTS", "1")
     sys.exit(main())

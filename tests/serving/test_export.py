@@ -17,6 +17,7 @@ import pytest
 from keras_tx.keras_internals import layers_within
 from keras_tx.layers.projection import HeadProjection, Projection
 from keras_tx.serving import check, export
+from keras_tx.serving.exporters import exporter_for
 from keras_tx.serving.parity import FILE as PARITY_FILE
 from keras_tx.serving.warmup import serialized
 from keras_tx.text import BertTokenizer
@@ -418,6 +419,32 @@ def test_an_unknown_precision_is_refused(make, tmp_path):
     with pytest.raises(ValueError, match="`precision` must be one of.*Received: precision='float16'"):
         export(make(), tmp_path / "reviews", precision="float16")
     assert not list(tmp_path.iterdir())
+
+
+def operations(function):
+    """The operations of a concrete function and of all functions that it calls, as often as it calls them."""
+    library = {one.signature.name: one for one in function.graph.as_graph_def().library.function}
+
+    def within(nodes):
+        for node in nodes:
+            yield node.op
+            for value in node.attr.values():
+                if value.func.name:
+                    yield from within(library[value.func.name].node_def)
+
+    return Counter(within(function.graph.as_graph_def().node))
+
+
+def test_a_signature_computes_nothing_that_it_does_not_return(make, tokenizer):
+    """To remove what is left over would take most of the time of a first call."""
+    model = make(num_layers=2)
+    signatures = exporter_for(model, {"tokenizer": tokenizer, "source_tokenizer": None}, None, LABELS).signatures()
+    products = {name: operations(one.get_concrete_function())["MatMul"] for name, one in signatures.items()}
+    projections = sum(isinstance(one, PROJECTIONS) for one in layers_within(model))
+    heads = products["serving_default"] - products["embed"]
+    assert heads in (1, 2) and 0 < products["embed"] <= projections
+    assert products["tokens"] == products["classify"] == products["serving_default"]
+    assert products["explain"] > products["serving_default"]
 
 
 REORDERS = """

@@ -9,7 +9,7 @@ import pytest
 
 from keras_tx.models import CausalLM, MaskedLM
 from keras_tx.pretrained import PretrainedModel
-from keras_tx.serving import export, onnx_format
+from keras_tx.serving import export
 from keras_tx.text import load_tokenizer
 from tests.serving.conftest import LABELS, VOCABULARY
 from tests.tools import assert_close, randomize, to_numpy
@@ -60,14 +60,28 @@ def test_texts_are_answered_as_by_the_live_model(kind, make, tokenizer, tmp_path
 
 
 @pytest.mark.slow
-def test_without_a_tokenizer_rows_of_ids_are_compared(make, tmp_path, monkeypatch):
-    pytest.importorskip("onnxruntime")
+@pytest.mark.parametrize("wrong", [1e-2, np.nan])
+def test_without_a_tokenizer_rows_of_ids_are_compared(wrong, make, tmp_path, monkeypatch):
+    onnxruntime = pytest.importorskip("onnxruntime")
     version = export(make(), tmp_path / "reviews", format="onnx")
     assert sorted(one.name for one in version.iterdir()) == ["MODEL_CARD.json", "model.onnx"]
-    monkeypatch.setattr(onnx_format, "TOLERANCE", -1.0)
-    with pytest.raises(ValueError, match=r"`model` must have the same outputs in ONNX Runtime.*differ by \d"):
+
+    class Wrong(onnxruntime.InferenceSession):
+        def run(self, *arguments):
+            return [one + np.float32(wrong) for one in super().run(*arguments)]
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Wrong)
+    with pytest.raises(ValueError, match=r"`model` must have the same outputs in ONNX Runtime.*differ by (\d|nan)"):
         export(make(), tmp_path / "reviews", format="onnx")
     assert [one.name for one in (tmp_path / "reviews").iterdir()] == ["1"]
+
+
+def test_a_model_whose_outputs_depend_on_padding_is_refused(tmp_path):
+    ids = keras.Input((None,), dtype="int32")
+    mean = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(11, 3)(ids))
+    with pytest.raises(ValueError, match="padding"):
+        export(keras.Model(ids, keras.layers.Dense(2)(mean)), tmp_path / "mean", format="onnx")
+    assert not (tmp_path / "mean").exists()
 
 
 def test_what_onnx_has_not_is_refused(make, tokenizer, tmp_path):

@@ -3,6 +3,9 @@
 import base64
 import http.client
 import json
+import os
+import runpy
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -351,3 +354,16 @@ def test_a_server_answers_only_after_load(exported):
         handler.server = server
         with pytest.raises(RuntimeError, match="`Server.load` must be called"):
             handler._model()
+
+
+def test_only_the_program_says_that_weights_do_not_change(tmp_path, monkeypatch, capsys):
+    name = "TF_ONEDNN_ASSUME_FROZEN_WEIGHTS"
+    monkeypatch.setenv(name, "0")  # so that it is put back at the end
+    monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "argv", ["serve", str(tmp_path / "missing")])
+    with pytest.raises(SystemExit):
+        serve.main([str(tmp_path / "missing")])
+    assert name not in os.environ
+    with pytest.raises(SystemExit):
+        runpy.run_path(serve.__file__, run_name="__main__")
+    assert os.environ[name] == "1"
