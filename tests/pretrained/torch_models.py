@@ -36,7 +36,7 @@ def answer(model, ids=IDS, mask=MASK, **inputs):
     return {
         name: [x.numpy() for x in value] if isinstance(value, tuple) else value.numpy()
         for name, value in found.items()
-        if name != "past_key_values"
+        if name not in ("cache", "past_key_values")  # the cache, as transformers calls it since 5.24 and before
     }
 
 
