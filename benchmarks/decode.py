@@ -3,20 +3,25 @@
 python -m benchmarks decode
 python -m benchmarks decode --batch-size 8 --rounds 7 --ctranslate2
 python -m benchmarks decode --int8
+python -m benchmarks decode --batch-size 8 --exported float32 bfloat16 int8 --ctranslate2 float32 int8
 python -m benchmarks decode --first-call
 
 All models have random weights of the dtype policy. keras_tx and KerasHub's GPT2CausalLM run on the Keras backend with
 their defaults: on TensorFlow and JAX both are compiled by XLA. --transformers and --ctranslate2 (`pip install
-ctranslate2 transformers torch`) add these peers, --int8 adds keras_tx with int8 weights, quantized by Keras. The limit
-is a decode step that does nothing but read each weight once.
+ctranslate2 transformers torch`) add these peers, --int8 adds keras_tx with int8 weights, quantized by Keras. --exported
+adds keras_tx exported in these precisions, which answers in a process without Keras and with XLA off, as on an
+unmodified server whose environment has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1. The limit is a decode step that does nothing
+but read each weight once.
 """
 
 import argparse
+import contextlib
 import os
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -26,6 +31,7 @@ import numpy as np
 
 import keras_tx
 from benchmarks import alternating
+from benchmarks.clean_server import CleanServer
 
 VOCABULARY, HIDDEN, HEADS, INTERMEDIATE, POSITIONS = 50257, 768, 12, 3072, 1024
 PROMPT, SHORTER_PROMPT = 32, 27  # tokens; keras_tx pads both to 32
@@ -64,7 +70,21 @@ def their_inputs(prompts: np.ndarray, new_tokens: int) -> dict[str, np.ndarray]:
     return {"token_ids": np.pad(prompts, room), "padding_mask": np.pad(np.ones_like(prompts), room)}
 
 
-def ctranslate2_run(num_layers: int, prompts: np.ndarray, new_tokens: int) -> Callable[[], np.ndarray]:
+def exported_run(
+    stack: contextlib.ExitStack, model: keras.Model, precision: str, prompts: np.ndarray, new_tokens: int
+) -> Callable[[], np.ndarray]:
+    """The model exported in this precision, in a server's process that ends with `stack`."""
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    options = {"generation": {"max_new_tokens": new_tokens}, "precision": precision}
+    version = keras_tx.serving.export(model, Path(folder) / "model", **options)
+    server = stack.enter_context(CleanServer(version, TF_ONEDNN_ASSUME_FROZEN_WEIGHTS="1"))
+    request = {"token_ids": prompts.tolist(), "lengths": [prompts.shape[1]] * len(prompts)}
+    # The first call decides how weights are laid out, so it has few rows, as a warm-up request should have.
+    server.answer("tokens", token_ids=prompts[:1, :8].tolist(), lengths=[8])
+    return lambda: np.concatenate([prompts, server.answer("tokens", **request)["token_ids"]], axis=1)
+
+
+def ctranslate2_run(num_layers: int, prompts: np.ndarray, new_tokens: int, kind: str) -> Callable[[], np.ndarray]:
     import ctranslate2
     import transformers
     from ctranslate2.converters.transformers import GPT2Loader
@@ -79,7 +99,7 @@ def ctranslate2_run(num_layers: int, prompts: np.ndarray, new_tokens: int) -> Ca
     spec.validate()
     with tempfile.TemporaryDirectory() as folder:
         spec.save(folder)
-        generator = ctranslate2.Generator(folder, compute_type="float32", intra_threads=os.cpu_count())
+        generator = ctranslate2.Generator(folder, compute_type=kind, intra_threads=os.cpu_count())
     texts = [[str(token) for token in row] for row in prompts]
     options = {"max_length": new_tokens, "min_length": new_tokens, "end_token": [], "include_prompt_in_result": False}
 
@@ -140,7 +160,7 @@ def first_calls(arguments: argparse.Namespace) -> None:
         print(f"{name:42} {took:6.2f} s")
 
 
-def side_by_side(arguments: argparse.Namespace) -> None:
+def side_by_side(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> None:
     prompts = random_prompts(arguments.batch_size, PROMPT)
     new_tokens, ours, theirs = arguments.new_tokens, our_model(arguments.layers), their_model(arguments.layers)
     inputs = their_inputs(prompts, new_tokens)
@@ -158,8 +178,12 @@ def side_by_side(arguments: argparse.Namespace) -> None:
         runs["keras_tx, int8"] = lambda: rounded.generate(prompts, max_new_tokens=new_tokens)
     if arguments.transformers:
         runs["transformers, PyTorch"] = transformers_run(arguments.layers, prompts, new_tokens)
-    if arguments.ctranslate2:
-        runs["ctranslate2"] = ctranslate2_run(arguments.layers, prompts, new_tokens)
+    for kind in arguments.ctranslate2 or ():
+        name = "ctranslate2" if kind == "float32" else f"ctranslate2, {kind}"
+        runs[name] = ctranslate2_run(arguments.layers, prompts, new_tokens, kind)
+    exported = {f"{alternating.OURS}, exported {one}": one for one in arguments.exported}
+    for name, precision in exported.items():
+        runs[name] = exported_run(stack, ours, precision, prompts, new_tokens)
     for name, run in runs.items():  # also the warm-up
         started = time.perf_counter()
         shape = np.shape(run())
@@ -174,7 +198,7 @@ def side_by_side(arguments: argparse.Namespace) -> None:
     speed = size / np.median(times.pop("memory"))  # bytes a second
     number_bytes = 4 if keras.config.dtype_policy().variable_dtype == "float32" else 2
     limit = arguments.batch_size * speed / (number_bytes * ours.count_params())
-    options = {"file": arguments.json, "limit": limit, "steps": new_tokens}
+    options = {"file": arguments.json, "limit": limit, "steps": new_tokens, "variants": list(exported)}
     alternating.report(case, times, arguments.batch_size * new_tokens, "tokens", **options)
     print(f"  the limit, each weight read once a step: {speed / 1e9:.1f} GB/s")
 
@@ -187,17 +211,31 @@ def main() -> None:
     parser.add_argument("--policy", default="float32", help="dtype policy")
     parser.add_argument("--memory", type=float, default=0.5, help="GiB that are read to measure the limit")
     parser.add_argument("--transformers", action="store_true", help="transformers on PyTorch, too")
-    parser.add_argument("--ctranslate2", action="store_true", help="CTranslate2, too")
+    parser.add_argument(
+        "--ctranslate2",
+        nargs="*",
+        metavar="TYPE",
+        help="CTranslate2, too, with these types of numbers (default: float32)",
+    )
+    parser.add_argument(
+        "--exported", nargs="*", default=[], metavar="PRECISION", help="exports in float32, bfloat16 or int8, too"
+    )
     parser.add_argument("--int8", action="store_true", help='keras_tx after `quantize("int8")`, too')
     parser.add_argument("--first-call", action="store_true", help="only keras_tx, only the first three calls")
     arguments = parser.parse_args()
+    if arguments.ctranslate2 == []:
+        arguments.ctranslate2 = ["float32"]
     keras.config.set_dtype_policy(arguments.policy)
     print(
         f"{arguments.layers} layers, prompts of {PROMPT}, {arguments.new_tokens} new tokens, "
         f"batch {arguments.batch_size}, {arguments.policy}, "
         f"{os.cpu_count()} cores, medians of {arguments.rounds} rounds (least to most)"
     )
-    first_calls(arguments) if arguments.first_call else side_by_side(arguments)
+    if arguments.first_call:
+        first_calls(arguments)
+        return
+    with contextlib.ExitStack() as stack:
+        side_by_side(arguments, stack)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ import tensorflow as tf
 from keras_tx import data, models, plots, serving, text
 
 VOCABULARY = 16000  # the most tokens to learn
+MAX_LENGTH = 1024  # tokens of a text that are read
+PAIRS = 2**18  # weights of a bag of words for pairs of neighbouring tokens; some pairs share one
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 source = parser.add_mutually_exclusive_group()
@@ -56,22 +58,22 @@ def choose_settings(rows, words, length):
     """The settings for `rows` training texts with `words` different tokens and `length` words in a text.
 
     Where each word comes in many texts, little but their order is left to learn: two layers and no dropout. Otherwise
-    the model would learn the texts by heart: one layer, and whole words are dropped (Iyyer et al. 2015). Short texts
-    with rare words have a bag of words in the model (the number is how fast its weights learn, compared with those of
-    the encoder). A few hundred texts need small batches and many epochs to be learnt at all.
+    the model would learn the texts by heart: it has one layer that sees texts with words left out (Iyyer et al. 2015),
+    and a bag of words beside it (the number is how fast its weights learn, compared with those of the encoder). A few
+    hundred texts need small batches and many epochs to be learnt at all, and have too few pairs of words to learn from.
     """
     if rows < 2000:
         chosen = {"num_layers": 1, "num_heads": 1, "dropout": 0.5, "word_dropout": 0.2, "weight_decay": 0.01}
-        chosen |= {"epochs": max(10, 6000 // rows), "batch": 16, "bag_of_words": 100.0, "stop_early": False}
+        chosen |= {"epochs": max(10, 6000 // rows), "batch": 16, "bag_of_words": 100.0, "pairs": 0, "stop_early": False}
     elif rows > 4 * words and length < 100:
         chosen = {"num_layers": 2, "num_heads": 4, "dropout": 0.0, "word_dropout": 0.0, "weight_decay": 0.004}
-        chosen |= {"epochs": 6, "batch": 32, "bag_of_words": None, "stop_early": True}
+        chosen |= {"epochs": 6, "batch": 32, "bag_of_words": None, "pairs": 0, "stop_early": True}
         return chosen | {"position_encoding": "learned", "normalize_first": True}
     else:
         chosen = {"num_layers": 1, "num_heads": 1, "dropout": 0.5, "word_dropout": 0.5, "weight_decay": 0.3}
-        chosen |= {"epochs": 4, "batch": 32, "bag_of_words": None, "stop_early": True}
+        chosen |= {"epochs": 3, "batch": 32, "bag_of_words": 100.0, "pairs": PAIRS, "stop_early": True}
         if length < 100:
-            chosen |= {"word_dropout": 0.3, "epochs": 8, "bag_of_words": 100.0}
+            chosen |= {"word_dropout": 0.3, "epochs": 8}
     return chosen | {"position_encoding": "sinusoidal", "normalize_first": False}
 
 
@@ -92,7 +94,9 @@ if counts.max() > 3 * counts.mean() or counts.max() > 10 * counts.min():
     print(f"not balanced: {dataset.labels[often]} {counts[often]} texts, {dataset.labels[rare]} {counts[rare]}")
 
 # 2. Text -> ids, batches of similar length
-tokenizer = text.BertTokenizer.train(dataset.train.map(lambda sentence, label: sentence), VOCABULARY)
+tokenizer = text.BertTokenizer.train(
+    dataset.train.map(lambda sentence, label: sentence), VOCABULARY, max_length=MAX_LENGTH
+)
 lengths = [len(sentence.split()) for sentence, _ in dataset.train.take(1000).as_numpy_iterator()]
 settings = choose_settings(len(dataset.train), tokenizer.vocabulary_size, float(np.mean(lengths)))
 epochs = arguments.epochs or settings["epochs"]
@@ -106,24 +110,19 @@ def encode(texts):
     return texts.map(ids, num_parallel_calls=tf.data.AUTOTUNE).cache()
 
 
-def drop_words(features, label):
-    dropped = tf.random.uniform(tf.shape(features["token_ids"])) < settings["word_dropout"]
-    return {"token_ids": tf.where(dropped, tokenizer.unknown_id, features["token_ids"])}, label
-
-
 def batches(encoded):
-    bucketed = data.bucket_by_length(encoded, settings["batch"], boundaries=(16, 32, 64, 128, 192, 256, 384, 512))
+    bucketed = data.bucket_by_length(encoded, settings["batch"], boundaries=(16, 32, 64, 128, 192, 256, 384, 512, 768))
     count = sum(1 for _ in bucketed)  # fills the cache, and counts the batches for the progress bar
     return bucketed.apply(tf.data.experimental.assert_cardinality(count)).prefetch(2)
 
 
 encoded = encode(dataset.train.skip(held_out))
-train = batches(encoded.shuffle(len(dataset.train), seed=1).map(drop_words, num_parallel_calls=tf.data.AUTOTUNE))
+train = batches(encoded.shuffle(len(dataset.train), seed=1))
 validation = batches(encode(dataset.train.take(held_out))) if held_out else None
 test = batches(encode(dataset.test))
 print(f"tokenized after {time.time() - start:.0f} s")
 
-# 3. Ids -> logits: an encoder; for some data plus a bag of words, one weight for each token and class
+# 3. Ids -> logits: an encoder; for most data it sees texts with words left out, and has a bag of words beside it
 model = encoder = models.TextClassifier(
     tokenizer.vocabulary_size,
     num_classes=len(dataset.labels),
@@ -133,14 +132,42 @@ model = encoder = models.TextClassifier(
     intermediate_dim=128,
     dropout=settings["dropout"],
     embedding_options={"position_encoding": settings["position_encoding"]}
-    | ({"max_length": 512} if settings["position_encoding"] == "learned" else {"scale": True}),
+    | ({"max_length": MAX_LENGTH} if settings["position_encoding"] == "learned" else {"scale": True}),
     encoder_options={"normalize_first": settings["normalize_first"], "attention_dropout": 0.0},
 )
+
+
+def with_pairs(ids):
+    """The ids of tokens, then a number for each pair of neighbours. The id 0 is padding, and so is its number."""
+    if not settings["pairs"]:
+        return ids
+    first, second = ids[:, :-1], ids[:, 1:]
+    pairs = tokenizer.vocabulary_size + (first * tokenizer.vocabulary_size + second) % settings["pairs"]
+    return keras.ops.concatenate([ids, keras.ops.where(keras.ops.equal(second, 0), 0, pairs)], axis=1)
+
+
+def naive_bayes():
+    """The first weights of the bag: how much likelier each token and each pair is in the texts of each class than in
+    those of all (Wang and Manning 2012). The smoothing by 10 keeps rare ones from counting much."""
+    counts = np.full([tokenizer.vocabulary_size + settings["pairs"], len(dataset.labels)], 10.0)
+    for features, labels in train.as_numpy_iterator():
+        numbers = keras.ops.convert_to_numpy(with_pairs(features["token_ids"]))
+        for label in np.unique(labels):
+            counts[:, label] += np.bincount(numbers[labels == label].ravel(), minlength=len(counts))
+    counts[0] = 1  # of padding
+    ratios = np.log(counts / counts.sum(axis=0))
+    return ratios - ratios.mean(axis=1, keepdims=True)
+
+
 if settings["bag_of_words"]:
     ids = encoder.inputs[0]
-    weights = keras.layers.Embedding(tokenizer.vocabulary_size, len(dataset.labels), "zeros", mask_zero=True)
-    bag = keras.layers.GlobalAveragePooling1D()(weights(ids))
-    model = keras.Model({"token_ids": ids}, encoder(ids) + settings["bag_of_words"] * bag)
+    is_kept = keras.layers.Dropout(settings["word_dropout"])(keras.ops.ones_like(ids, "float32"))
+    is_left_out = keras.ops.logical_and(keras.ops.equal(is_kept, 0), keras.ops.not_equal(ids, 0))
+    logits = encoder(keras.ops.where(is_left_out, tokenizer.unknown_id, ids))
+    weights = keras.layers.Embedding(tokenizer.vocabulary_size + settings["pairs"], len(dataset.labels), mask_zero=True)
+    bag = keras.layers.GlobalAveragePooling1D()(weights(with_pairs(ids)))
+    weights.set_weights([naive_bayes() * 30 / settings["bag_of_words"]])
+    model = keras.Model({"token_ids": ids}, logits + settings["bag_of_words"] * bag)
     model.attention_scores = encoder.attention_scores
 model.summary()
 

@@ -31,6 +31,7 @@ _OF_KERAS = ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
 _OUTSIDE = re.compile(r"((?:The labels|`\w+`) must be in \[0, \d+\)[^[\]]*Received: (?:label )?)\] \[(-?\d+)\]")
 _IN_PYTHON = re.compile(r"ValueError: ((?:The labels|`\w+`) must be [^\n]*Received: [^\n]*)")
 _LOOK_UP = re.compile(r"indices\[[\d,]+\] = (-?\d+) is not in \[0, (\d+)\)")
+_OF_POSITIONS = "layers/positions.py"  # a file in which a look-up may stand; the others are of ids
 _LABEL = re.compile(r"Received a label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 
 
@@ -220,7 +221,13 @@ class CheckedModel(CountedModel):
                 raise ValueError("".join(found.groups())) from None
             if found := _LABEL.search(text):
                 raise ValueError(f"The labels must be in [0, {found[2]}). Received: label {found[1]}") from error
-            if found := _LOOK_UP.search(text):
+            found = _LOOK_UP.search(text)
+            if found and _OF_POSITIONS in text:
+                raise ValueError(
+                    f"Rows must not have more tokens than the model has positions, {found[2]}. Received: position "
+                    f"{found[1]}. Give the tokenizer a smaller `max_length`"
+                ) from error
+            if found:
                 raise ValueError(f"The ids must be in [0, {found[2]}). Received: {found[1]}") from error
             raise
 

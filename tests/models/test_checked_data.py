@@ -244,6 +244,20 @@ def test_errors_of_tensorflow_itself_become_sentences(monkeypatch):
         model.predict(IDS + 1, verbose=0)
 
 
+@pytest.mark.tensorflow
+def test_rows_longer_than_the_positions_are_not_said_to_have_wrong_ids():
+    tf = pytest.importorskip("tensorflow")
+    config = {"model_type": "bert", "vocab_size": V, "hidden_size": 4, "num_hidden_layers": 1}
+    config |= {"num_attention_heads": 1, "intermediate_size": 4, "max_position_embeddings": 3}
+    model = PretrainedModel(config, "base")
+    rows = {name: np.ones((2, 4), "int32") for name in ("input_ids", "attention_mask")}
+    spec = tf.TensorSpec([None, None], "int32")  # a graph for any length finds out only when it runs
+    data = tf.data.Dataset.from_generator(lambda: [rows], output_signature=dict.fromkeys(rows, spec))
+    message = "^Rows must not have more tokens than the model has positions, 3. Received: position 3. Give the tokenizer"
+    with pytest.raises(ValueError, match=message):
+        model.predict(data, verbose=0)
+
+
 def test_other_errors_stay_as_they_are():
     model = TextClassifier(V, C, **SIZES)
 
