@@ -253,7 +253,9 @@ def test_rows_longer_than_the_positions_are_not_said_to_have_wrong_ids():
     rows = {name: np.ones((2, 4), "int32") for name in ("input_ids", "attention_mask")}
     spec = tf.TensorSpec([None, None], "int32")  # a graph for any length finds out only when it runs
     data = tf.data.Dataset.from_generator(lambda: [rows], output_signature=dict.fromkeys(rows, spec))
-    message = "^Rows must not have more tokens than the model has positions, 3. Received: position 3. Give the tokenizer"
+    message = (
+        "^Rows must not have more tokens than the model has positions, 3. Received: position 3. Give the tokenizer"
+    )
     with pytest.raises(ValueError, match=message):
         model.predict(data, verbose=0)
 
