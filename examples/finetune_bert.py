@@ -2,6 +2,7 @@
 
 python examples/finetune_bert.py
 python examples/finetune_bert.py --checkpoint bert-base-uncased --dataset imdb_reviews --data-dir PREPARED_TFDS_FOLDER
+python examples/finetune_bert.py --checkpoint MY_BERT --dataset messages.csv --text-column message --label-column team
 python examples/finetune_bert.py --lora 4 --bfloat16
 
 --checkpoint takes a directory that transformers saved, or a model id of the Hugging Face hub. Without it, the script
@@ -28,11 +29,6 @@ import tensorflow as tf
 
 from keras_tx import data, plots, pretrained, text
 
-SENTENCES = [
-    "I expected a masterpiece, but got a boring mess.",
-    "The plot is silly, but the acting is wonderful, and the film as a whole is a joy.",
-    "This film is not moving, it is dull.",
-]
 # The small BERT that stands in for a pretrained one.
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 SMALL |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.12}
@@ -47,19 +43,31 @@ parser.add_argument(
     "--checkpoint", help="a directory, or a model id of the Hugging Face hub (default: train a small BERT)"
 )
 parser.add_argument(
-    "--dataset", default="sample", help='"sample", the name of a TFDS dataset, or a .jsonl, .csv or .tsv file'
+    "--dataset",
+    default="sample",
+    help='"sample", the name of a TFDS dataset, or a .jsonl, .csv or .tsv file (default: sample)',
 )
+parser.add_argument("--text-column", help='the column with the texts (default: "text"; TFDS: found by its type)')
+parser.add_argument("--label-column", help='the column with the labels (default: "label"; TFDS: found by its type)')
 parser.add_argument("--data-dir", help="the folder in which TFDS keeps prepared datasets (default: that of TFDS)")
 parser.add_argument(
-    "--max-length", type=int, default=128, help="the largest number of tokens of a review; longer reviews are truncated"
+    "--max-length",
+    type=int,
+    default=128,
+    help="the largest number of tokens of a text, whose rest is cut off; at most what the checkpoint has positions for "
+    "(default: 128)",
 )
 parser.add_argument("--epochs", type=int, default=4, help="the number of epochs (default: 4)")
-parser.add_argument("--learning-rate", type=float, help="the peak learning rate (default: by the checkpoint)")
+parser.add_argument(
+    "--learning-rate",
+    type=float,
+    help="the peak learning rate (default: 3e-5, with --lora 3e-4; without --checkpoint 2e-3 and 3e-3)",
+)
 parser.add_argument(
     "--lora", type=int, metavar="RANK", help="train LoRA matrices of this rank instead of the kernels of the encoder"
 )
 parser.add_argument("--bfloat16", action="store_true", help="compute in mixed bfloat16, for CPUs with AMX and GPUs")
-parser.add_argument("--out", default="saved_models", help="the folder for results")
+parser.add_argument("--out", default="saved_models", help="the folder for results (default: saved_models)")
 arguments = parser.parse_args()
 start = time.time()
 keras.utils.set_random_seed(1)
@@ -67,7 +75,8 @@ out = os.path.join(arguments.out, "finetune_bert")
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 # 1. Text
-dataset = data.load_dataset(arguments.dataset, data_dir=arguments.data_dir)
+columns = {"text_column": arguments.text_column, "label_column": arguments.label_column}
+dataset = data.load_dataset(arguments.dataset, data_dir=arguments.data_dir, **columns)
 print(f"{arguments.dataset}: {len(dataset.train)} train, {len(dataset.test)} test, labels {dataset.labels}")
 
 
@@ -118,7 +127,11 @@ if arguments.bfloat16:
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "The checkpoint lacks tensors of the task")  # the head, which is trained here
     model = pretrained.from_pretrained(checkpoint, task="sequence_classification", labels=dataset.labels)
-tokenizer = text.load_tokenizer(model.source, max_length=arguments.max_length)
+positions = model.get_layer("embedding").positions  # None if it is the attention that knows them
+max_length = min(arguments.max_length, positions.max_length if positions is not None else arguments.max_length)
+tokenizer = text.load_tokenizer(model.source, max_length=max_length)
+if max_length < arguments.max_length:
+    print(f"the checkpoint has {max_length} positions: longer texts are cut there")
 if arguments.lora:
     model.get_layer("embedding").trainable = False
     for layer in model.get_layer("encoder").layers:
@@ -160,10 +173,13 @@ accuracy = [float(np.mean(one.argmax(axis=-1) == labels)) for one in answers]
 difference = np.abs(answers[0] - answers[1]).max()
 print(f"test accuracy {accuracy[0]:.4f}, loaded again {accuracy[1]:.4f}; largest difference {difference:.1e}")
 
-# 8. Classify raw sentences
-tokens = text.load_tokenizer(saved)(SENTENCES)
+# 8. Classify three texts of the test part
+sentences = [sentence.decode() for sentence, _ in dataset.test.take(3).as_numpy_iterator()]
+tokens = text.load_tokenizer(saved)(sentences)
 logits = again(tokens["token_ids"], attention_mask=tokens["token_ids"] != tokenizer.pad_id)["logits"]
-for sentence, chances in zip(SENTENCES, keras.ops.softmax(keras.ops.cast(logits, "float32")).numpy(), strict=True):
-    print(f"{again.config['id2label'][str(chances.argmax())]:>10} {chances.max():.3f}  {sentence}")
+for sentence, chances in zip(sentences, keras.ops.softmax(keras.ops.cast(logits, "float32")).numpy(), strict=True):
+    shown = " ".join(sentence.split())
+    shown = shown if len(shown) <= 90 else shown[:87] + "..."
+    print(f"{again.config['id2label'][str(chances.argmax())]:>10} {chances.max():.3f}  {shown}")
 print(f"{saved}, {out}/training_curves.png after {time.time() - start:.0f} s")
 raise SystemExit(not difference <= TOLERANCE[keras.config.dtype_policy().name])

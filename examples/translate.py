@@ -30,6 +30,7 @@ it was 41.6, in 70 minutes.
 import argparse
 import json
 import os
+import shlex
 import shutil
 import time
 
@@ -245,6 +246,11 @@ for label, strategy in (("greedy", None), ("beam 5", BEAM)):
     metric = sacrebleu.BLEU(tokenize=arguments.bleu, force=True)
     score = metric.corpus_score(translations, [references])
     print(f"test, {label}: {score} {metric.get_signature()}")
+if score.score < 5:
+    print(
+        f"This model can't translate yet: it has learned from {steps} batches. Try more --epochs (now {epochs}) or "
+        "more pairs; a usable translator needs tens of thousands."
+    )
 with open(os.path.join(out, "test.txt"), "w", encoding="utf-8") as file:
     file.write("\n".join(translations) + "\n")
 
@@ -266,7 +272,9 @@ if not arguments.no_export and arguments.backend == "tensorflow":
     )
     report = serving.check(version)
     print(report)
+    address = f"http://localhost:8501/v1/models/{os.path.basename(out)}:predict"
     print(f"python -m keras_tx.serving.serve {out}")
+    print(f"curl -d {shlex.quote(json.dumps({'instances': sources[:1]}, ensure_ascii=False))} {address}")
 else:
     report = None
     print(

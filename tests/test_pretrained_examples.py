@@ -53,9 +53,15 @@ def finetuned(folder):
 
 @pytest.fixture(scope="module")
 def adapted(folder, finetuned):
-    """The same of a run with LoRA in float32, from the checkpoint that the other run made."""
-    arguments = ("--checkpoint", str(finetuned[0] / "small_bert"), "--lora", "3", "--learning-rate", "0.01")
-    printed = run_without(folder, "finetune_bert.py", *TINY, *arguments, "--out", "adapted")
+    """The same of a run with LoRA in float32, from the checkpoint that the other run made, on columns of other names.
+
+    The largest number of tokens is the example's own, for which the checkpoint has not enough positions.
+    """
+    rows = [json.loads(line) for line in (folder / "mine.jsonl").read_text().splitlines()]
+    (folder / "mine.csv").write_text("\n".join(["review,opinion", *(f"{row['text']},{row['label']}" for row in rows)]))
+    arguments = ["--checkpoint", str(finetuned[0] / "small_bert"), "--lora", "3", "--learning-rate", "0.01"]
+    arguments += ["--dataset", "mine.csv", "--text-column", "review", "--label-column", "opinion", "--epochs", "1"]
+    printed = run_without(folder, "finetune_bert.py", *arguments, "--out", "adapted")
     return folder / "adapted/finetune_bert", printed
 
 
@@ -119,7 +125,7 @@ def test_finetune_bert_saves_what_it_trained_with_the_names_of_the_labels(finetu
     tokens = to_numpy(text.load_tokenizer(out / "checkpoint")([sentence for *_, sentence in sentences])["token_ids"])
     logits = to_numpy(model(tokens, attention_mask=tokens != 0)["logits"]).astype("float64")
     chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    assert len(sentences) == 3
+    assert len(sentences) == 2  # the test part
     for (label, chance, _), row in zip(sentences, chances, strict=True):
         assert model.config["id2label"][str(row.argmax())] == label and abs(row.max() - float(chance)) < 0.02
 
@@ -127,6 +133,10 @@ def test_finetune_bert_saves_what_it_trained_with_the_names_of_the_labels(finetu
 def test_finetune_bert_saves_lora_as_part_of_the_kernels(finetuned, adapted):
     """Kernels of the encoder differ from the checkpoint's by products of thin matrices, tables and norms not at all."""
     out, printed = adapted
+    assert "the checkpoint has 11 positions: longer texts are cut there\n" in printed
+    assert (
+        len(re.findall(r"^ *(?:negative|positive) [01]\.\d{3}  a .*film number \d+$", printed, re.MULTILINE)) == 2
+    )  # the test part
     found = re.search(r"test accuracy (\S+), loaded again (\S+); largest difference (\S+)\n", printed)
     assert found[1] == found[2] and float(found[3]) <= 1e-4
     before, after = tensors_of(finetuned[0] / "small_bert"), tensors_of(out / "checkpoint")

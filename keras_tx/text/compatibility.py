@@ -56,5 +56,5 @@ def check_fits(
     if max_length is not None and (tokenizer.max_length is None or tokenizer.max_length > max_length):
         raise ValueError(
             f"`{tokenizer_name}` must not make rows longer than the positions that the model has. Received: "
-            f"{tokenizer_name}.max_length={tokenizer.max_length}, max_length={max_length}{of_input}"
+            f"{tokenizer_name}.max_length={tokenizer.max_length}, and {max_length} positions{of_input}"
         )

@@ -182,6 +182,11 @@ def test_no_version_at_all_is_exit_code_2(tmp_path, capsys):
     )
     with pytest.raises(FileNotFoundError, match="must be a version's folder.*Received: path='.*/1'"):
         check(tmp_path / "1")
+    for number in (7, 10):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}/saved_model.pb").touch()
+    with pytest.raises(FileNotFoundError, match="version's folder.* The newest version there is '.*/10'$"):
+        check(tmp_path)
 
 
 @pytest.mark.process

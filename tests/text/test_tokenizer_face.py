@@ -202,6 +202,6 @@ def test_whether_a_tokenizer_fits_a_model(roberta, gpt2):
     with pytest.raises(ValueError, match="for padding. Received: tokenizer.pad_id=None, padding_id=0"):
         text.check_fits(gpt2, 401, padding_id=0)
     with pytest.raises(
-        ValueError, match="positions that the model has. Received: tokenizer.max_length=512, max_length=511"
+        ValueError, match="positions that the model has. Received: tokenizer.max_length=512, and 511 positions"
     ):
         text.check_fits(roberta, 401, max_length=511)

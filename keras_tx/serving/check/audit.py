@@ -113,8 +113,10 @@ def check(path: str | Path) -> Report:
     """
     path = Path(path)
     if not (path / "saved_model.pb").is_file():
+        versions = [int(one.parent.name) for one in path.glob("*/saved_model.pb") if one.parent.name.isdecimal()]
+        newest = f". The newest version there is {str(path / str(max(versions)))!r}" if versions else ""
         raise FileNotFoundError(
-            f"`path` must be a version's folder, with a saved_model.pb. Received: path={str(path)!r}"
+            f"`path` must be a version's folder, with a saved_model.pb. Received: path={str(path)!r}{newest}"
         )
     script = str(Path(__file__).with_name("clean_process.py"))
     command = [sys.executable, "-P", script, str(path.resolve())]
