@@ -40,7 +40,7 @@ def smaller(folder, name, *replaced):
 
 
 def few_signatures(*names):
-    """For `smaller`: an example exports a generative model with these signatures alone, since tracing takes long.
+    """For `smaller`: an example exports its model with these signatures alone, since tracing all takes long.
 
     What the others answer, and that a server can run them, is the matter of test_serve_example.py and tests/serving.
     """

@@ -279,7 +279,7 @@ def test_a_generative_model_in_a_lower_precision_shares_its_weights_and_scores_n
 
     model = generative_models["language_model"]
     options = {"tokenizer": tokenizer, "generation": {"max_new_tokens": 3}}
-    with only_signatures("serving_default", "generate", "score"):  # two with loops of their own, and one without
+    with only_signatures("serving_default", "score"):  # one with a loop, and one without
         versions = [export(model, tmp_path / "texts", precision=one, **options) for one in ("float32", "int8")]
     rows = {"text": tf.constant(["the cat", "not"]), "target": tf.constant([" sat", " dull , one two"])}
     loaded = [tf.saved_model.load(str(version)).signatures for version in versions]
