@@ -39,6 +39,15 @@ def smaller(folder, name, *replaced):
     return folder
 
 
+def few_signatures(*names):
+    """For `smaller`: an example exports its model with these signatures alone, since tracing all takes long.
+
+    What the others answer, and that a server can run them, is the matter of test_serve_example.py and tests/serving.
+    """
+    only = f"__import__('tests.serving.conftest', fromlist=['only_signatures']).only_signatures{names}"
+    return "version = serving.export(", f"with {only}: version = serving.export("
+
+
 def answers(folder, *texts):
     """What the first version of an export answers to texts."""
     pytest.importorskip("tensorflow_text")  # brings the ops of the graph
@@ -117,7 +126,8 @@ def test_translate_goes_from_parallel_files_to_translations_and_goes_on_where_it
         (tmp_path / f"{part}.de").write_text("\n".join(line.upper() for line in english) + "\n")
     arguments = ("--data", ".", "--source", "en", "--target", "de", "--epochs", "2")
     arguments += ("--num-layers", "1", "--hidden-dim", "32")
-    printed = run(tmp_path, "translate.py", *arguments, quiet=True)
+    examples = smaller(tmp_path / "examples", "translate.py", few_signatures("serving_default", "score"))
+    printed = run(tmp_path, "translate.py", *arguments, quiet=True, examples=examples)
     assert "test, beam 5: BLEU = " in printed and "val_bleu" in printed
     out = next((tmp_path / "saved_models").iterdir())
     assert len((out / "test.txt").read_text().splitlines()) == 21
@@ -145,6 +155,7 @@ def test_write_text_streams_what_a_model_of_the_file_writes(tmp_path):
     less = (
         (sizes.format(4, 128), sizes.format(1, 64)),
         ("LEARNING_RATE, WARM_UP = 1e-3, 100", "LEARNING_RATE, WARM_UP = 1e-2, 20"),
+        few_signatures("serving_default", "score"),
     )
     examples = smaller(tmp_path / "examples", "write_text.py", *less)
     printed = run(tmp_path, "write_text.py", *arguments, quiet=True, examples=examples)

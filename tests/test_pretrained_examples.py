@@ -12,7 +12,7 @@ import pytest
 
 from keras_tx import pretrained, text
 from keras_tx.pretrained.files import open_tensors
-from tests.test_examples import EXAMPLES, run
+from tests.test_examples import EXAMPLES, few_signatures, run, smaller
 from tests.tools import to_numpy
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.process]
@@ -83,10 +83,12 @@ def matrices(tensor, name, heads=4):
     return kernel.reshape(-1, kernel.shape[1] // heads) if is_to_heads else kernel
 
 
-def test_bert_features_serves_a_head_on_the_vectors_of_the_checkpoint(folder):
+def test_bert_features_serves_a_head_on_the_vectors_of_the_checkpoint(folder, tmp_path):
     tf = pytest.importorskip("tensorflow")
     pytest.importorskip("tensorflow_text")  # brings the ops of the graph
-    printed = run(folder, "bert_features.py", *TINY, quiet=True)
+    less = few_signatures("serving_default", "embed")
+    examples = smaller(tmp_path / "examples", "bert_features.py", less)
+    printed = run(folder, "bert_features.py", *TINY, quiet=True, examples=examples)
     assert "saved_models/bert_features/1: ok" in printed and re.search(r"test accuracy [01]\.\d{4}\n", printed)
     assert "Trainable params: 130 " in printed  # 64 * 2 + 2
     assert len(re.findall(r"^ *(?:negative|positive) [01]\.\d{3}  \w", printed, re.MULTILINE)) == 3

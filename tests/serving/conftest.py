@@ -12,6 +12,7 @@ import pytest
 from keras_tx.generation import Beam
 from keras_tx.models import CausalLM, TextClassifier
 from keras_tx.serving import export, exporters
+from keras_tx.serving.encoder_signatures import encoder_signatures
 from keras_tx.serving.generator_signatures import generator_signatures
 from keras_tx.text import BertTokenizer
 from tests.tools import randomize, to_numpy
@@ -95,14 +96,18 @@ def small_generator(**options):
 
 @contextmanager
 def only_signatures(*names):
-    """Exports of generative models get these signatures alone, since tracing all takes long."""
+    """Exports get these signatures alone, since tracing all takes long."""
 
-    def some(*arguments):
-        made = generator_signatures(*arguments)
-        return {name: made[name] for name in names}
+    def some(signatures):
+        def made(*arguments):
+            all_of_them = signatures(*arguments)
+            return {name: all_of_them[name] for name in names}
+
+        return made
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporters, "generator_signatures", some)
+        patch.setattr(exporters, "generator_signatures", some(generator_signatures))
+        patch.setattr(exporters, "encoder_signatures", some(encoder_signatures))
         yield
 
 
