@@ -305,9 +305,10 @@ def test_a_stream_gets_all_right_drafts_from_one_step(monkeypatch):
 
 
 @pytest.mark.usefixtures("eager")
-def test_drafts_beyond_the_learned_positions_are_no_error(draft_model):
+@pytest.mark.parametrize("number", [14, 17, 22])  # the loop has room for more new tokens than are asked for
+def test_drafts_beyond_the_learned_positions_are_no_error(draft_model, number):
     model = built.made("learned")
-    prompt = [5, 7, 5, 7, 5, 7, 5, 7, 5, 7, 5, 7, 5, 7]
+    prompt = ([5, 7] * 11)[:number]
     options = {"max_new_tokens": LENGTH - len(prompt), "jit_compile": False}
     expected = generate(model, prompt, **options)
     for given in ({}, {"draft_model": model}, {"draft_model": draft_model}):
