@@ -1,9 +1,11 @@
 """The examples run as a newcomer runs them, outside the repository, on a file of a few lines."""
 
 import csv
+import json
 import os
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -128,8 +130,11 @@ def test_translate_goes_from_parallel_files_to_translations_and_goes_on_where_it
     arguments += ("--num-layers", "1", "--hidden-dim", "32")
     examples = smaller(tmp_path / "examples", "translate.py", few_signatures("serving_default", "score"))
     printed = run(tmp_path, "translate.py", *arguments, quiet=True, examples=examples)
-    assert "test, beam 5: BLEU = " in printed and "val_bleu" in printed
+    score = float(re.search(r"test, beam 5: BLEU = (\S+)", printed)[1])
+    assert "val_bleu" in printed and ("This model can't translate yet: it has learned from " in printed) == (score < 5)
     out = next((tmp_path / "saved_models").iterdir())
+    request = shlex.quote(json.dumps({"instances": english[:1]}))
+    assert f"curl -d {request} http://localhost:8501/v1/models/{out.name}:predict\n" in printed
     assert len((out / "test.txt").read_text().splitlines()) == 21
     for name in ("model.keras", "training_curves.png", "attention.png", "backup/backup.npz"):
         assert (out / name).stat().st_size > 1000

@@ -136,9 +136,8 @@ def test_finetune_bert_saves_lora_as_part_of_the_kernels(finetuned, adapted):
     """Kernels of the encoder differ from the checkpoint's by products of thin matrices, tables and norms not at all."""
     out, printed = adapted
     assert "the checkpoint has 11 positions: longer texts are cut there\n" in printed
-    assert (
-        len(re.findall(r"^ *(?:negative|positive) [01]\.\d{3}  a .*film number \d+$", printed, re.MULTILINE)) == 2
-    )  # the test part
+    classified = re.findall(r"^ *(?:negative|positive) [01]\.\d{3}  a .*film number \d+$", printed, re.MULTILINE)
+    assert len(classified) == 2  # the test part
     found = re.search(r"test accuracy (\S+), loaded again (\S+); largest difference (\S+)\n", printed)
     assert found[1] == found[2] and float(found[3]) <= 1e-4
     before, after = tensors_of(finetuned[0] / "small_bert"), tensors_of(out / "checkpoint")

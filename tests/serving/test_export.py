@@ -316,7 +316,7 @@ def test_labels_must_be_a_string_for_each_class(exported, tmp_path, labels):
             "more tokens than the model. Received: tokenizer.vocabulary_size=74, vocabulary_size=71",
         ),
         ({"pad_token": "[UNK]", "unknown_token": "[PAD]"}, "for padding. Received: tokenizer.pad_id=1, padding_id=0"),
-        ({"max_length": 17}, "longer than the positions .* tokenizer.max_length=17, max_length=16"),
+        ({"max_length": 17}, "longer than the positions .* tokenizer.max_length=17, and 16 positions"),
     ],
 )
 @pytest.mark.parametrize("as_layer", [False, True])
