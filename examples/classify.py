@@ -166,6 +166,7 @@ if settings["bag_of_words"]:
     logits = encoder(keras.ops.where(is_left_out, tokenizer.unknown_id, ids))
     weights = keras.layers.Embedding(tokenizer.vocabulary_size + settings["pairs"], len(dataset.labels), mask_zero=True)
     bag = keras.layers.GlobalAveragePooling1D()(weights(with_pairs(ids)))
+    # The first logits are 30 times the mean of the ratios, however fast the weights learn.
     weights.set_weights([naive_bayes() * 30 / settings["bag_of_words"]])
     model = keras.Model({"token_ids": ids}, logits + settings["bag_of_words"] * bag)
     model.attention_scores = encoder.attention_scores

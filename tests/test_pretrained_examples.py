@@ -136,6 +136,7 @@ def test_finetune_bert_saves_lora_as_part_of_the_kernels(finetuned, adapted):
     """Kernels of the encoder differ from the checkpoint's by products of thin matrices, tables and norms not at all."""
     out, printed = adapted
     assert "the checkpoint has 11 positions: longer texts are cut there\n" in printed
+    assert text.load_tokenizer(out / "checkpoint").max_length == 11
     classified = re.findall(r"^ *(?:negative|positive) [01]\.\d{3}  a .*film number \d+$", printed, re.MULTILINE)
     assert len(classified) == 2  # the test part
     found = re.search(r"test accuracy (\S+), loaded again (\S+); largest difference (\S+)\n", printed)
