@@ -5,7 +5,7 @@ B prompts, P tokens of the longest prompt, S source tokens, n results for each p
 """
 
 from keras_tx.generation.decode_loop import DecodeLoop
-from keras_tx.layers import xla
+from keras_tx.layers import exported_weights, xla
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -30,7 +30,7 @@ def generate(
     Raises:
         InvalidArgumentError: when the graph runs, if logits are NaN or no token is allowed.
     """
-    ids, real = left_padded(prompts, loop.padding_id)
+    ids, real = left_padded(prompts, loop.padding_id, least_columns(prompts.nrows()))
     with xla.tracing(False):
         state, tokens, context = loop.prefill(ids, real, sources, limit, noise)
         state, _, _ = loop.decode(state, tokens, context, loop.num_new)
@@ -48,15 +48,23 @@ def ragged_rows(ids: Tensor, padding_id: int | None) -> Tensor:
     return rows if padding_id is None else tf.ragged.boolean_mask(rows, rows != padding_id)
 
 
-def right_padded(rows: Tensor, padding_id: int) -> Tensor:
-    """Ragged (B, None) -> (B, P), P at least 1."""
+def right_padded(rows: Tensor, padding_id: int, least: Tensor = 1) -> Tensor:
+    """Ragged (B, None) -> (B, P), P at least `least`."""
     ids = rows.to_tensor(padding_id)
-    return tf.pad(ids, [[0, 0], [0, tf.maximum(1 - tf.shape(ids)[1], 0)]], constant_values=padding_id)
+    return tf.pad(ids, [[0, 0], [0, tf.maximum(least - tf.shape(ids)[1], 0)]], constant_values=padding_id)
 
 
-def left_padded(rows: Tensor, padding_id: int) -> tuple[Tensor, Tensor]:
-    """Ragged (B, None) -> ids (B, P) that all end in the last slot, and True at real tokens (B, P); P at least 1."""
-    ids = right_padded(rows, padding_id)
+def least_columns(num_rows: Tensor, limit: int | None = None) -> Tensor:
+    """How many columns rows of ids must have, so that the products of an export get enough rows; at most `limit`."""
+    if exported_weights.current() is None:
+        return 1
+    least = -(-exported_weights.FEW_ROWS // tf.maximum(tf.cast(num_rows, "int32"), 1))
+    return least if limit is None else tf.minimum(least, limit)
+
+
+def left_padded(rows: Tensor, padding_id: int, least: Tensor = 1) -> tuple[Tensor, Tensor]:
+    """Ragged (B, None) -> ids (B, P) that all end in the last slot, and True at real tokens (B, P); P: see above."""
+    ids = right_padded(rows, padding_id, least)
     length = tf.shape(ids)[1]
     places = tf.range(length)[None] - (length - tf.cast(rows.row_lengths(), "int32"))[:, None]  # (B, P)
     return tf.gather(ids, places % length, batch_dims=1), places >= 0

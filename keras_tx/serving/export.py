@@ -269,7 +269,7 @@ def _traced(
                         f"constant_weights={constants}, precision={precision!r} for a model of "
                         f"{exporter.model.count_params():,} parameters"
                     ) from None
-        if precision == "float32":
+        if not is_float32:
             return trace(), None
         with exported_weights(precision, constants=False) as weights:
             return trace(), weights

@@ -14,6 +14,7 @@ from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.incremental_model import IncrementalModel
 from keras_tx.generation.per_row import PerRowStrategy
 from keras_tx.generation.speculative import without_drafts
+from keras_tx.layers.exported_weights import exported_weights
 from tests.generation import built
 from tests.generation.driver import drive, markov
 from tests.tools import assert_close, normal, to_numpy
@@ -166,8 +167,21 @@ def test_rows_end_in_the_same_place():
     ids, real = in_graph.left_padded(tf.RaggedTensor.from_tensor(tf.zeros([0, 0], tf.int32)), 9)
     assert ids.shape == real.shape == (0, 1)
     assert in_graph.right_padded(ragged([[3], [4, 5, 6]]), 9).numpy().tolist() == [[3, 9, 9], [4, 5, 6]]
+    ids, real = in_graph.left_padded(ragged([[3], [4, 5]]), 9, 4)
+    np.testing.assert_array_equal(ids, [[9, 9, 9, 3], [9, 9, 4, 5]])
+    np.testing.assert_array_equal(real, [[0, 0, 0, 1], [0, 0, 1, 1]])
     assert in_graph.ragged_rows(tf.constant([[0, 3, 0], [4, 0, 5]]), 0).to_list() == [[3], [4, 5]]
     assert in_graph.ragged_rows(tf.constant([[0, 3]]), None).to_list() == [[0, 3]]
+
+
+def test_rows_of_an_export_are_at_least_eight_tokens_together():
+    def least(num_rows, limit=None):
+        return tf.function(lambda: tf.convert_to_tensor(in_graph.least_columns(num_rows, limit)))
+
+    assert least(1)().numpy() == 1
+    with exported_weights(constants=False):
+        assert [least(rows)().numpy() for rows in (0, 1, 2, 3, 7, 8, 9)] == [8, 8, 4, 3, 2, 1, 1]
+        assert [least(rows, 5)().numpy() for rows in (1, 2)] == [5, 4]
 
 
 def test_lengths_count_the_stop_token_and_no_more_than_the_limit():

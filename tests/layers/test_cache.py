@@ -252,3 +252,25 @@ def test_what_a_cache_cannot_do_is_refused(call, message):
     decoder = made("post-norm")
     with pytest.raises(ValueError, match=message):
         call(decoder, normal(B, T, D), decoder.new_cache(B, SLOTS))
+
+
+@pytest.mark.tensorflow
+def test_a_graph_refuses_more_tokens_than_slots_when_it_runs():
+    import tensorflow as tf
+
+    spec = tf.TensorSpec([None, 3, None, 5])
+
+    @tf.function(input_signature=[spec, spec, spec, spec])
+    def written(*given):
+        return cache.write(cache.KeyValue(*given[:2]), *given[2:], 0)
+
+    buffer = normal(2, 3, 7, 5)
+    for length in (0, 4, 7):
+        update = normal(2, 3, length, 5, seed=2)
+        for one in written(buffer, buffer, update, update):
+            assert_close(one, np.concatenate([update, buffer[:, :, length:]], axis=2), atol=0)
+    update = normal(2, 3, 8, 5)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"must have slots for the tokens: .*T and slots\] \[8\] \[7\]"
+    ):
+        written(buffer, buffer, update, update)

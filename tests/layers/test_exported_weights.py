@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
+from keras_tx.layers import TokenEmbedding, projection
 from keras_tx.layers import exported_weights as exported
-from keras_tx.layers import projection
 from tests.tools import assert_close, to_numpy
 
 pytestmark = pytest.mark.tensorflow
@@ -210,3 +210,77 @@ def test_a_product_has_at_least_eight_rows(shape, monkeypatch):
         x = np.random.default_rng(2).normal(size=(count, IN)).astype("float32")
         x = x.reshape([count if size is None else size for size in shape])
         assert_close(function(x), layer(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize("shape", [(None, IN), (None, 1, IN), (1, None, IN)], ids=str)
+def test_variables_have_a_product_of_their_own_for_few_rows(shape, use_bias, monkeypatch):
+    """In float32, one product may lay out its kernel for few rows, and the other never gets few."""
+    import tensorflow as tf
+
+    product, seen = exported._PRODUCTS["float32"], []
+
+    def noted(rows, kernel, bias):
+        number = len(seen)
+        seen.append(set())
+
+        def note(count):
+            seen[number].add(int(count))
+            return np.int32(0)
+
+        with tf.control_dependencies([tf.numpy_function(note, [tf.shape(rows)[0]], tf.int32)]):
+            return product(tf.identity(rows), kernel, bias)
+
+    monkeypatch.setitem(exported._PRODUCTS, "float32", noted)
+    layer, _ = made("dense", use_bias=use_bias)
+    function, weights = traced(layer, shape, constants=False)
+    assert weights.size == 0
+    for count in (1, 4, 5, 7, 8, 13):
+        x = np.random.default_rng(2).normal(size=(count, IN)).astype("float32")
+        x = x.reshape([count if size is None else size for size in shape])
+        assert_close(function(x), layer(x), atol=1e-5, rtol=1e-5)
+    run = [counts for counts in seen if counts]  # TensorFlow may trace a branch twice, and runs one of the graphs
+    assert run == ([{8, 13}] if shape[0] == 1 else [{1, 4}, {8, 13}])
+
+
+def test_several_layers_are_computed_together_with_their_variables():
+    import tensorflow as tf
+
+    layers, shape = zip(*[made("to heads", use_bias=use_bias) for use_bias in (True, False, True)], strict=True)
+    spec = [tf.TensorSpec(shape[0])]
+    function = tf.function(lambda x: projection.project_together(layers, x), input_signature=spec, autograph=False)
+    with exported.exported_weights(constants=False):
+        captured = function.get_concrete_function().captured_inputs
+    assert len(captured) == 6  # the second has a bias of zeros
+    for free in (FREE, (1, 1), (11, 1), (0, 5)):
+        x = np.random.default_rng(2).normal(size=(*free, IN)).astype("float32")
+        for found, layer in zip(function(x), layers, strict=True):
+            assert_close(found, layer(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("constants", [True, False])
+@pytest.mark.parametrize(("precision", "atol"), [("float32", 1e-5), ("bfloat16", 0.06), ("int8", 0.06)])
+@pytest.mark.parametrize("use_padding", [True, False])
+def test_logits_of_tied_embeddings(precision, atol, constants, use_padding):
+    """In bfloat16 and int8, the table and the hidden states are rounded to bfloat16, and sums are not."""
+    import tensorflow as tf
+
+    padding = {"padding_id": 3, "zero_padding": True} if use_padding else {}
+    layer = TokenEmbedding(23, IN, **padding, position_encoding=None)
+    layer.build((None, None))
+    layer.set_weights([np.random.default_rng(1).normal(size=(23, IN))])
+    function, weights = traced(lambda x: layer(x, reverse=True), (None, None, IN), precision, constants=constants)
+    size = {"float32": 4, "bfloat16": 2, "int8": 2}[precision]
+    assert weights.size == constants * size * (23 * IN + 23)
+    if not constants:
+        dtypes = [one.dtype for one in function.get_concrete_function().graph.variables]
+        assert ("float32" if precision == "float32" else "bfloat16") in dtypes
+    for free in (FREE, (1, 1), (13, 1), (0, 5)):
+        x = np.random.default_rng(2).normal(size=(*free, IN)).astype("float32")
+        rounded = [to_numpy(tf.cast(tf.cast(one, "bfloat16"), "float32")) for one in (x, layer.tokens.embeddings)]
+        values = rounded if precision != "float32" else (x, to_numpy(layer.tokens.embeddings))
+        expected = values[0].astype("float64") @ values[1].T.astype("float64")
+        expected[..., [3] if use_padding else []] = 0
+        found = to_numpy(function(x))
+        assert found.shape == (*free, 23) and found.dtype == "float32"
+        assert_close(found, expected, atol=atol, rtol=0)

@@ -9,6 +9,7 @@ import pytest
 from keras_tx.generation import Beam, Greedy, Sample, Speculative, generate
 from keras_tx.generation.speculative import without_drafts
 from keras_tx.layers import DecoderLayer, TokenEmbedding
+from keras_tx.layers.exported_weights import exported_weights
 from keras_tx.models import CausalLM, Seq2Seq
 from keras_tx.serving.generator_signatures import generator_signatures
 from keras_tx.text import BertTokenizer
@@ -89,6 +90,23 @@ def test_the_signatures_hold_nothing_that_a_server_cannot_run(signatures):
         definition = traced.graph.as_graph_def()
         nodes = [*definition.node, *(node for one in definition.library.function for node in one.node_def)]
         assert not [node.op for node in nodes if re.search("Xla|PyFunc|Detokenize|Trim", node.op)]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_every_product_with_weights_in_an_export_has_a_bias(precision):
+    """oneDNN keeps the layout of a kernel only for a product that is fused with its bias."""
+    options = {"normalization": "rms_norm", "use_bias": False}
+    model = CausalLM(V, num_layers=2, hidden_dim=12, num_heads=3, decoder_options=options)
+    with exported_weights(precision, constants=False):
+        definition = Traced(model, None, None, {"max_new_tokens": NEW})["tokens"].graph.as_graph_def()
+    products = 0
+    for nodes in (definition.node, *(one.node_def for one in definition.library.function)):
+        found = {node.name for node in nodes if node.op == "MatMul"}
+        assert found <= {node.input[0].split(":")[0] for node in nodes if node.op == "BiasAdd"}
+        products += len(found)
+    # Prefill and decode steps, each of two layers and the logits. In float32, products of a single token have one form
+    # for few rows and one for many; in bfloat16, that of query, key and value is one.
+    assert products == {"float32": (2 * 6 + 1) * 3 + 1, "bfloat16": (2 * 4 + 1) * 2}[precision]
 
 
 def test_each_row_has_its_own_numbers(models, signatures, tokenizer):
