@@ -88,7 +88,8 @@ def export(
         precision: "float32", "bfloat16" or "int8": the precision of matrix products with weights, of a model in
             float32. "bfloat16" and "int8" are faster on processors that multiply such numbers, and make the files of
             the kernels 2 and 4 times smaller. With "int8" each output of a layer has a scale for its weights, and each
-            token a scale for its inputs; a server then must have oneDNN, as TensorFlow has for x86 processors.
+            token a scale for its inputs; a server then must have oneDNN, as TensorFlow has for x86 processors. The
+            logits of tied embeddings are products in bfloat16 in both cases, beside the float32 table that ids look up.
         constant_weights: whether the graph has the weights of matrix products as constants, which TensorFlow on x86
             processors arranges in memory once instead of in every call. Short texts gain most. A server needs about
             eight times the memory of the weights for it, and its first call takes longer. A server whose environment

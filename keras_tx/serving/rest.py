@@ -15,6 +15,7 @@ import numpy as np
 from keras_tx.optional import Lazy
 from keras_tx.serving import card, rest_json
 from keras_tx.serving.rest_json import RestError
+from keras_tx.serving.versions import versions_in
 
 tf = Lazy("tensorflow")
 json_format = Lazy("google.protobuf.json_format")
@@ -48,10 +49,9 @@ def latest_version(folder: Path) -> Path:
     Raises:
         FileNotFoundError: there is no version.
     """
-    entries = list(folder.iterdir()) if folder.is_dir() else []
-    versions = [entry for entry in entries if entry.name.isdecimal() and (entry / "saved_model.pb").is_file()]
+    versions = versions_in(folder, complete=True)
     if versions:
-        return max(versions, key=lambda version: int(version.name))
+        return versions[-1]
     hint = ""
     if (folder / "saved_model.pb").is_file():
         hint = f" That is a version; the model's folder is {str(folder.resolve().parent)!r}."

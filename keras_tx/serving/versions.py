@@ -19,14 +19,20 @@ MARKER = ".keras_tx_export"  # in a folder that an export writes; it has the fol
 LARGEST = 2**63 - 1  # the largest version that a server accepts
 
 
+def versions_in(base: Path, *, complete: bool = False) -> list[Path]:
+    """The numbered entries of a model's folder, the highest last; if `complete`, those with a saved_model.pb."""
+    entries = [entry for entry in base.iterdir() if entry.name.isdecimal()] if base.is_dir() else []
+    found = [entry for entry in entries if not complete or (entry / "saved_model.pb").is_file()]
+    return sorted(found, key=lambda entry: int(entry.name))
+
+
 def next_version(base: Path) -> int:
     """Returns one more than the highest version in `base`, or 1.
 
     Raises:
         ValueError: the highest version is the largest that a server accepts.
     """
-    versions = [int(entry.name) for entry in base.iterdir() if entry.name.isdecimal()] if base.is_dir() else []
-    latest = max(versions, default=0)
+    latest = max([int(entry.name) for entry in versions_in(base)], default=0)
     if latest >= LARGEST:
         raise ValueError(f"`path` must have versions below {LARGEST}. Received: version {latest} in {str(base)!r}")
     return latest + 1

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from keras_tx.serving.versions import versions_in
+
 SECONDS = 300
 
 # The ops that TensorFlow Serving has in addition to TensorFlow's own: those of tensorflow_text's ops_lib. Its trimmers
@@ -113,8 +115,8 @@ def check(path: str | Path) -> Report:
     """
     path = Path(path)
     if not (path / "saved_model.pb").is_file():
-        versions = [int(one.parent.name) for one in path.glob("*/saved_model.pb") if one.parent.name.isdecimal()]
-        newest = f". The newest version there is {str(path / str(max(versions)))!r}" if versions else ""
+        versions = versions_in(path, complete=True)
+        newest = f". The newest version there is {str(versions[-1])!r}" if versions else ""
         raise FileNotFoundError(
             f"`path` must be a version's folder, with a saved_model.pb. Received: path={str(path)!r}{newest}"
         )
