@@ -2,14 +2,20 @@
 
 python -m benchmarks beam
 python -m benchmarks beam --layers 2 --rounds 1
+python -m benchmarks beam --exported float32 bfloat16 --ctranslate2 float32 int8
 
 BART with a width of 512, 8 heads, a feed-forward of 2048, 32,000 tokens and random float32 weights; 16 sources of 32
 tokens, 4 beams, 32 new tokens each. No end token stops a beam. keras_tx and KerasHub are compiled by XLA; PyTorch runs
-eagerly.
+eagerly. --ctranslate2 (`pip install ctranslate2`) adds this peer, --exported adds keras_tx exported in these
+precisions, which answers in a process without Keras and with XLA off, whose environment has
+TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1.
 """
 
 import argparse
+import contextlib
 import os
+import tempfile
+from collections.abc import Callable
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -17,7 +23,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 
-from benchmarks import alternating
+from benchmarks import alternating, servables
 from keras_tx import pretrained
 from keras_tx.generation import Beam
 
@@ -44,10 +50,52 @@ def config(num_layers: int) -> dict:
     }
 
 
+def our_options(arguments: argparse.Namespace) -> dict:
+    return {"strategy": Beam(arguments.beams), "max_new_tokens": arguments.new_tokens, "stop_tokens": ()}
+
+
 def ours(sources: np.ndarray, arguments: argparse.Namespace):
     model = pretrained.PretrainedModel(config(arguments.layers))
-    strategy, options = Beam(arguments.beams), {"max_new_tokens": arguments.new_tokens, "stop_tokens": ()}
-    return model.count_params(), lambda: model.generate({"input_ids": sources}, strategy, **options)
+    return model.count_params(), lambda: model.generate({"input_ids": sources}, **our_options(arguments))
+
+
+def exported(stack: contextlib.ExitStack, precision: str) -> Callable:
+    def make(sources: np.ndarray, arguments: argparse.Namespace):
+        model = pretrained.PretrainedModel(config(arguments.layers))
+        return model.count_params(), servables.exported(stack, model, precision, sources, our_options(arguments))
+
+    return make
+
+
+def ctranslate2(kind: str) -> Callable:
+    def make(sources: np.ndarray, arguments: argparse.Namespace):
+        import ctranslate2
+        import transformers
+        from ctranslate2.converters.transformers import BartLoader
+
+        settings = transformers.BartConfig(**config(arguments.layers), normalize_before=False)  # the converter asks
+        model = transformers.BartForConditionalGeneration(settings).eval()
+        spec = BartLoader().get_model_spec(model)
+        tokens = [str(token) for token in range(VOCABULARY)]
+        spec.register_source_vocabulary(tokens)
+        spec.register_target_vocabulary(tokens)
+        for name, token in (("unk", 3), ("bos", 0), ("eos", START), ("decoder_start", START)):
+            setattr(spec.config, f"{name}_token", str(token))
+        spec.validate()
+        with tempfile.TemporaryDirectory() as folder:
+            spec.save(folder)
+            translator = ctranslate2.Translator(folder, compute_type=kind, intra_threads=os.cpu_count())
+        texts = [[str(token) for token in row] for row in sources]
+        length = arguments.new_tokens
+        options = {"beam_size": arguments.beams, "min_decoding_length": length, "max_decoding_length": length}
+
+        def run() -> np.ndarray:
+            written = translator.translate_batch(texts, end_token=[], **options)
+            return np.array([[int(token) for token in row.hypotheses[0]] for row in written])
+
+        return model.num_parameters(), run
+
+    return make
 
 
 def keras_hub(sources: np.ndarray, arguments: argparse.Namespace):
@@ -92,19 +140,34 @@ def main() -> None:
     parser.add_argument("--source-tokens", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--layers", type=int, default=6, help="layers of the encoder; the decoder has as many")
+    parser.add_argument(
+        "--exported", nargs="*", default=[], metavar="PRECISION", help="exports in these precisions, too"
+    )
+    parser.add_argument("--ctranslate2", nargs="*", default=[], metavar="TYPE", help="CTranslate2, too, in these types")
+    parser.add_argument("--only", action="store_true", help="without KerasHub and transformers")
     arguments = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        side_by_side(arguments, stack)
+
+
+def side_by_side(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> None:
     keras.utils.set_random_seed(7)
     shape = (arguments.batch_size, arguments.source_tokens)
     sources = np.random.default_rng(7).integers(3, VOCABULARY, shape, dtype="int32")
-    runs = {}
-    for name, make in ((alternating.OURS, ours), ("KerasHub, XLA", keras_hub), ("transformers, PyTorch", transformers)):
+    runs, makers = {}, {alternating.OURS: ours}
+    variants = [f"{alternating.OURS}, exported {precision}" for precision in arguments.exported]
+    makers |= {name: exported(stack, one) for name, one in zip(variants, arguments.exported, strict=True)}
+    makers |= {} if arguments.only else {"KerasHub, XLA": keras_hub, "transformers, PyTorch": transformers}
+    makers |= {f"CTranslate2, {kind}": ctranslate2(kind) for kind in arguments.ctranslate2}
+    for name, make in makers.items():
         parameters, runs[name] = make(sources, arguments)
         written = np.shape(runs[name]())  # also the warm-up
         assert written[0] == arguments.batch_size and written[1] - arguments.new_tokens in (0, 1), written
         print(f"{name:24} {parameters:,} parameters, {written[0]} x {written[1]} tokens")
     case = f"beam {arguments.beams}, batch {arguments.batch_size}, {arguments.new_tokens} tokens"
     times = alternating.in_turns(runs, arguments.rounds)
-    alternating.report(case, times, arguments.batch_size * arguments.new_tokens, "tokens", file=arguments.json)
+    options = {"file": arguments.json, "variants": variants}
+    alternating.report(case, times, arguments.batch_size * arguments.new_tokens, "tokens", **options)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -30,8 +29,7 @@ import keras
 import numpy as np
 
 import keras_tx
-from benchmarks import alternating
-from benchmarks.clean_server import CleanServer
+from benchmarks import alternating, servables
 
 VOCABULARY, HIDDEN, HEADS, INTERMEDIATE, POSITIONS = 50257, 768, 12, 3072, 1024
 PROMPT, SHORTER_PROMPT = 32, 27  # tokens; keras_tx pads both to 32
@@ -68,20 +66,6 @@ def their_model(num_layers: int) -> keras.Model:
 def their_inputs(prompts: np.ndarray, new_tokens: int) -> dict[str, np.ndarray]:
     room = ((0, 0), (0, new_tokens))
     return {"token_ids": np.pad(prompts, room), "padding_mask": np.pad(np.ones_like(prompts), room)}
-
-
-def exported_run(
-    stack: contextlib.ExitStack, model: keras.Model, precision: str, prompts: np.ndarray, new_tokens: int
-) -> Callable[[], np.ndarray]:
-    """The model exported in this precision, in a server's process that ends with `stack`."""
-    folder = stack.enter_context(tempfile.TemporaryDirectory())
-    options = {"generation": {"max_new_tokens": new_tokens}, "precision": precision}
-    version = keras_tx.serving.export(model, Path(folder) / "model", **options)
-    server = stack.enter_context(CleanServer(version, TF_ONEDNN_ASSUME_FROZEN_WEIGHTS="1"))
-    request = {"token_ids": prompts.tolist(), "lengths": [prompts.shape[1]] * len(prompts)}
-    # The first call decides how weights are laid out, so it has few rows, as a warm-up request should have.
-    server.answer("tokens", token_ids=prompts[:1, :8].tolist(), lengths=[8])
-    return lambda: np.concatenate([prompts, server.answer("tokens", **request)["token_ids"]], axis=1)
 
 
 def ctranslate2_run(num_layers: int, prompts: np.ndarray, new_tokens: int, kind: str) -> Callable[[], np.ndarray]:
@@ -183,7 +167,8 @@ def side_by_side(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> 
         runs[name] = ctranslate2_run(arguments.layers, prompts, new_tokens, kind)
     exported = {f"{alternating.OURS}, exported {one}": one for one in arguments.exported}
     for name, precision in exported.items():
-        runs[name] = exported_run(stack, ours, precision, prompts, new_tokens)
+        answer = servables.exported(stack, ours, precision, prompts, {"max_new_tokens": new_tokens})
+        runs[name] = lambda answer=answer: np.concatenate([prompts, answer()], axis=1)
     for name, run in runs.items():  # also the warm-up
         started = time.perf_counter()
         shape = np.shape(run())

@@ -1,11 +1,17 @@
 """What the benchmarks of serving export: a tokenizer, texts of mixed length, and models with random weights."""
 
+import contextlib
 import functools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 
-from keras_tx import data
+from benchmarks.clean_server import CleanServer
+from keras_tx import data, serving
 from keras_tx.text import BertTokenizer
 
 NEW_TOKENS = 32  # the most that a generative model generates
@@ -35,3 +41,19 @@ def with_noise(model: keras.Model, seed: int = 1, scale: float = 0.1) -> keras.M
     random = np.random.default_rng(seed)
     model.set_weights([one + scale * random.normal(size=one.shape).astype(one.dtype) for one in model.get_weights()])
     return model
+
+
+def exported(
+    stack: contextlib.ExitStack, model: keras.Model, precision: str, ids: np.ndarray, generation: dict[str, Any]
+) -> Callable[[], np.ndarray]:
+    """A generative model exported in a precision, in a server's process that ends with `stack`.
+
+    Returns:
+        A function that sends the ids (B, T) and returns the new tokens.
+    """
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    version = serving.export(model, Path(folder) / "model", generation=generation, precision=precision)
+    server = stack.enter_context(CleanServer(version, TF_ONEDNN_ASSUME_FROZEN_WEIGHTS="1"))
+    server.answer("tokens", token_ids=ids[:1, :8].tolist(), lengths=[8])  # the kind of request that comes first
+    request = {"token_ids": ids.tolist(), "lengths": [ids.shape[1]] * len(ids)}
+    return lambda: np.asarray(server.answer("tokens", **request)["token_ids"])

@@ -14,6 +14,7 @@ from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
+_eager_context = Lazy("tensorflow.python.eager.context")
 _control_flow = Lazy("tensorflow.python.ops.control_flow_util")
 _framework = Lazy("tensorflow.python.framework.ops")
 _fingerprinting = Lazy("tensorflow.python.saved_model.fingerprinting_utils")
@@ -28,6 +29,25 @@ def is_compiled_by_xla(function: Any) -> bool:
 def traces_for_xla() -> bool:
     """Whether a `tf.function(jit_compile=True)` is being traced, or called by the function that is being traced."""
     return bool(_control_flow.GraphOrParentsInXlaContext(_framework.get_default_graph()))
+
+
+@contextmanager
+def unoptimized() -> Iterator[None]:
+    """Within this context, this thread runs graphs as they were traced, which is faster for a single call.
+
+    The public `tf.config.optimizer.set_experimental_options` cannot take an option back: after it, each program that
+    XLA has compiled would be compiled a second time.
+    """
+    context = _eager_context.context()
+    options = context._optimizer_experimental_options
+    before = dict(options)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        yield
+    finally:
+        options.clear()
+        options.update(before)
+        context._thread_local_data.function_call_options = None  # which are made again with the next call
 
 
 _SHARED = ("Const", "Shape", "StridedSlice", "Pack")  # operations that `keras.ops.shape` and `reshape` are made of

@@ -49,6 +49,24 @@ def test_traces_for_xla():
         assert set(seen[2:]) == {compiled}
 
 
+@still("has options for optimizing graphs, which a thread takes anew when its own are None")
+def test_unoptimized():
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    def settings():
+        tf.function(lambda x: x + 1)(1.0)
+        return context.context().function_call_options.config_proto_serialized
+
+    before, options = settings(), tf.config.optimizer.get_experimental_options()
+    with pytest.raises(KeyError), graph_internals.unoptimized():
+        assert settings() != before
+        assert tf.config.optimizer.get_experimental_options()["disable_meta_optimizer"]
+        raise KeyError
+    assert settings() == before  # a compiled program belongs to these settings
+    assert tf.config.optimizer.get_experimental_options() == options
+
+
 @still("lets a graph return an operation that it has in place of a new one")
 def test_shared_shapes():
     import tensorflow as tf

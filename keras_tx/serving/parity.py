@@ -8,14 +8,14 @@ alone.
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_tx.graph_internals import unoptimized
 from keras_tx.optional import Lazy
 from keras_tx.serving.text_encoder import TextEncoder, one_line
 from keras_tx.serving.warmup import serialized
@@ -109,20 +109,9 @@ def generator_example(
     request: Example = {"inputs": _to_lists(inputs), "outputs": {}, "tolerance": 0}
     if is_random or half_dtype:
         return [request]
-    with tf.device("cpu:0"), _unoptimized():
+    with tf.device("cpu:0"), unoptimized():
         answer = function(**inputs)
     return [example(name, inputs, answer, half_dtype) or request]
-
-
-@contextmanager
-def _unoptimized() -> Iterator[None]:
-    """TensorFlow runs graphs as they were traced: faster for a single call, and the loaded version runs optimized."""
-    options, name = tf.config.optimizer.get_experimental_options(), "disable_meta_optimizer"
-    tf.config.optimizer.set_experimental_options({name: True})
-    try:
-        yield
-    finally:
-        tf.config.optimizer.set_experimental_options({name: options.get(name, False)})
 
 
 def example(
