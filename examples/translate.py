@@ -54,8 +54,8 @@ from keras_tx.generation import Beam
 # The sample has few words and needs a small model; natural languages get Transformer-Tiny (Wu et al. 2021,
 # arXiv:2105.14462).
 SMALL = {"vocabulary_size": 1000, "num_layers": 2, "hidden_dim": 96, "intermediate_dim": 192, "dropout": 0.1}
-SMALL |= {"piece_dropout": None, "epochs": 12, "learning_rate": 3e-3, "tokens": 2048}
-TINY = {"vocabulary_size": 14000, "num_layers": 4, "hidden_dim": 128, "intermediate_dim": 256, "dropout": 0.15}
+SMALL |= {"piece_dropout": 0.0, "epochs": 12, "learning_rate": 3e-3, "tokens": 2048}
+TINY = {"vocabulary_size": 10000, "num_layers": 4, "hidden_dim": 128, "intermediate_dim": 256, "dropout": 0.15}
 TINY |= {"piece_dropout": 0.1, "epochs": 48, "learning_rate": 4e-3, "tokens": 4096}
 BEAM = Beam(5, length_penalty=1.0)
 BLOCKS = {"normalize_first": True, "normalization": "rms_norm", "use_bias": False}
@@ -151,7 +151,7 @@ def texts_of(part):
     return tf.data.Dataset.from_tensor_slices(tuple([pair[side] for pair in parts[part]] for side in (0, 1)))
 
 
-def batches(texts, dropout=None, epoch=0):
+def batches(texts, dropout=0.0, epoch=0):
     """Ids of the sources, ids of the targets after a start token, and labels: the targets one step ahead.
 
     A batch holds sentences of similar length, as many as have `tokens` ids together.
@@ -159,7 +159,7 @@ def batches(texts, dropout=None, epoch=0):
 
     def ids(number, sides):
         rows = [tokenizer.tokenize(side) for side in sides]
-        if dropout is not None:
+        if dropout:
             rows = [split(row, dropout, (epoch, 2 * number + i)) for i, row in enumerate(rows)]
         first, last = (tf.fill([tf.size(sides[0]), 1], x) for x in (tokenizer.cls_id, tokenizer.sep_id))
         sources, targets = (tf.concat([first, x[:, : tokenizer.max_length - 2], last], 1) for x in rows)
@@ -181,12 +181,8 @@ validation = counted(validation, sum(1 for _ in validation))
 
 
 def of_epoch(epoch):
-    """The training part, shuffled and partly split into other pieces, both by the number of the epoch.
-
-    The last sixth of the epochs splits nothing: the model gets used to the tokens that it will translate.
-    """
-    rate = dropout and dropout * tf.cast(epoch < epochs - epochs // 6, "float32")  # the epoch is a tensor
-    made = batches(training_texts.shuffle(len(parts["train"]), seed=epoch), rate, epoch)
+    """The training part, shuffled and partly split into other pieces, both by the number of the epoch."""
+    made = batches(training_texts.shuffle(len(parts["train"]), seed=epoch), dropout, epoch)
     return counted(made.repeat().take(updates), updates)  # other pieces of words may need a batch more or less
 
 
