@@ -54,6 +54,6 @@ def exported(
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     version = serving.export(model, Path(folder) / "model", generation=generation, precision=precision)
     server = stack.enter_context(CleanServer(version, TF_ONEDNN_ASSUME_FROZEN_WEIGHTS="1"))
-    server.answer("tokens", token_ids=ids[:1, :8].tolist(), lengths=[8])  # the kind of request that comes first
+    server.answer("tokens", token_ids=ids[:1, :8].tolist(), lengths=[8])  # a server's first request is often one text
     request = {"token_ids": ids.tolist(), "lengths": [ids.shape[1]] * len(ids)}
     return lambda: np.asarray(server.answer("tokens", **request)["token_ids"])

@@ -33,7 +33,9 @@ def traces_for_xla() -> bool:
 
 @contextmanager
 def unoptimized() -> Iterator[None]:
-    """Within this context, this thread runs graphs as they were traced, which is faster for a single call.
+    """Within this context, TensorFlow runs graphs as they were traced, which is faster for a single call.
+
+    A thread that runs its first graph meanwhile does so, too, and keeps the setting.
 
     The public `tf.config.optimizer.set_experimental_options` cannot take an option back: after it, each program that
     XLA has compiled would be compiled a second time.

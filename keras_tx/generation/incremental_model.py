@@ -222,7 +222,9 @@ def _tied_logits(operation: Any, args: Any, kwargs: Any) -> Tensor | None:
     TensorFlow would transpose the table in every step; this transposes the logits instead, which are smaller.
     """
     is_tied = isinstance(operation, TokenEmbedding) and kwargs.get("reverse")
-    if not is_tied or operation.tokens.quantization_mode or not without_xla() or exported_weights.current() is not None:
+    if not is_tied or operation.tokens.quantization_mode or not without_xla():
+        return None
+    if exported_weights.current([operation.tokens]) is not None:
         return None
     table = ops.cast(operation.tokens.embeddings, operation.compute_dtype)  # (V, D)
     rows = ops.reshape(ops.cast(args[0], table.dtype), (-1, table.shape[1]))

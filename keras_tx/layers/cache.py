@@ -47,8 +47,9 @@ def write(cache: KeyValue, key: Tensor, value: Tensor, start: Any) -> KeyValue:
     """Returns `cache` with `key` (B, K, T, H) and `value` (B, K, T, V) stored in the slots from `start` on.
 
     Raises:
-        ValueError: if `start` is known and the cache has no such slots; InvalidArgumentError when a graph of TensorFlow
-            runs, if only then the numbers of tokens and slots are known.
+        ValueError: if `start` is known and the cache has no such slots.
+        tf.errors.InvalidArgumentError: likewise for a `start` of 0, when a graph runs without XLA, if only then the
+            numbers of tokens and slots are known.
     """
     slots, length = cache.key.shape[2], key.shape[2]
     if isinstance(start, Integral) and None not in (slots, length) and not 0 <= int(start) <= slots - length:

@@ -7,7 +7,8 @@ kernel is a variable, each call does this again, unless the process has TF_ONEDN
 it keeps the result. A product without a bias does not keep it, so each gets one.
 
 In float32 the layout depends on whether the first call has few rows: later calls with a layout for the other kind lay
-it out again each time, which takes longer than without the setting. So a product never has both kinds of calls.
+it out again each time, which takes longer than without the setting. So a product in encoders, prefill and decode steps
+never has both kinds of calls.
 """
 
 import math
@@ -128,12 +129,16 @@ def only_variables() -> Iterator[None]:
         weights.are_constants = True
 
 
-def current() -> ExportedWeights | None:
-    """The innermost `exported_weights`, while a graph of TensorFlow is traced; None where layers use their own."""
+def current(layers: Sequence[Any] = ()) -> ExportedWeights | None:
+    """The innermost `exported_weights`, while a graph of TensorFlow is traced.
+
+    None where `layers` compute as they do otherwise, such as those of a draft model in half precision.
+    """
     weights = _current.get()
     if weights is None or keras.backend.backend() != "tensorflow" or not tf.inside_function():
         return None
-    return weights
+    is_half = weights.are_of_layers and any(layer.compute_dtype != "float32" for layer in layers)
+    return None if is_half else weights
 
 
 def dense(weights: ExportedWeights, layers: Sequence[Any], inputs: Tensor, num_axes: int = 1) -> list[Tensor]:
@@ -149,14 +154,14 @@ def dense(weights: ExportedWeights, layers: Sequence[Any], inputs: Tensor, num_a
     Returns:
         (..., *made) of each layer.
     """
-    shapes = [tuple(layer.kernel.shape[num_axes:]) for layer in layers]
     if weights.are_of_layers:
-        pairs = [_variables_of(weights, layer, num_axes) for layer in layers]
+        found = [_variables_of(weights, layer, num_axes) for layer in layers]
     else:
-        pairs = [weights.once(layers, lambda: _weights_of(weights, layers, num_axes))]
+        found = [weights.once(layers, lambda: _weights_of(weights, layers, num_axes))]
+    shapes = [shape for *_, made in found for shape in made]
 
     def products(rows: Tensor) -> list[Tensor]:
-        made = [_PRODUCTS[weights.precision](rows, kernel, bias) for kernel, bias in pairs]
+        made = [_PRODUCTS[weights.precision](rows, kernel, bias) for kernel, bias, _ in found]
         activation = layers[0].activation
         made = made if activation is None else [activations.apply(activation, x) for x in made]
         return [tf.cast(x, inputs.dtype) for x in made]
@@ -171,8 +176,8 @@ def dense(weights: ExportedWeights, layers: Sequence[Any], inputs: Tensor, num_a
 def logits(weights: ExportedWeights, layer: Any, inputs: Tensor) -> Tensor:
     """Hidden states (..., D) times the token embeddings (V, D) of an embedding `layer` -> (..., V).
 
-    In int8, too, this product is in bfloat16: it is more exact, and TensorFlow's product of integers takes nine times
-    as long for the vocabulary of GPT-2.
+    In int8, too, this product is in bfloat16: it is more exact, and for the vocabulary of GPT-2 and 8 rows TensorFlow's
+    product of integers takes ten times as long.
     """
     table, bias = weights.once([layer], lambda: _table_of(weights, layer))
     table = tf.convert_to_tensor(layer.embeddings) if weights.are_of_layers else table
@@ -204,7 +209,8 @@ def _by_rows(
         enough.set_shape((None, size))
         return [x[:count] for x in products(enough)]
 
-    if len(inputs.shape) == num_axes + 1 or inputs.shape[1] == 1:  # one row for each example of the batch
+    of_tokens = 1 if len(inputs.shape) == num_axes + 1 else inputs.shape[1]  # rows for each example of the batch
+    if of_tokens is not None and of_tokens <= FEW_ROWS:
         if weights.are_constants:
             return [x[:count] for x in products(_with_rows_of_zeros(rows, count))]
         if weights.precision == "float32":  # the layout for few rows is faster where it is made anew in each call
@@ -219,28 +225,32 @@ def _with_rows_of_zeros(rows: Tensor, count: Tensor) -> Tensor:
     return tf.pad(rows, [[0, tf.maximum(FEW_ROWS - count, 0)], [0, 0]])
 
 
-def _variables_of(weights: ExportedWeights, layer: Any, num_axes: int) -> tuple[Tensor, Tensor]:
-    """The kernel (D, F) and the bias (F,) of a layer."""
-    size, made = (math.prod(part) for part in (layer.kernel.shape[:num_axes], layer.kernel.shape[num_axes:]))
-    kernel = tf.reshape(tf.convert_to_tensor(layer.kernel), (size, made))
+def _variables_of(weights: ExportedWeights, layer: Any, num_axes: int) -> tuple[Tensor, Tensor, list[Any]]:
+    """The kernel (D, F) and the bias (F,) of a layer, and the shape `made`, in a list."""
+    kernel = tf.convert_to_tensor(layer.kernel)
+    made = tuple(kernel.shape[num_axes:])
+    kernel = tf.reshape(kernel, (math.prod(kernel.shape[:num_axes]), math.prod(made)))
     if layer.bias is None:
-        return kernel, weights.once([layer], lambda: weights.weight(np.zeros(made, "float32")))
-    return kernel, tf.reshape(tf.convert_to_tensor(layer.bias), (made,))
+        bias = weights.once([layer], lambda: weights.weight(np.zeros(math.prod(made), "float32")))
+    else:
+        bias = tf.reshape(tf.convert_to_tensor(layer.bias), (-1,))
+    return kernel, bias, [made]
 
 
-def _weights_of(weights: ExportedWeights, layers: Sequence[Any], num_axes: int) -> tuple[Any, Any]:
-    """The kernel (D, F) and the bias (F,) of all layers together."""
-    kernels, biases = [], []
+def _weights_of(weights: ExportedWeights, layers: Sequence[Any], num_axes: int) -> tuple[Any, Any, list[Any]]:
+    """The kernel (D, F) and the bias (F,) of all layers together, and the shapes `made`."""
+    kernels, biases, shapes = [], [], []
     with tf.init_scope():
         for layer in layers:
             kernel = np.asarray(keras.ops.convert_to_numpy(layer.kernel), np.float32)
-            made = math.prod(kernel.shape[num_axes:])
-            kernels.append(kernel.reshape(-1, made))
+            shapes.append(kernel.shape[num_axes:])
+            made = math.prod(shapes[-1])
+            kernels.append(kernel.reshape(math.prod(kernel.shape[:num_axes]), made))
             bias = np.zeros(made) if layer.bias is None else keras.ops.convert_to_numpy(layer.bias)
             biases.append(np.asarray(bias, np.float32).reshape(-1))
     kernel, bias = (np.concatenate(one, axis=-1) for one in (kernels, biases))
     bias = _kept(weights, bias)
-    return _WEIGHTS[weights.precision](weights, kernel, bias), weights.weight(bias)
+    return _WEIGHTS[weights.precision](weights, kernel, bias), weights.weight(bias), shapes
 
 
 def _table_of(weights: ExportedWeights, layer: Any) -> tuple[Any, Any]:

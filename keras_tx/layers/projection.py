@@ -68,7 +68,7 @@ def _plus(rows: Tensor, bias: Tensor) -> Tensor:
 
 
 def _dense(layer: Any, inputs: Tensor, num_axes: int = 1) -> Tensor:
-    weights = exported_weights.current()
+    weights = exported_weights.current([layer])
     if weights is not None:
         return exported_weights.dense(weights, [layer], inputs, num_axes)[0]
     kernel, bias = (None if x is None else ops.cast(x, inputs.dtype) for x in (layer.kernel, layer.bias))
@@ -80,7 +80,7 @@ def project_together(layers: Sequence[Any], inputs: Tensor) -> list[Tensor] | No
 
     None where no graph is exported: to join their variables in each call would cost more.
     """
-    weights = exported_weights.current()
+    weights = exported_weights.current(layers)
     if weights is None or any(layer.quantization_mode for layer in layers):
         return None
     return exported_weights.dense(weights, layers, inputs)
@@ -122,7 +122,7 @@ class TiedEmbedding(Quantizable, keras.layers.ReversibleEmbedding):
     split = Split("vocabulary_size", 0, other=1)
 
     def call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
-        weights = exported_weights.current() if reverse else None
+        weights = exported_weights.current([self]) if reverse else None
         if weights is not None:
             return exported_weights.logits(weights, self, inputs)
         if not (reverse and xla.is_traced()):

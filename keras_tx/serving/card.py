@@ -45,7 +45,7 @@ def write_card(
         parity: figures by signature.
         warmup: the number of warm-up requests.
         backend: the backend that the model ran on.
-        weights: the weights that were made for the version; None if it has those of the model alone.
+        weights: the weights of the products; None for a model that does not compute in float32.
     """
     card = {
         "name": name,

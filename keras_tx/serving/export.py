@@ -231,7 +231,7 @@ def export_on_tensorflow(
 def _traced(
     exporter: Exporter, precision: str, constants: bool | None
 ) -> tuple[dict[str, Any], ExportedWeights | None]:
-    """The traced signatures, and the weights that were made for them; None if they have those of the model alone.
+    """The traced signatures, and the weights of their products; None for a model that does not compute in float32.
 
     Args:
         exporter: that of the model.

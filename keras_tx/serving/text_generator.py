@@ -157,8 +157,7 @@ class TextGenerator:
             if limit is not None:
                 rule = f"{name} must fit into the {limit} learned positions. Received: tokens"
                 one = _check(one, one.row_lengths() <= limit, rule, one.row_lengths())
-            least = in_graph.least_columns(one.nrows(), limit)
-            sources.append(in_graph.right_padded(one, self.incremental_model.padding_ids[model_input], least))
+            sources.append(in_graph.right_padded(one, self.incremental_model.padding_ids[model_input]))
         start = tf.RaggedTensor.from_tensor(tf.fill([rows[0].nrows(), 1], self.config.target_start()))
         return start, sources
 

@@ -239,6 +239,14 @@ def test_variables_have_a_product_of_their_own_for_few_rows(shape, use_bias, mon
         x = np.random.default_rng(2).normal(size=(count, IN)).astype("float32")
         x = x.reshape([count if size is None else size for size in shape])
         assert_close(function(x), layer(x), atol=1e-5, rtol=1e-5)
+    if shape[0] is None:
+        x = np.random.default_rng(2).normal(size=(1, 2, IN)).astype("float32")  # two tokens, as drafts have
+        before, seen[:] = [counts for counts in seen if counts], []
+        function, _ = traced(layer, (None, 2, IN), constants=False)
+        for count in (1, 2, 3, 11):
+            assert_close(function(np.tile(x, (count, 1, 1))), layer(np.tile(x, (count, 1, 1))), atol=1e-5, rtol=1e-5)
+        assert [counts for counts in seen if counts] == [{2, 4}, {8, 22}]
+        seen = before
     run = [counts for counts in seen if counts]  # TensorFlow may trace a branch twice, and runs one of the graphs
     assert run == ([{8, 13}] if shape[0] == 1 else [{1, 4}, {8, 13}])
 
@@ -272,9 +280,9 @@ def test_logits_of_tied_embeddings(precision, atol, constants, use_padding):
     function, weights = traced(lambda x: layer(x, reverse=True), (None, None, IN), precision, constants=constants)
     size = {"float32": 4, "bfloat16": 2, "int8": 2}[precision]
     assert weights.size == constants * size * (23 * IN + 23)
-    if not constants:
-        dtypes = [one.dtype for one in function.get_concrete_function().graph.variables]
-        assert ("float32" if precision == "float32" else "bfloat16") in dtypes
+    if not constants:  # the table and the bias
+        captured = [one.dtype for one in function.get_concrete_function().graph.variables]
+        assert [dtype.name for dtype in captured] == 2 * ["float32" if precision == "float32" else "bfloat16"]
     for free in (FREE, (1, 1), (13, 1), (0, 5)):
         x = np.random.default_rng(2).normal(size=(*free, IN)).astype("float32")
         rounded = [to_numpy(tf.cast(tf.cast(one, "bfloat16"), "float32")) for one in (x, layer.tokens.embeddings)]
@@ -284,3 +292,17 @@ def test_logits_of_tied_embeddings(precision, atol, constants, use_padding):
         found = to_numpy(function(x))
         assert found.shape == (*free, 23) and found.dtype == "float32"
         assert_close(found, expected, atol=atol, rtol=0)
+
+
+def test_layers_in_half_precision_keep_their_own_products():
+    layer, shape = made("dense")
+    half = projection.Projection(11, dtype="mixed_bfloat16")
+    half.build(shape)
+    half.set_weights(layer.get_weights())
+    tied = TokenEmbedding(23, IN, position_encoding=None, dtype="bfloat16")
+    tied.build((None, None))
+    x = np.random.default_rng(2).normal(size=(*FREE, IN)).astype("float32")
+    for call in (half, lambda x: tied(x, reverse=True)):
+        function, _ = traced(call, shape, constants=False)
+        assert function(x).dtype == "bfloat16"
+        assert_close(keras.ops.cast(function(x), "float32"), keras.ops.cast(call(x), "float32"), atol=0.05, rtol=0.02)

@@ -245,6 +245,24 @@ def test_explain_shows_what_the_model_looks_at(models, signatures, tokenizer):
     assert strings(got["text"])[1] == tokenizer.decode([ids])[0]
 
 
+@pytest.mark.parametrize("name", ["language_model", "translator"])
+def test_one_short_text_of_an_export_is_answered_as_without(name, models, signatures, tokenizer):
+    """An export pads a prompt and a source of few tokens, which no answer shows."""
+    with exported_weights(constants=False):
+        options = {"strategy": STRATEGIES[name], **rules_of(models[name])}
+        function = Traced(models[name], tokenizer, None, options)["explain"]
+    expected = signatures[name]["explain"](tf.constant(TEXTS[:1]))
+    got = function(tf.constant(TEXTS[:1]))
+    assert name == "language_model" or expected["source_tokens"].shape[1] < 8
+    assert set(got) == set(expected)
+    for key, value in expected.items():
+        assert got[key].shape == value.shape, key
+        if value.dtype == tf.string:
+            assert strings(got[key]) == strings(value)
+        else:
+            assert_close(got[key], value, atol=1e-5)
+
+
 def test_embeddings_are_means_over_real_tokens(models, signatures, tokenizer):
     got = signatures["translator"]["embed"](tf.constant(TEXTS))["embedding"]
     model = models["translator"]
