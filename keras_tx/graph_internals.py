@@ -41,15 +41,15 @@ def unoptimized() -> Iterator[None]:
     XLA has compiled would be compiled a second time.
     """
     context = _eager_context.context()
-    options = context._optimizer_experimental_options
-    before = dict(options)
+    options, of_thread = context._optimizer_experimental_options, context._thread_local_data
+    before, call_options = dict(options), of_thread.function_call_options
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:
         yield
     finally:
         options.clear()
         options.update(before)
-        context._thread_local_data.function_call_options = None  # which are made again with the next call
+        of_thread.function_call_options = call_options
 
 
 _SHARED = ("Const", "Shape", "StridedSlice", "Pack")  # operations that `keras.ops.shape` and `reshape` are made of

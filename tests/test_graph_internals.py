@@ -49,7 +49,7 @@ def test_traces_for_xla():
         assert set(seen[2:]) == {compiled}
 
 
-@still("has options for optimizing graphs, which a thread takes anew when its own are None")
+@still("has options for optimizing graphs, which each thread keeps from its first call on")
 def test_unoptimized():
     import tensorflow as tf
     from tensorflow.python.eager import context
