@@ -66,7 +66,7 @@ def _write(buffer: Tensor, update: Tensor, start: Any) -> Tensor:
         buffer, update = (ops.reshape(x, (-1, *ops.shape(x)[2:])) for x in (buffer, update))  # see `merged`
         buffer = ops.slice_update(buffer, (0, start, 0), update)  # in place; on TensorFlow it is an operation of XLA
         return ops.reshape(buffer, shape)
-    if isinstance(start, Integral) and int(start) == 0:  # many tokens, as in a prefill: ten times as fast
+    if isinstance(start, Integral) and int(start) == 0:  # a prefill: the update below is slow for many tokens
         length, slots = tf.shape(update)[2], tf.shape(buffer)[2]
         rule = "`cache` must have slots for the tokens: start + T <= slots. Received: start=0, T and slots"
         with tf.control_dependencies([tf.debugging.Assert(length <= slots, [rule, length, slots])]):

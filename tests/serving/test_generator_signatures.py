@@ -9,6 +9,7 @@ import pytest
 from keras_tx.generation import Beam, Greedy, Sample, Speculative, generate
 from keras_tx.generation.speculative import without_drafts
 from keras_tx.layers import DecoderLayer, TokenEmbedding
+from keras_tx.layers import exported_weights as exported_weights_module
 from keras_tx.layers.exported_weights import exported_weights
 from keras_tx.models import CausalLM, Seq2Seq
 from keras_tx.serving.generator_signatures import generator_signatures
@@ -243,6 +244,35 @@ def test_explain_shows_what_the_model_looks_at(models, signatures, tokenizer):
     alone = models["language_model"].attention_scores(np.array([ids]))
     assert_close(got["scores"][1:2, :, :, : len(ids), : len(ids)], alone, atol=1e-5)
     assert strings(got["text"])[1] == tokenizer.decode([ids])[0]
+
+
+@pytest.mark.parametrize("kind", [CausalLM, Seq2Seq])
+def test_no_product_of_decoding_has_both_few_and_many_rows(kind, monkeypatch):
+    """In float32, oneDNN would lay out the kernel anew in each call of the other kind."""
+    product, seen = exported_weights_module._PRODUCTS["float32"], []
+
+    def noted(rows, kernel, bias):
+        counts = set()
+        seen.append(counts)
+
+        def note(count):
+            counts.add(int(count))
+            return np.int32(0)
+
+        with tf.control_dependencies([tf.numpy_function(note, [tf.shape(rows)[0]], tf.int32)]):
+            return product(tf.identity(rows), kernel, bias)
+
+    monkeypatch.setitem(exported_weights_module._PRODUCTS, "float32", noted)
+    model = kind(V, num_layers=1, hidden_dim=12, num_heads=3)
+    options = {"max_new_tokens": 3, **({"start_token": 2, "stop_tokens": 3} if kind is Seq2Seq else {})}
+    with exported_weights(constants=False):
+        answer = Traced(model, None, None, options)["tokens"]
+    for num_rows, length in ((1, 2), (3, 3), (5, 1), (13, 7)):
+        ids = tf.ones([num_rows, length], tf.int32)
+        answer(token_ids=4 * ids, lengths=tf.fill([num_rows], length))
+    run = [counts for counts in seen if counts]
+    assert {1, 3} in run and any(max(counts) >= 13 * 7 for counts in run)
+    assert all(max(counts) <= 4 or min(counts) >= 8 for counts in run), run
 
 
 @pytest.mark.parametrize("name", ["language_model", "translator"])
