@@ -203,21 +203,21 @@ def _by_rows(
     rows = tf.reshape(inputs, (-1, size))
     count = tf.shape(rows)[0]
 
-    def of_enough(rows: Tensor) -> list[Tensor]:
-        # To copy many rows in each product would take time.
-        enough = tf.cond(count < FEW_ROWS, lambda: _with_rows_of_zeros(rows, count), lambda: rows)
-        enough.set_shape((None, size))
-        return [x[:count] for x in products(enough)]
+    def of_enough() -> list[Tensor]:
+        return [x[:count] for x in products(_with_rows_of_zeros(rows, count))]
 
     of_tokens = 1 if len(inputs.shape) == num_axes + 1 else inputs.shape[1]  # rows for each example of the batch
     if of_tokens is not None and of_tokens <= FEW_ROWS:
         if weights.are_constants:
-            return [x[:count] for x in products(_with_rows_of_zeros(rows, count))]
+            return of_enough()
         if weights.precision == "float32":  # the layout for few rows is faster where it is made anew in each call
-            made: list[Tensor] = tf.cond(count <= FEWEST_ROWS, lambda: products(rows), lambda: of_enough(rows))
+            made: list[Tensor] = tf.cond(count <= FEWEST_ROWS, lambda: products(rows), of_enough)
             return made
     elif inputs.shape[0] == 1:  # the real tokens of a batch, without padding
-        return of_enough(rows)
+        # To copy many rows in each product would take time.
+        enough = tf.cond(count < FEW_ROWS, lambda: _with_rows_of_zeros(rows, count), lambda: rows)
+        enough.set_shape((None, size))
+        return [x[:count] for x in products(enough)]
     return products(rows)
 
 

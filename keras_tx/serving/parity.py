@@ -60,34 +60,34 @@ def encoder_examples(
     texts = [*TEXTS, *texts[:MOST_WARMUP_TEXTS]]
     if getattr(tokenizer, "mask_id", None) is not None:
         texts.append(MASKED.format(mask=tokenizer.vocabulary[tokenizer.mask_id]))
-    return {
-        name: _examples(name, function, texts, encoder, tokenizer, half_dtype) for name, function in signatures.items()
-    }
-
-
-def _examples(
-    name: str, function: Any, texts: Sequence[str], encoder: TextEncoder, tokenizer: Any, half_dtype: str | None
-) -> list[Example]:
-    examples = []
+    examples: dict[str, list[Example]] = {name: [] for name in signatures}
     for text in texts:
-        if name == "tokens":
-            ids, _ = encoder.tokenize(tokenizer, [text])
-            lengths = tf.math.count_nonzero(ids != tokenizer.pad_id, 1, dtype="int32")
-            inputs = {"token_ids": ids, "lengths": lengths}
-        elif name == "classify":
-            inputs = {"inputs": tf.constant([serialized(text)])}
-        else:
-            inputs = {"text": tf.constant([text])}
-        try:
-            with keras.device("cpu:0"):  # as `check` does: a GPU rounds differently
-                answer = function.python_function(**inputs)
-        except Exception as error:  # a layer may raise any error
-            raise ValueError(
-                "`model` must answer every text that `tokenizer` accepts. Received: "
-                f"{text!r}, on which {name!r} fails: {one_line(error)}"
-            ) from error
-        examples.append(example(name, inputs, answer, half_dtype))
-    return [one for one in examples if one is not None]
+        for name, function in signatures.items():
+            found = _example(name, function, text, encoder, tokenizer, half_dtype)
+            examples[name] += [] if found is None else [found]
+    return examples
+
+
+def _example(
+    name: str, function: Any, text: str, encoder: TextEncoder, tokenizer: Any, half_dtype: str | None
+) -> Example | None:
+    """What a signature answers to a text; None if that is too large for the file."""
+    if name == "tokens":
+        ids, _ = encoder.tokenize(tokenizer, [text])
+        inputs = {"token_ids": ids, "lengths": tf.math.count_nonzero(ids != tokenizer.pad_id, 1, dtype="int32")}
+    elif name == "classify":
+        inputs = {"inputs": tf.constant([serialized(text)])}
+    else:
+        inputs = {"text": tf.constant([text])}
+    try:
+        with keras.device("cpu:0"):  # as `check` does: a GPU rounds differently
+            answer = function.python_function(**inputs)
+    except Exception as error:  # a layer may raise any error
+        raise ValueError(
+            "`model` must answer every text that `tokenizer` accepts. Received: "
+            f"{text!r}, on which {name!r} fails: {one_line(error)}"
+        ) from error
+    return example(name, inputs, answer, half_dtype)
 
 
 def token_ids_example(function: Any, row: Sequence[int], half_dtype: str | None) -> list[Example]:

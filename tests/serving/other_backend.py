@@ -1,4 +1,8 @@
-"""Exports models on the backend of this process, and writes down what they answer: other_backend.py FOLDER PART..."""
+"""Exports models on the backend of this process, and writes down what they answer.
+
+other_backend.py FOLDER PART..., where all parts except `classifier` start FOLDER/python instead of a Python with
+TensorFlow.
+"""
 
 import json
 import sys
@@ -9,7 +13,7 @@ import numpy as np
 
 from keras_tx.generation import Greedy
 from keras_tx.models import CausalLM, TextClassifier
-from keras_tx.serving import export
+from keras_tx.serving import export, other_backends
 from keras_tx.text import BertTokenizer
 from tests.serving.conftest import LABELS, VOCABULARY
 from tests.tools import randomize, to_numpy
@@ -58,10 +62,17 @@ def refused(folder):
     return errors
 
 
+PARTS = {"classifier": classifier, "language_model": language_model, "refused": refused}
+
+
+def answers(folder, names):
+    python, found = sys.executable, {}
+    for name in names:
+        other_backends.sys.executable = python if name == "classifier" else str(folder / "python")
+        found[name] = PARTS[name](folder)
+    return found
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    answers = {
-        name: {"classifier": classifier, "language_model": language_model, "refused": refused}[name](folder)
-        for name in sys.argv[2:]
-    }
-    (folder / "answers.json").write_text(json.dumps(answers))
+    (folder / "answers.json").write_text(json.dumps(answers(folder, sys.argv[2:])))
