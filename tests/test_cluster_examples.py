@@ -54,7 +54,7 @@ def test_a_failed_worker_ends_the_others(tmp_path):
     content = (
         "import json, os, sys, time\n"
         "index = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
-        "sys.exit(7) if index else time.sleep(5)\n"
+        "sys.exit(7) if index else time.sleep(2)\n"
     )
     status, out, _ = run(FOLDER / "local.py", script(tmp_path, content))
     assert status == 7 and "worker 1 failed with the exit status 7" in out

@@ -1,6 +1,8 @@
 """The examples run as a newcomer runs them, outside the repository, on a file of a few lines."""
 
+import contextlib
 import csv
+import io
 import json
 import os
 import re
@@ -13,11 +15,18 @@ from pathlib import Path
 
 import pytest
 
+from keras_tx.graph_internals import unoptimized
+from keras_tx.serving.check import audit
 from tests import made_tables
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.process]
 REASON = re.compile(r"error: .*(cannot be read as|must have at least|must be a text)")
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+ENGLISH = ["a dog runs .", "two t-shirts sing .", "a cat , a dog ."] * 7
+# For `smaller`: translate.py compiles less.
+TWO_BEAMS = ("BEAM = Beam(5,", "BEAM = Beam(2,")
+# For `smaller`: what `serving.check` says is the matter of other tests here, of one process for several exports.
+NOT_CHECKED = ("report = serving.check(version)", "report = __import__('types').SimpleNamespace(ok=True)")
 
 
 def run(tmp_path, name, *arguments, quiet=False, examples=EXAMPLES):
@@ -30,9 +39,28 @@ def run(tmp_path, name, *arguments, quiet=False, examples=EXAMPLES):
     return done.stdout
 
 
+def run_here(folder, name, *arguments, examples=EXAMPLES):
+    """As `run`, in this process, which has imported TensorFlow already and runs graphs as they are traced."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed), unoptimized():
+        patch.chdir(folder)
+        patch.syspath_prepend(examples)
+        patch.setattr(os, "environ", dict(os.environ))
+        patch.setattr(sys, "argv", [name, *arguments])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(examples / name), run_name="__main__")
+    assert not end.value.code, printed.getvalue()[-3000:]
+    return printed.getvalue()
+
+
 def smaller(folder, name, *replaced):
-    """A copy of the examples with (code, other code), so that one of them does less of what takes long."""
+    """A copy of the examples with (code, other code), so that one of them does less of what takes long.
+
+    TensorFlow runs graphs as they are traced: to optimize them would take longer than they run.
+    """
     shutil.copytree(EXAMPLES, folder, ignore=shutil.ignore_patterns("saved_models", "logs", "__pycache__"))
+    with open(folder / "quiet.py", "a") as file:  # which all examples import first
+        file.write('tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})\n')
     code = (folder / name).read_text()
     for old, new in replaced:
         assert code.count(old) == 1, old
@@ -56,7 +84,17 @@ def answers(folder, *texts):
     import tensorflow as tf
 
     serve = tf.saved_model.load(str(folder / "1")).signatures["serving_default"]
-    return [text.decode() for text in serve(text=tf.constant(texts))["text"].numpy()]
+    with unoptimized():
+        return [text.decode() for text in serve(text=tf.constant(texts))["text"].numpy()]
+
+
+def reports_on(*versions):
+    """What `serving.check` says of versions: one clean process for all, where `check` itself starts one for each."""
+    script = Path(audit.__file__).with_name("clean_process.py")
+    done = subprocess.run([sys.executable, "-P", script, *versions], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()[-len(versions) :]
+    return [audit.report_of(version, line) for version, line in zip(versions, lines, strict=True)]
 
 
 def attention_of(printed):
@@ -68,9 +106,8 @@ def attention_of(printed):
 
 def test_classify_learns_a_small_table_of_one_s_own_as_well_as_a_bag_of_words(tmp_path):
     made_tables.write(tmp_path / "mine.csv", 230, 5)
-    printed = run(
-        tmp_path, "classify.py", "--data", "mine.csv", "--text-column", "message", "--label-column", "team", quiet=True
-    )
+    arguments = ("--data", "mine.csv", "--text-column", "message", "--label-column", "team")
+    printed = run(tmp_path, "classify.py", *arguments, quiet=True)
     accuracy, of_bag = map(float, re.search(r"test accuracy (\S+); bag of words (\S+)", printed).groups())
     assert accuracy >= of_bag - 0.005 and accuracy >= 0.9 and "do not use this model" not in printed
     assert "saved_models/mine/1: ok" in printed and "film" not in printed
@@ -84,13 +121,14 @@ def test_classify_learns_a_small_table_of_one_s_own_as_well_as_a_bag_of_words(tm
 def test_classify_says_so_when_the_bag_of_words_is_better_and_its_old_name_runs_it(tmp_path):
     made_tables.write(tmp_path / "mine.csv", 230, 5)
     columns = ("--text-column", "message", "--label-column", "team")
-    # What a server would say of the export is the matter of the test before.
-    less = ("report = serving.check(version)", "report = __import__('types').SimpleNamespace(ok=True)")
     # With pairs of tokens, as for more rows: `export` refuses a model whose answers depend on padding.
     pairs = ('"pairs": 0, "stop_early": False', '"pairs": 97, "stop_early": False')
-    examples = smaller(tmp_path / "examples", "classify.py", less, pairs)
+    # The test before trains it in a graph, whose tracing takes longer than one epoch.
+    eager = ('settings["weight_decay"]), loss,', 'settings["weight_decay"]), loss, run_eagerly=True,')
+    few = few_signatures("serving_default", "explain")
+    examples = smaller(tmp_path / "examples", "classify.py", NOT_CHECKED, pairs, eager, few)
     arguments = ("--data", "mine.csv", *columns, "--epochs", "1")
-    printed = run(tmp_path, "classify_reviews.py", *arguments, examples=examples)
+    printed = run_here(tmp_path, "classify_reviews.py", *arguments, examples=examples)
     assert re.search(
         r"^The bag of words is better by 0\.\d+: .* Try another number of --epochs", printed.splitlines()[-1]
     )
@@ -123,27 +161,46 @@ def test_help_of_classify_says_what_a_file_looks_like(monkeypatch, capsys):
     assert '    "Where is my parcel?",delivery' in capsys.readouterr().out
 
 
-def test_translate_goes_from_parallel_files_to_translations_and_goes_on_where_it_stopped(tmp_path):
-    english = ["a dog runs .", "two t-shirts sing .", "a cat , a dog ."] * 7
+@pytest.fixture(scope="module")
+def translated(tmp_path_factory):
+    """The folder in which translate.py ran, its arguments, and what it printed."""
+    folder = tmp_path_factory.mktemp("translate")
     for part in ("train", "val", "test"):
-        (tmp_path / f"{part}.en").write_text("\n".join(english) + "\n")
-        (tmp_path / f"{part}.de").write_text("\n".join(line.upper() for line in english) + "\n")
+        (folder / f"{part}.en").write_text("\n".join(ENGLISH) + "\n")
+        (folder / f"{part}.de").write_text("\n".join(line.upper() for line in ENGLISH) + "\n")
     arguments = ("--data", ".", "--source", "en", "--target", "de", "--epochs", "2")
     arguments += ("--num-layers", "1", "--hidden-dim", "32")
-    examples = smaller(tmp_path / "examples", "translate.py", few_signatures("serving_default", "score"))
-    printed = run(tmp_path, "translate.py", *arguments, quiet=True, examples=examples)
+    less = (
+        TWO_BEAMS,
+        ("boundaries=[*range(6, 40, 2), 48, 64, 128]", "boundaries=[32]"),  # fit compiles for one length
+        few_signatures("serving_default", "score"),
+        NOT_CHECKED,
+    )
+    examples = smaller(folder / "examples", "translate.py", *less)
+    return folder, arguments, run(folder, "translate.py", *arguments, quiet=True, examples=examples)
+
+
+def test_translate_goes_from_parallel_files_to_translations(translated):
+    folder, _, printed = translated
     score = float(re.search(r"test, beam 5: BLEU = (\S+)", printed)[1])
     assert "val_bleu" in printed and ("This model can't translate yet: it has learned from " in printed) == (score < 5)
-    out = next((tmp_path / "saved_models").iterdir())
-    request = shlex.quote(json.dumps({"instances": english[:1]}))
+    out = next((folder / "saved_models").iterdir())
+    request = shlex.quote(json.dumps({"instances": ENGLISH[:1]}))
     assert f"curl -d {request} http://localhost:8501/v1/models/{out.name}:predict\n" in printed
     assert len((out / "test.txt").read_text().splitlines()) == 21
     for name in ("model.keras", "training_curves.png", "attention.png", "backup/backup.npz"):
         assert (out / name).stat().st_size > 1000
-    assert answers(out, *english[:3]) == (out / "test.txt").read_text().splitlines()[:3]
-    again = run(tmp_path, "translate.py", *arguments, "--resume", "--no-export")
-    assert "Epoch 2/2" not in again and attention_of(again) == attention_of(printed)
-    assert not (out / "2").exists()
+    assert answers(out, *ENGLISH[:3]) == (out / "test.txt").read_text().splitlines()[:3]
+
+
+def test_translate_goes_on_where_it_stopped(translated):
+    folder, arguments, printed = translated
+    only_beam = ('(("greedy", None), ("beam 5", BEAM))', '(("beam 5", BEAM),)')
+    examples = smaller(folder / "again", "translate.py", TWO_BEAMS, only_beam)
+    again = run_here(folder, "translate.py", *arguments, "--resume", "--no-export", examples=examples)
+    assert "Epoch 2/2" in printed and "Epoch 2/2" not in again and attention_of(again) == attention_of(printed)
+    (out,) = (folder / "saved_models").iterdir()
+    assert (out / "1").exists() and not (out / "2").exists()
 
 
 def test_translate_names_a_folder_that_does_not_exist(monkeypatch, capsys):
@@ -155,20 +212,37 @@ def test_translate_names_a_folder_that_does_not_exist(monkeypatch, capsys):
     assert "--data must be a folder that exists. Received: nowhere" in capsys.readouterr().err
 
 
-def test_write_text_streams_what_a_model_of_the_file_writes(tmp_path):
-    (tmp_path / "mine.txt").write_text("the cat sat on the mat, the dog ran.\n" * 200)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The folder in which write_text.py ran, and what it printed."""
+    folder = tmp_path_factory.mktemp("write_text")
+    (folder / "mine.txt").write_text("the cat sat on the mat, the dog ran.\n" * 200)
     arguments = ("--data", "mine.txt", "--steps", "120", "--length", "30", "--prompt", "the c")
     sizes = "LAYERS, HEADS, WIDTH, CONTEXT, BATCH = {}, 4, {}, 64, 12"
     less = (
         (sizes.format(4, 128), sizes.format(1, 64)),
         ("LEARNING_RATE, WARM_UP = 1e-3, 100", "LEARNING_RATE, WARM_UP = 1e-2, 20"),
         few_signatures("serving_default", "score"),
+        NOT_CHECKED,
     )
-    examples = smaller(tmp_path / "examples", "write_text.py", *less)
-    printed = run(tmp_path, "write_text.py", *arguments, quiet=True, examples=examples)
+    examples = smaller(folder / "examples", "write_text.py", *less)
+    return folder, run(folder, "write_text.py", *arguments, quiet=True, examples=examples)
+
+
+def test_write_text_streams_what_a_model_of_the_file_writes(written):
+    folder, printed = written
     assert "validation loss" in printed and "\nthe cat sat on the" in printed
-    (answer,) = answers(tmp_path / "saved_models/write_text", "the c")
+    (answer,) = answers(folder / "saved_models/write_text", "the c")
     assert answer.startswith("the cat sat on the") and len(answer) == len("the c") + 30
+
+
+def test_a_server_can_run_what_translate_and_write_text_export(translated, written):
+    (translator,) = (translated[0] / "saved_models").iterdir()
+    versions = [translator / "1", written[0] / "saved_models/write_text/1"]
+    for report in reports_on(*versions):
+        assert report.ok and set(report.signatures) == {"serving_default", "score"}, report
+    for printed in (translated[-1], written[-1]):  # where the examples print the report
+        assert "namespace(ok=True)" in printed
 
 
 @pytest.mark.parametrize("content", [b"", b"one line\n", b"\x89PNG\r\n\x1a\n\xff\xfe" * 300, b"a\0b" * 1000])

@@ -142,16 +142,43 @@ def test_importing_the_package_imports_no_extra():
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_layers_and_models_run_where_tensorflow_is_not_installed(backend):
-    code = (
-        "import sys; sys.modules['tensorflow'] = None; import keras_tx, numpy as np; "
-        "model = keras_tx.models.TextClassifier(11, 2); print(model(np.array([[1, 2, 0]])).shape)"
+def test_layers_and_models_run_on_jax_where_tensorflow_is_not_installed():
+    # As one program: JAX would compile each operation by itself.
+    assert "(1, 2)" in run_without_tensorflow("jax", "print(model.predict_on_batch(ids).shape)")
+
+
+@pytest.mark.process
+def test_models_and_the_kernels_of_this_machine_run_on_pytorch_where_tensorflow_is_not_installed():
+    """One process for what two could show: to import PyTorch takes longer. The kernels are a part of scripts/gpu."""
+    pytest.importorskip("torch")
+    command = ["benchmarks.gpu.kernels", "--small", "--cases", "window, causal"]
+    code = f"""
+import runpy
+print(model(ids).shape)
+sys.argv = {command}
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+    printed = run_without_tensorflow("torch", code)
+    assert "torch.Size([1, 2])" in printed and "3 of 3 cases within the allowed errors" in printed, printed
+
+
+def run_without_tensorflow(backend, code):
+    """What code prints that has a `model` and `ids`."""
+    start = """
+import sys
+sys.modules["tensorflow"] = None
+import keras_tx, numpy as np
+model, ids = keras_tx.models.TextClassifier(11, 2), np.array([[1, 2, 0]])
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", start + code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "KERAS_BACKEND": backend},
     )
-    environment = {**os.environ, "KERAS_BACKEND": backend}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert run.returncode == 0, run.stderr
-    assert "1, 2" in run.stdout
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
 
 
 def test_a_missing_extra_is_named_with_what_to_install():

@@ -12,7 +12,7 @@ import pytest
 
 from keras_tx import pretrained, text
 from keras_tx.pretrained.files import open_tensors
-from tests.test_examples import EXAMPLES, few_signatures, run, smaller
+from tests.test_examples import EXAMPLES, few_signatures, run, run_here, smaller
 from tests.tools import to_numpy
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.process]
@@ -20,16 +20,17 @@ WORDS = {"dull": "negative", "moving": "positive"}
 TINY = ("--dataset", "mine.jsonl", "--epochs", "1", "--max-length", "11")
 SENTENCES = ["a moving film", "a dull, dull film number 7"]
 # What the examples have no need of is as if it were not installed.
-WITHOUT = "import runpy, sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'huggingface_hub'])); "
+MISSING = dict.fromkeys(["torch", "transformers", "huggingface_hub"])
+WITHOUT = f"import runpy, sys; sys.modules.update({MISSING}); "
 WITHOUT += "del sys.argv[0]; sys.path.insert(0, sys.argv[0].rpartition('/')[0]); "
 WITHOUT += "runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
-def run_without(folder, name, *arguments):
+def run_without(folder, name, *arguments, examples):
     """As `run`, without torch, transformers and huggingface_hub."""
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
     environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
-    command = [sys.executable, "-c", WITHOUT, str(EXAMPLES / name), *arguments]
+    command = [sys.executable, "-c", WITHOUT, str(examples / name), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
     assert done.returncode == 0 and not done.stderr, done.stderr[-3000:]
     return done.stdout
@@ -47,7 +48,10 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finetuned(folder):
     """The folder that the example wrote, computing in bfloat16, and what it printed."""
-    printed = run(folder, "finetune_bert.py", *TINY, "--bfloat16", quiet=True)
+    # The small BERT learns without a graph, in four epochs; what fine-tunes it learns in a graph, in one.
+    less = ('metrics=["accuracy"])', 'metrics=["accuracy"], run_eagerly=epochs == 4)')
+    examples = smaller(folder / "examples", "finetune_bert.py", less)
+    printed = run_without(folder, "finetune_bert.py", *TINY, "--bfloat16", examples=examples)
     return folder / "saved_models/finetune_bert", printed
 
 
@@ -55,13 +59,17 @@ def finetuned(folder):
 def adapted(folder, finetuned):
     """The same of a run with LoRA in float32, from the checkpoint that the other run made, on columns of other names.
 
-    The largest number of tokens is the example's own, for which the checkpoint has not enough positions.
+    The largest number of tokens is the example's own, for which the checkpoint has not enough positions. Here, too,
+    MISSING are as if they were not installed.
     """
     rows = [json.loads(line) for line in (folder / "mine.jsonl").read_text().splitlines()]
     (folder / "mine.csv").write_text("\n".join(["review,opinion", *(f"{row['text']},{row['label']}" for row in rows)]))
     arguments = ["--checkpoint", str(finetuned[0] / "small_bert"), "--lora", "3", "--learning-rate", "0.01"]
     arguments += ["--dataset", "mine.csv", "--text-column", "review", "--label-column", "opinion", "--epochs", "1"]
-    printed = run_without(folder, "finetune_bert.py", *arguments, "--out", "adapted")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in MISSING:
+            patch.setitem(sys.modules, name, None)
+        printed = run_here(folder, "finetune_bert.py", *arguments, "--out", "adapted")
     return folder / "adapted/finetune_bert", printed
 
 
@@ -86,8 +94,10 @@ def matrices(tensor, name, heads=4):
 def test_bert_features_serves_a_head_on_the_vectors_of_the_checkpoint(folder, tmp_path):
     tf = pytest.importorskip("tensorflow")
     pytest.importorskip("tensorflow_text")  # brings the ops of the graph
-    less = few_signatures("serving_default", "embed")
-    examples = smaller(tmp_path / "examples", "bert_features.py", less)
+    few = few_signatures("serving_default", "embed")
+    # BERT learns without a graph, whose tracing takes longer; its head learns in one.
+    eager = ("keras.optimizers.Adam(schedule), loss,", "keras.optimizers.Adam(schedule), loss, run_eagerly=True,")
+    examples = smaller(tmp_path / "examples", "bert_features.py", few, eager)
     printed = run(folder, "bert_features.py", *TINY, quiet=True, examples=examples)
     assert "saved_models/bert_features/1: ok" in printed and re.search(r"test accuracy [01]\.\d{4}\n", printed)
     assert "Trainable params: 130 " in printed  # 64 * 2 + 2
