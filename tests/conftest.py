@@ -5,9 +5,10 @@ import resource
 import sys
 from pathlib import Path
 
+from tests import xla_flags
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# XLA's programs are small here and run once: as in JAX's own tests, compiling them well would cost more than it saves.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+os.environ.setdefault("XLA_FLAGS", xla_flags.OF_BACKEND)
 
 import keras
 import pytest

@@ -123,7 +123,12 @@ CASES = {
     "causal_lm": Case(causal, loss=padded(chunk_size=16), compile={"steps_per_execution": 2}),
     "seq2seq": Case(seq2seq, pairs),
     "checkpoint": Case(lambda: from_pretrained(tiny.checkpoint("llama")), of_a_checkpoint, loss=by_name),
-    "functional": Case(of_a_user, numbers, loss=keras.losses.MeanSquaredError),
+    "functional": Case(
+        of_a_user,
+        numbers,
+        optimizer=lambda: sgd(use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3),
+        loss=keras.losses.MeanSquaredError,
+    ),
     "remat": Case(lambda: causal(decoder_options={"remat": True})),
     "blockwise": Case(lambda: causal(decoder_options={"attention_options": {"blockwise": True}})),
     "float16": Case(lambda: small("mixed_float16"), optimizer=scaled, atol=2e-4),

@@ -6,19 +6,28 @@ import socket
 import subprocess
 import sys
 
-# Without TensorFlow, whose import takes longer than these programs.
-START = "import runpy, sys; sys.modules['tensorflow'] = None; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
+from tests import xla_flags
+
+START = "import runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
+WITHOUT = "import sys; sys.modules['tensorflow'] = None; "  # its import takes longer than these programs
 SECONDS = 300
 
 
-def run(module, *arguments, backend, processes=1, devices=1):
+def run(module, *arguments, backend, processes=1, devices=1, tensorflow=False):
     """The JSON that each process prints at last. They get `arguments`, and if there are several, number and port."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {xla_flags.OF_JAX} --xla_force_host_platform_device_count={devices}"
     environment = {**os.environ, "KERAS_BACKEND": backend, "XLA_FLAGS": flags, "CUDA_VISIBLE_DEVICES": ""}
     places = [()] if processes == 1 else [(str(number), str(port)) for port in [_free()] for number in range(processes)]
     running = [
         subprocess.Popen(
-            [sys.executable, "-c", START, f"tests.distribution.{module}", *place, *map(str, arguments)],
+            [
+                sys.executable,
+                "-c",
+                START if tensorflow else WITHOUT + START,
+                f"tests.distribution.{module}",
+                *place,
+                *map(str, arguments),
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -5,18 +5,23 @@ of examples.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from keras_tx import data, models
 from keras_tx.models.checked_data import CheckedModel
 from keras_tx.pretrained import from_pretrained
 from keras_tx.training import Muon, PaddedAccuracy, PaddedCrossentropy, Perplexity
 from tests.pretrained import tiny
+
+try:
+    import tensorflow as tf
+except ImportError:  # on JAX, where it is only needed for data sets
+    tf = None
 
 ROWS, LENGTH, BATCH, VOCABULARY = 37, 7, 8, 13  # 5 batches in an epoch, the last with 5 rows
 SIZES = {"num_layers": 1, "hidden_dim": 8, "num_heads": 2, "intermediate_dim": 12, "dropout": 0.0}
@@ -185,7 +190,11 @@ def of_classes():
 CASES = {
     # The four models, a checkpoint, and data with batches of their own sizes
     "causal_lm": Case(causal, metrics=of_tokens),
-    "chunks": Case(causal, loss=padded(chunk_size=11)),
+    "chunks": Case(
+        causal,
+        optimizer=sgd(gradient_accumulation_steps=2, global_clipnorm=0.5),
+        loss=padded(chunk_size=11),
+    ),
     "masked_lm": Case(lambda: models.MaskedLM(VOCABULARY, **SIZES), masked, loss=padded(padding_id=-100)),
     "seq2seq": Case(lambda: models.Seq2Seq(VOCABULARY, **SIZES), pairs),
     "text_classifier": Case(classifier, weighted_classes, loss=sparse(), metrics=of_classes),
@@ -238,7 +247,7 @@ def train(name, strategy=None):
     """The weights after the updates of a case, the history of `fit` with validation, and the outputs of `predict`."""
     case, model = CASES[name], built(name, strategy)
     given = case.data()
-    is_dataset = isinstance(given, tf.data.Dataset)
+    is_dataset = tf is not None and isinstance(given, tf.data.Dataset)
     arguments = {"x": given} if is_dataset else dict(zip(("x", "y", "sample_weight"), given, strict=False))
     size = {} if is_dataset else {"batch_size": BATCH}
     options = {"shuffle": False}
@@ -248,8 +257,14 @@ def train(name, strategy=None):
     if not case.evaluates or (is_dataset and keras.backend.backend() != "tensorflow"):  # lengths differ
         return [weight.tolist() for weight in model.get_weights()], history.history, []
     outputs = keras.tree.flatten(model.predict(arguments["x"], **size, verbose=0))[0]
-    outputs = outputs.to_tensor().numpy() if isinstance(outputs, tf.RaggedTensor) else outputs
+    outputs = outputs.to_tensor().numpy() if hasattr(outputs, "to_tensor") else outputs  # ragged
     return [weight.tolist() for weight in model.get_weights()], history.history, np.asarray(outputs).tolist()
+
+
+@functools.cache
+def on_one_device(name):
+    """`train` for several tests."""
+    return train(name)
 
 
 def run(strategy, name):

@@ -1,10 +1,11 @@
 """A program that trains tiny models on JAX on one device and on four, and prints as JSON how much they differ.
 
     export KERAS_BACKEND=jax XLA_FLAGS=--xla_force_host_platform_device_count=4
-    python -m tests.distribution.jax_devices [CASE ...]
+    python -m tests.distribution.jax_devices CASES CASES_OF_EQUAL
 
 Each case trains with the same global batches on one device, with `DataParallel` on four, and with `ModelParallel` on a
-mesh of 2 x 2. The rows of a batch have different numbers of tokens, so the devices have, too.
+mesh of 2 x 2. The rows of a batch have different numbers of tokens, so the devices have, too. CASES_OF_EQUAL
+are those of `tests.distribution.equal`, whose batches do not divide. Commas join the names of cases.
 """
 
 import json
@@ -17,6 +18,7 @@ import numpy as np
 
 import keras_tx
 from keras_tx.training import PaddedCrossentropy
+from tests.distribution import equal
 from tests.pretrained.tiny import checkpoint
 
 VOCABULARY, ROWS, LENGTH, STEPS, FEW = 26, 8, 10, 20, 4
@@ -90,9 +92,9 @@ def classes():
 def functional():
     """A user's model: layers under other names, and layers of Keras."""
     tokens = keras.Input((None,), dtype="int32")
-    hidden = keras_tx.layers.TokenEmbedding(VOCABULARY, 16, position_encoding="learned", max_length=32)(tokens)
-    attended = keras_tx.layers.MultiHeadAttention(2, 8, blockwise=True, name="look")(hidden, hidden)
-    hidden = keras_tx.layers.FeedForward(12, name="think")(keras.layers.Add()([hidden, attended]))
+    hidden = keras_tx.layers.TokenEmbedding(VOCABULARY, 16, position_encoding="learned", max_length=26)(tokens)
+    attended = keras_tx.layers.MultiHeadAttention(4, 4, blockwise=True, name="look")(hidden, hidden)
+    hidden = keras_tx.layers.FeedForward(24, name="think")(keras.layers.Add()([hidden, attended]))
     hidden = keras.layers.Dense(6, activation="relu", name="query")(hidden)  # a name of ours, in a layer of Keras
     return keras.Model(tokens, keras.layers.Dense(VOCABULARY, name="output")(hidden))
 
@@ -182,9 +184,27 @@ def held_after_saving():
     return sum(trace.size for trace in of_numpy.traces), sum(weight.value.nbytes for weight in model.weights)
 
 
-def main(names):
+def shared(names):
+    """{case: (what `equal.train` returns on four devices, and on one)}, for batches that do not divide."""
+    found, devices = {}, keras.distribution.DataParallel(devices=[f"cpu:{i}" for i in range(4)])
+    for name in names:
+        keras.distribution.set_distribution(None)
+        expected = equal.train(name)
+        keras.distribution.set_distribution(devices)
+        found[name] = equal.train(name), expected
+    model = equal.built("sample_weight")
+    x, y, _ = equal.weighted()
+    rows = model.predict_on_batch(x[:5])
+    np.testing.assert_allclose(rows, model.predict(x[:5], verbose=0), atol=1e-6)
+    whole = model.evaluate(x[:5], y[:5], verbose=0)
+    np.testing.assert_allclose(model.test_on_batch(x[:5], y[:5]), whole, rtol=1e-5)
+    return found
+
+
+def main(names, names_of_equal):
     report = {"loaded": {name: loaded(name) for name in LOADED}, "held": held_after_saving()}
-    for name in names or CASES:
+    report["shared"] = shared(names_of_equal.split(","))
+    for name in names.split(","):
         one = trained(name, None)
         found = report[name] = {}
         ours = used(one) if name == "causal" else None
@@ -203,4 +223,4 @@ def main(names):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

@@ -17,6 +17,8 @@ import sys
 import tempfile
 import threading
 
+from tests import forked
+
 MARK = "\x01"  # begins a line that is an answer
 LIMIT = 120  # seconds that a call may take
 
@@ -24,15 +26,16 @@ LIMIT = 120  # seconds that a call may take
 class Process:
     """One process, in which functions of test modules are called."""
 
-    def __init__(self, kind, **environment):
+    def __init__(self, kind, new=False, **environment):
         self.errors = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.distribution.processes", kind],
-            env={**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
+        self.process = forked.start(
+            "tests.distribution.processes",
+            kind,
+            new=new,
+            env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
-            text=True,
         )
 
     def ask(self, function, **arguments):
@@ -89,7 +92,8 @@ class Workers:
     def __init__(self, number):
         addresses = free_addresses(number)
         self.addresses = addresses
-        self.processes = [Process("worker", TF_CONFIG=tf_config(addresses, i)) for i in range(number)]
+        # One is not a fork, so that strings have other hashes there, as in the workers of a real cluster.
+        self.processes = [Process("worker", i == 1, TF_CONFIG=tf_config(addresses, i)) for i in range(number)]
 
     def __call__(self, function, **arguments):
         for process in self.processes:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.distribution import children
+from tests.distribution import children, equal
 
 pytestmark = [pytest.mark.process, pytest.mark.tensorflow]
 
@@ -12,19 +12,29 @@ EXACT = 2e-6  # SGD in float32
 BOUNDS = {"seq2seq": 1e-4, "functional": 1e-4, "classifier": 1e-2}  # Muon, AdamW, and the rounding of bfloat16
 SPLIT = {"causal": 17, "functional": 11, "llama": 16}  # how many weights of each model are split
 # With KERAS_TX_TEST_ALL_CASES=1 all models are trained, which takes minutes.
-if os.environ.get("KERAS_TX_TEST_ALL_CASES") == "1":
+ALL = os.environ.get("KERAS_TX_TEST_ALL_CASES") == "1"
+SHARED = ["keras_loss_with_weights", "accumulation"]  # of `equal`
+if ALL:
+    SHARED = list(equal.CASES)
     SPLIT |= {"masked": 11, "seq2seq": 28, "classifier": 11}
 
 
 @pytest.fixture(scope="module")
 def report():
-    return children.run("jax_devices", *SPLIT, backend="jax", devices=4)[0]
+    cases = ",".join(SPLIT), ",".join(SHARED)
+    return children.run("jax_devices", *cases, backend="jax", devices=4, tensorflow=ALL)[0]
 
 
 @pytest.mark.parametrize("name", SPLIT)
 def test_weights_equal_those_of_one_device(report, name):
     assert report[name]["data"] < BOUNDS.get(name, EXACT)
     assert report[name]["model"] < BOUNDS.get(name, EXACT)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_batches_that_do_not_divide_give_the_weights_losses_and_outputs_of_one_device(report, name):
+    found, expected = report["shared"][name]
+    equal.assert_equal(found, expected, name)
 
 
 def test_weights_are_split(report):

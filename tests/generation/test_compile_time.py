@@ -1,8 +1,6 @@
 """XLA compiles a search soon, for every size of the vocabulary, as users compile: with all its passes."""
 
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -10,6 +8,7 @@ import pytest
 from keras_tx.generation import Beam, compiled_loop
 from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.decode_loop import DecodeLoop
+from tests import forked
 
 SIZES = [(29, 4), (30, 4), (32, 2), (32, 8)]  # of the vocabulary, and beams: these once took minutes
 
@@ -52,5 +51,8 @@ for sizes in {SIZES}:
     assert tokens == expected, (sizes, tokens, expected)
 """
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=60)
+    process = forked.start("-c", script, env=environment)
+    try:
+        assert process.wait(60) == 0
+    finally:
+        process.kill()

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from keras_tx.training import PaddedCrossentropy, Resume, backups
 
-EPOCHS = 5
+EPOCHS = 4
 
 
 def train(folder, death="none", eager=True):
