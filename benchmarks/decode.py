@@ -142,6 +142,9 @@ def first_calls(arguments: argparse.Namespace) -> None:
         prompts = random_prompts(arguments.batch_size, length)
         took = alternating.seconds(lambda prompts=prompts: model.generate(prompts, max_new_tokens=arguments.new_tokens))
         print(f"{name:42} {took:6.2f} s")
+    rows = random_prompts(arguments.batch_size, PROMPT)
+    for name in (f"first call of predict, {PROMPT} tokens", f"second call of predict, {PROMPT} tokens"):
+        print(f"{name:42} {alternating.seconds(lambda: model.predict(rows, verbose=0)):6.2f} s")
 
 
 def side_by_side(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> None:

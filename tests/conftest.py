@@ -21,7 +21,7 @@ EXAMPLES = 4 if BACKEND == "jax" else 30
 settings.register_profile("keras_tx", deadline=None, max_examples=EXAMPLES, derandomize=True)
 settings.load_profile("keras_tx")
 
-MOST_MEMORY = 2.2  # GiB that a process may hold before it gives back what it can
+MOST_MEMORY = 2.0  # GiB that a process may hold before it gives back what it can
 
 peaks = pytest.StashKey[list[float]]()
 

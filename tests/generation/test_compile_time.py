@@ -1,6 +1,8 @@
-"""XLA compiles a search soon, for every size of the vocabulary, as users compile: with all its passes."""
+"""What compiling costs: a search soon, for every size of the vocabulary, as users compile, with all passes of XLA; and
+nothing for a process that finds the programs of another one in a folder."""
 
 import os
+import subprocess
 
 import numpy as np
 import pytest
@@ -56,3 +58,24 @@ for sizes in {SIZES}:
         assert process.wait(60) == 0
     finally:
         process.kill()
+
+
+@pytest.mark.process
+@pytest.mark.tensorflow
+def test_a_process_generates_with_the_programs_that_another_one_left_in_a_folder(tmp_path):
+    script = """
+import keras, keras_tx
+keras.utils.set_random_seed(3)
+model = keras_tx.models.CausalLM(23, num_layers=2, hidden_dim=12, num_heads=3, intermediate_dim=20)
+print(model.generate([[5, 7, 11, 2], [9, 4, 8, 1]], max_new_tokens=6))
+"""
+    environment = {**os.environ, "TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={tmp_path}/programs"}
+    printed, files = [], []
+    for _ in range(2):
+        process = forked.start("-c", script, env=environment, stdout=subprocess.PIPE)
+        with process.stdout:
+            printed.append(process.stdout.read())
+        assert process.wait(60) == 0
+        files.append({path.name: path.stat().st_mtime_ns for path in (tmp_path / "programs").iterdir()})
+    assert printed[0] == printed[1] and printed[0].startswith("[[5, 7, 11, 2,")
+    assert files[0] == files[1] and len(files[0]) == 2  # of the prefill and of the decode steps
