@@ -92,8 +92,8 @@ class Workers:
     def __init__(self, number):
         addresses = free_addresses(number)
         self.addresses = addresses
-        # One is not a fork, so that strings have other hashes there, as in the workers of a real cluster.
-        self.processes = [Process("worker", i == 1, TF_CONFIG=tf_config(addresses, i)) for i in range(number)]
+        # None is a fork: strings have other hashes in each, as in a real cluster, and all servers begin at one time.
+        self.processes = [Process("worker", True, TF_CONFIG=tf_config(addresses, i)) for i in range(number)]
 
     def __call__(self, function, **arguments):
         for process in self.processes:
