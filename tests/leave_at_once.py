@@ -3,6 +3,7 @@
 Python would take ten seconds to free the graphs of hundreds of tests, one object after another.
 """
 
+import gc
 import os
 
 import pytest
@@ -12,6 +13,7 @@ status = pytest.StashKey[int]()
 
 def pytest_sessionfinish(session, exitstatus):
     session.config.stash[status] = int(exitstatus)
+    gc.collect()  # pytest raises what finalizers raise before it calls the function below
 
 
 @pytest.hookimpl(trylast=True)

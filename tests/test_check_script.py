@@ -127,3 +127,19 @@ def test_help_names_the_options():
     printed = subprocess.run([SCRIPT, "--help"], capture_output=True, text=True, check=True).stdout
     for option in ("--fast", "--fix", "--keras", "--tensorflow", "--workers"):
         assert option in printed
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("code", "is_good"),
+    [("pass", True), ("assert 0", False), ("loop = [open(__file__)]; loop.append(loop); loop = None", False)],
+)
+def test_a_process_that_leaves_at_once_fails_as_others_do(code, is_good, tmp_path):
+    """With a test that fails, and with a file that only the collection of garbage closes."""
+    (tmp_path / "test_one.py").write_text(f"import gc\n\n\ndef test_one():\n    gc.disable()\n    {code}\n")
+    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "tests.leave_at_once", "-W", "error"]
+    command += ["-p", "no:cacheprovider", f"--junitxml={tmp_path}/report.xml", str(tmp_path / "test_one.py")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode == 0) == is_good, done.stdout + done.stderr
+    assert "1 failed" in done.stdout if code == "assert 0" else "1 passed" in done.stdout
+    assert (tmp_path / "report.xml").exists()

@@ -25,9 +25,7 @@ pytestmark = pytest.mark.tensorflow
 PROCESS = pytest.mark.process
 # With KERAS_TX_TEST_ALL_CASES=1 every case is trained under every strategy, which takes minutes.
 ALL = os.environ.get("KERAS_TX_TEST_ALL_CASES") == "1"
-ON_DEVICES = (
-    "text_classifier masked_lm causal_lm seq2seq checkpoint functional float16".split()
-)  # functional: and averages
+ON_DEVICES = "text_classifier masked_lm causal_lm seq2seq checkpoint functional float16".split()
 ON_WORKERS = ["functional"]
 
 
