@@ -14,7 +14,7 @@ from keras_tx.serving.encoder_signatures import encoder_signatures
 from keras_tx.serving.parity import FILE as PARITY
 from keras_tx.serving.text_encoder import TextEncoder
 from keras_tx.serving.warmup import serialized
-from tests.serving.conftest import VOCABULARY
+from tests.serving.conftest import LABELS, VOCABULARY
 from tests.tools import assert_close, randomize, to_numpy
 
 pytestmark = pytest.mark.tensorflow
@@ -255,3 +255,24 @@ def test_labels_of_tokens_come_with_the_tokens(tokenizer):
     assert_close(answer["probabilities"], live)
     assert [one.decode() for one in answer["label"][0]] == [["O", "B", "I"][i] for i in live[0].argmax(-1)]
     assert [one.decode() for one in answer["tokens"][0]] == ["[CLS]", "the", "cat", "sat", "[SEP]"]
+
+
+def test_the_live_model_is_asked_once_for_what_several_signatures_need(make, tokenizer, monkeypatch):
+    import tensorflow as tf
+
+    signatures = encoder_signatures(TextEncoder(make()), tokenizer, LABELS, 0)
+    asked, run = [], TextEncoder.__call__
+
+    def counted(self, *args, **kwargs):
+        asked.append(args)
+        return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(TextEncoder, "__call__", counted)
+    found = []
+    for text in ("the cat", "not", "the cat"):
+        for name in ("serving_default", "explain"):
+            found.append(signatures[name].python_function(text=tf.constant([text]))["probabilities"].numpy())
+    assert len(asked) == 3  # once for each text; only the last is kept
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[5])
+    assert abs(found[0] - found[2]).max() > 1e-3
