@@ -81,21 +81,25 @@ def _sharing(create: Callable[..., Any]) -> Callable[..., Any]:
         made = _made.get()
         attributes = sorted((kwargs.get("attrs") or {}).items())
         is_large = sum(value.ByteSize() for _, value in attributes) > _LARGE  # a weight
-        is_elsewhere = graph._attr_scope_map or graph._get_control_flow_context()
-        if made is None or kind not in _SHARED or is_elsewhere or is_large:
+        context = graph._get_control_flow_context()
+        is_within = context is not None and not context.IsXLAContext()  # a loop or condition of TensorFlow 1
+        if made is None or kind not in _SHARED or is_within or is_large:
             return create(graph, kind, inputs, *args, **kwargs)
         inputs = [graph.capture(x) for x in inputs]
         stacks = graph._device_function_stack, graph._colocation_stack
         key = (
             graph,
             kind,
+            tuple(sorted((name, repr(value)) for name, value in graph._attr_scope_map.items())),
             tuple(x.name for x in inputs),
             tuple((name, value.SerializeToString(deterministic=True)) for name, value in attributes),
             frozenset(op.name for op in graph._current_control_dependencies()),
             tuple(str(one) for stack in stacks for one in stack.peek_objs()),
         )
         # A graph takes small tensors from outside of it as constants, each of which is an input of the graph only once.
-        if key not in made or (kind == "Const" and any(x is made[key].outputs[0] for x in graph.inputs)):
+        inputs_of_graph = made.setdefault(graph, set())
+        inputs_of_graph.update(map(id, graph.inputs[len(inputs_of_graph) :]))
+        if key not in made or (kind == "Const" and id(made[key].outputs[0]) in inputs_of_graph):
             made[key] = create(graph, kind, inputs, *args, **kwargs)
         return made[key]
 

@@ -68,7 +68,8 @@ def test_unoptimized():
 
 
 @still("lets a graph return an operation that it has in place of a new one")
-def test_shared_shapes():
+@pytest.mark.parametrize("jit_compile", [None, True])
+def test_shared_shapes(jit_compile):
     import tensorflow as tf
 
     def reshaped(x):
@@ -80,8 +81,8 @@ def test_shared_shapes():
 
     x, spec = np.arange(1.0, 7.0, dtype="float32").reshape(2, 3), tf.TensorSpec([None, None])
     with graph_internals.shared_shapes():
-        shared = tf.function(reshaped).get_concrete_function(spec)
-    alone = tf.function(reshaped).get_concrete_function(spec)
+        shared = tf.function(reshaped, jit_compile=jit_compile).get_concrete_function(spec)
+    alone = tf.function(reshaped, jit_compile=jit_compile).get_concrete_function(spec)
     np.testing.assert_array_equal(shared(tf.constant(x)), alone(tf.constant(x)))
 
     def numbers(function):

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from keras_tx.generation.decode_loop import DecodeLoop
+from keras_tx.graph_internals import shared_shapes
 from keras_tx.layers import xla
 from keras_tx.locks import all_locked
 from keras_tx.optional import Lazy
@@ -40,7 +41,7 @@ def _compiled(function: Callable[..., Any], models: Sequence[keras.Model], jit_c
         traced = tf.function(function, jit_compile=jit_compile, autograph=False)
 
         def program(*args: Any) -> Any:  # a single function for all shapes would warn about too many traces
-            with xla.tracing(jit_compile):
+            with xla.tracing(jit_compile), shared_shapes():
                 return traced.get_concrete_function(*args)
 
         return _once_per_shape(models, program)

@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_tx import checks
 from keras_tx.graph_internals import traces_for_xla
-from keras_tx.layers import masks
+from keras_tx.layers import exported_weights, masks
 from keras_tx.layers.attention.dispatch import uses_blocks
 from keras_tx.layers.attention.parts import can_attend_in_parts
 from keras_tx.layers.precision import wide_dtype
@@ -171,10 +171,10 @@ class Encoder(TransformerStack):
             gradient and the rest is computed again, which saves memory and costs time.
         skip_padding: whether norms, projections and feed-forward networks skip padding tokens, which saves time if a
             batch has many of them. The outputs at padding tokens (by `mask`, or by 0 in `document_ids`) are then 0.
-            Attention is computed within each text if T is known statically; else, and with `sliding_window` or hard
-            attention, on rows up to the end of the longest one; on the full length if `attention_mask`,
-            `attention_bias`, `positions`, `document_ids` or scores are used. It takes effect on TensorFlow, where it
-            turns XLA off for the model; on other backends and in `generate` it only sets the outputs at padding tokens
+            Attention is computed within each text if T is known statically, and in `serving.export`; else, and with
+            `sliding_window` or hard attention, on rows up to the end of the longest one; on the full length if
+            `attention_mask`, `attention_bias`, `positions`, `document_ids` or scores are used. It takes effect on
+            TensorFlow, where it turns XLA off for the model; on other backends and in `generate` it only sets the outputs at padding tokens
             to 0. None, the default of this package's models: skip them within a model of this package that does not
             read them, on TensorFlow with only CPUs and without XLA, and else as False. The attribute may be changed
             after construction.
@@ -342,8 +342,9 @@ class Encoder(TransformerStack):
         # Blockwise attention skips blocks of padding itself, but needs rows of a known length.
         in_blocks = any(uses_blocks(attention, length, length, training) for attention in attentions)
         cut = can_cut and not in_blocks
-        # Graphs for rows of any length do not divide texts into parts: exported to ONNX or LiteRT that fails.
-        divides = cut and length is not None and not traces_for_xla()
+        # Where the length is unknown, a graph may be converted to ONNX or LiteRT, which cannot divide texts into parts.
+        is_export = exported_weights.current() is not None
+        divides = cut and (length is not None or is_export) and not traces_for_xla()
         in_parts = [one for one in attentions if divides and can_attend_in_parts(one, training)]
         return Unpadding(mask, inputs.shape[:2], cut, in_parts)
 

@@ -213,11 +213,6 @@ def _by_rows(
         if weights.precision == "float32":  # the layout for few rows is faster where it is made anew in each call
             made: list[Tensor] = tf.cond(count <= FEWEST_ROWS, lambda: products(rows), of_enough)
             return made
-    elif inputs.shape[0] == 1:  # the real tokens of a batch, without padding
-        # To copy many rows in each product would take time.
-        enough = tf.cond(count < FEW_ROWS, lambda: _with_rows_of_zeros(rows, count), lambda: rows)
-        enough.set_shape((None, size))
-        return [x[:count] for x in products(enough)]
     return products(rows)
 
 

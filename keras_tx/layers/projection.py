@@ -40,9 +40,10 @@ def project(
     """
     made, size = tuple(kernel.shape[num_axes:]), math.prod(kernel.shape[:num_axes])
     rows = ops.reshape(inputs, (-1, size))
-    products = _times(rows, ops.reshape(kernel, (size, math.prod(made))))
+    kernel = kernel if len(kernel.shape) == 2 else ops.reshape(kernel, (size, math.prod(made)))
+    products = _times(rows, kernel)
     if bias is not None:
-        products = _plus(products, ops.reshape(bias, (-1,)))
+        products = _plus(products, bias if len(bias.shape) == 1 else ops.reshape(bias, (-1,)))
     if activation is not None:
         products = activations.apply(activation, products)
     free = tuple(inputs.shape[: len(inputs.shape) - num_axes])

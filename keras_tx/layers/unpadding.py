@@ -14,7 +14,7 @@ import keras
 from keras import ops
 
 from keras_tx.graph_internals import traces_for_xla
-from keras_tx.layers import xla
+from keras_tx.layers import exported_weights, xla
 from keras_tx.layers.attention.parts import Parts, can_attend_in_parts
 from keras_tx.optional import Lazy
 from keras_tx.types import Shape, Tensor
@@ -63,6 +63,9 @@ class Unpadding:
 
     Attributes:
         mask: the mask of `rows`: (B, T), or shorter with `cut`.
+
+    In an export R is at least `exported_weights.FEW_ROWS`, unless the batch is empty: the first token stands there
+    several times if there are fewer. So no product has fewer rows, and none has to add some.
     """
 
     def __init__(self, mask: Tensor, sizes: Shape, cut: bool = False, layers: Sequence[Any] = ()) -> None:
@@ -70,6 +73,11 @@ class Unpadding:
         self._whole_mask = mask
         self._whole_sizes = mask.shape.merge_with(sizes)
         self._indices = tf.where(mask)  # (R, 2)
+        self._count: Tensor = None  # the number of real tokens, if copies may follow them
+        if exported_weights.current() is not None:
+            self._count = tf.shape(self._indices)[0]
+            missing = tf.where(tf.size(mask) > 0, tf.maximum(exported_weights.FEW_ROWS - self._count, 0), 0)
+            self._indices = tf.pad(self._indices, [[0, missing], [0, 0]])
         self.mask = mask
         self._row_sizes = self._whole_sizes
         if cut:
@@ -77,7 +85,8 @@ class Unpadding:
             self.mask = mask[:, : tf.reduce_max(ends)]
             self._row_sizes = self._whole_sizes[:1].concatenate([None])
         self._parts = {
-            heads: Parts(mask, *heads, self._whole_sizes[1]) for heads in {_heads_of(layer) for layer in layers}
+            heads: Parts(mask, *heads, self._whole_sizes[1], num_rows=tf.shape(self._indices)[0])
+            for heads in {_heads_of(layer) for layer in layers}
         }
 
     def parts_of(self, layer: Any, training: bool | None) -> Parts | None:
@@ -112,7 +121,10 @@ class Unpadding:
 
     def _scattered(self, x: Tensor, sizes: Tensor, static_sizes: Any) -> Tensor:
         shape = tf.concat([sizes, x.shape[2:]], axis=0)
-        x = tf.scatter_nd(self._indices, x[0], tf.cast(shape, "int64"))
+        indices, rows = self._indices, x[0]
+        if self._count is not None:
+            indices, rows = indices[: self._count], rows[: self._count]
+        x = tf.scatter_nd(indices, rows, tf.cast(shape, "int64"))
         x.set_shape((*static_sizes, *x.shape[2:]))
         return x
 

@@ -1,13 +1,17 @@
 """Strategies and constraints in one compiled loop give the results of single steps."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
+from keras_tx.generation import compiled_loop
 from keras_tx.generation.beam import Beam
 from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.sample import Sample
+from keras_tx.models import CausalLM
 from tests.generation.driver import drive, markov
 from tests.tools import assert_close, to_numpy
 
@@ -75,3 +79,32 @@ def test_a_compiled_loop_gives_what_single_steps_give(strategy, rules):
     expected_ids, expected_scores = step_by_step(strategy, rules)
     np.testing.assert_array_equal(to_numpy(ids), expected_ids)
     assert_close(scores, expected_scores, atol=1e-4)
+
+
+@pytest.mark.tensorflow
+def test_graphs_of_generate_have_hardly_any_constant_twice(monkeypatch):
+    """Without sharing them, they are half of the operations that the first call has to make."""
+    import tensorflow as tf
+
+    graphs = []
+
+    def function(*args, **options):
+        traced = tf.function(*args, **options)
+
+        def get_concrete_function(*args):
+            made = traced.get_concrete_function(*args)
+            graphs.append(made.graph.as_graph_def())
+            return made
+
+        return SimpleNamespace(get_concrete_function=get_concrete_function)
+
+    monkeypatch.setattr(compiled_loop, "tf", SimpleNamespace(function=function))
+    model = CausalLM(SIZE, num_layers=3, hidden_dim=8, num_heads=2, intermediate_dim=12)
+    model.generate(IDS[2:, 1:], max_new_tokens=4, jit_compile=True)
+    assert len(graphs) == 2
+    for graph in graphs:
+        made, different = 0, 0
+        for nodes in (graph.node, *(one.node_def for one in graph.library.function)):
+            constants = [node.attr["value"].SerializeToString() for node in nodes if node.op == "Const"]
+            made, different = made + len(constants), different + len({*constants})
+        assert 10 < different and made <= 1.2 * different

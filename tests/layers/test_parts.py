@@ -20,9 +20,9 @@ def tensors(lengths, heads, key_heads):
     return [normal(1, real, *size, seed=number) for number, size in enumerate(sizes)]
 
 
-def parts_of(lengths, heads, key_heads, length=200):
+def parts_of(lengths, heads, key_heads, length=200, copies=0):
     mask = np.arange(max(lengths, default=0) + 2) < np.array(lengths)[:, None]
-    return Parts(keras.ops.convert_to_tensor(mask), heads, key_heads, length)
+    return Parts(keras.ops.convert_to_tensor(mask), heads, key_heads, length, num_rows=int(mask.sum()) + copies)
 
 
 @pytest.mark.parametrize("length", [200, 9])
@@ -44,6 +44,19 @@ def test_each_text_gets_what_it_gets_alone(name, heads, key_heads, length):
     if sum(lengths):
         for got, expected in zip(found, gradients(alone, given), strict=True):
             assert_close(got, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("length", [200, None])
+@pytest.mark.parametrize("name", sorted({*BATCHES} - {"empty"}))
+def test_copies_of_tokens_after_the_real_ones_change_nothing(name, length):
+    lengths, given = BATCHES[name], tensors(BATCHES[name], 6, 2)
+    real = sum(lengths)
+    longer = [np.pad(x, [(0, 0), (0, 3), (0, 0), (0, 0)], mode="edge" if real else "constant") for x in given]
+    parts = parts_of(lengths, 6, 2, length, copies=3)
+    assert to_numpy(parts.positions).shape == (real + 3,)
+    found = to_numpy(attend_in_parts(*longer, parts))
+    assert found.shape == (1, real + 3, 6, VALUE) and np.isfinite(found).all()
+    assert_close(found[:, :real], attend_in_parts(*given, parts_of(lengths, 6, 2)), atol=2e-6)
 
 
 def test_the_default_scale_and_half_precision():
@@ -68,8 +81,8 @@ def test_parts_are_equally_many_pairs_in_order_of_length():
 
 
 def test_longer_rows_have_more_parts():
-    counts = {length: len(parts_of([3], 1, 1, length).masks) for length in (5, 127, 128, 511, 512, 2048)}
-    assert counts == {5: 1, 127: 1, 128: 4, 511: 4, 512: 8, 2048: 8}
+    counts = {length: len(parts_of([3], 1, 1, length).masks) for length in (None, 5, 127, 128, 511, 512, 2048)}
+    assert counts == {None: 1, 5: 1, 127: 1, 128: 4, 511: 4, 512: 8, 2048: 8}
 
 
 def test_a_text_of_nan_changes_no_other_text():

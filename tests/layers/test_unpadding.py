@@ -13,6 +13,8 @@ from keras_tx.layers import Encoder, FeedForward, MultiHeadAttention
 from keras_tx.layers.attention import dispatch as routes
 from keras_tx.layers.attention import layer as attention
 from keras_tx.layers.attention import parts as divided
+from keras_tx.layers.exported_weights import exported_weights
+from keras_tx.layers.unpadding import Unpadding
 from tests.tools import assert_close, gradients, normal, randomize, to_numpy
 
 B, T, D = 5, 13, 12
@@ -227,6 +229,51 @@ def test_rows_of_an_unknown_length_are_not_divided_into_parts(monkeypatch):
     signature = [tf.TensorSpec((None, None, D)), tf.TensorSpec((None, None), "bool")]
     tf.function(lambda x, mask: skipping(x, mask=mask), signature).get_concrete_function()
     assert [shape.as_list() for shape in seen] == [[None, None, 3, 4]] * 2
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("lengths", [[0], [0, 0, 0], [1], [7], [5, 0, 2], [8], [6, 3, 11], []])
+def test_in_an_export_at_least_8_tokens_are_left_and_the_same_come_back(lengths):
+    import tensorflow as tf
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None), "bool"), tf.TensorSpec((None, None, D))])
+    def run(mask, x):
+        made = Unpadding(mask, x.shape[:2], cut=True)
+        return made.remove(x), made.whole(made.remove(x)), made.rows(made.remove(x))
+
+    mask = np.arange(13) < np.array(lengths, int).reshape(-1, 1)
+    x, real = normal(len(lengths), 13, D), sum(lengths)
+    with exported_weights():
+        left, whole, rows = run(mask, x)
+    assert left.shape == (1, max(real, 8) if lengths else 0, D)
+    assert_close(left[0, :real], x[mask], atol=0)
+    assert_close(left[0, real:], np.tile(x[:1, 0], (max(8 - real, 0), 1)) if lengths else x[mask], atol=0)
+    assert_close(whole, x * mask[..., None], atol=0)
+    assert_close(rows, (x * mask[..., None])[:, : max(1, *lengths) if lengths else 0], atol=0)
+
+
+@pytest.mark.tensorflow
+def test_rows_of_an_unknown_length_are_one_part_in_an_export(monkeypatch):
+    import tensorflow as tf
+
+    seen, attend = [], attention.attend_in_parts
+
+    def in_parts(query, key, value, parts, **options):
+        seen.append(len(parts.masks))
+        return attend(query, key, value, parts, **options)
+
+    monkeypatch.setattr(attention, "attend_in_parts", in_parts)
+    plain, skipping = shared_pair("post-norm")
+    signature = [tf.TensorSpec((None, None, D)), tf.TensorSpec((None, None), "bool")]
+    graph = tf.function(lambda x, mask: skipping(x, mask=mask), signature)
+    with exported_weights():
+        graph.get_concrete_function()
+    assert seen == [1, 1]
+    x = normal(B, T, D)
+    for mask in (RIGHT, RIGHT[:, :3], RIGHT[2:, :1]):
+        rows, length = mask.shape
+        given = x[:rows, :length]
+        assert_close(graph(given, mask), to_numpy(plain(given, mask=mask)) * mask[..., None], atol=2e-6)
 
 
 @pytest.mark.tensorflow

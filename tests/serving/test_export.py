@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from keras_tx.keras_internals import layers_within
+from keras_tx.layers.exported_weights import exported_weights
 from keras_tx.layers.projection import HeadProjection, Projection
 from keras_tx.serving import check, export
 from keras_tx.serving.exporters import exporter_for
@@ -440,6 +441,22 @@ def operations(function):
                     yield from within(library[value.func.name].node_def)
 
     return Counter(within(function.graph.as_graph_def().node))
+
+
+def test_another_layer_brings_no_condition_and_few_operations(make, tokenizer):
+    """A text of some words costs mostly the products; TensorFlow starts each operation by itself."""
+    counts = []
+    for num_layers in (2, 3):
+        model = make(num_layers=num_layers)
+        signatures = exporter_for(model, {"tokenizer": tokenizer, "source_tokenizer": None}, None, LABELS).signatures()
+        with exported_weights(constants=False):
+            counts.append(operations(signatures["serving_default"].get_concrete_function()))
+    more = counts[1] - counts[0]
+    assert more["MatMul"] == 6 and more["BatchMatMulV2"] == 2
+    for free in ("Const", "Placeholder", "ReadVariableOp", "Identity", "NoOp"):
+        del more[free]
+    assert more.total() < 100
+    assert not {"If", "StatelessIf", "ScatterNd", "GatherNd", "Transpose"} & {*more}
 
 
 def test_a_signature_computes_nothing_that_it_does_not_return(make, tokenizer):

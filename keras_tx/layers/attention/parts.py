@@ -29,10 +29,12 @@ class Parts:
     Args:
         mask: (B, T), True at real tokens.
         heads, key_heads: N and K.
-        length: T.
+        length: T, or None if the graph does not know it.
+        num_rows: how many tokens queries, keys and values have: R, or more if copies of some token follow the real
+            ones. What these get is not defined.
     """
 
-    def __init__(self, mask: Tensor, heads: int, key_heads: int, length: int) -> None:
+    def __init__(self, mask: Tensor, heads: int, key_heads: int, length: int | None, num_rows: Tensor) -> None:
         groups = heads // key_heads
         lengths = tf.reduce_sum(tf.cast(mask, "int32"), axis=1)
         starts = tf.cumsum(lengths, exclusive=True)
@@ -41,12 +43,14 @@ class Parts:
         num_pairs = tf.shape(pairs)[0]
         self.masks, self.queries, self.keys, bases, longest = [], [], [], [], []
         base: Any = 0
+        num_copies = num_rows - tf.reduce_sum(lengths)
+        least = tf.minimum(num_copies, 1)  # they need a place, too
         count = _num_parts(length)
         for index in range(count):
             part = pairs[num_pairs * index // count : num_pairs * (index + 1) // count]
             text, head = part // key_heads, part % key_heads
             real, size = tf.gather(lengths, text)[:, None], tf.shape(part)[0]
-            most = tf.reduce_max(tf.concat([real[:, 0], [0]], axis=0))
+            most = tf.reduce_max(tf.concat([real[:, 0], [least]], axis=0))
             place = tf.range(most)
             # Padding is filled up with the last token of the text itself, so that a NaN stays in its text.
             token = tf.maximum(tf.gather(starts, text)[:, None] + tf.minimum(place, real - 1), 0)
@@ -62,12 +66,14 @@ class Parts:
             pairs[:, None], tf.stack([tf.concat(bases, 0), tf.concat(longest, 0)], 1), (num_pairs, 2)
         )
         text = tf.repeat(tf.range(tf.shape(lengths)[0]), lengths)
-        self.positions = tf.range(tf.shape(text)[0]) - tf.gather(starts, text)  # (R,)
+        positions = tf.range(tf.shape(text)[0]) - tf.gather(starts, text)  # (R,)
         of_tokens = tf.gather(tf.reshape(of_pairs, (-1, key_heads, 2)), text)  # (R, K, 2)
-        self._places_of_keys = of_tokens[..., 0] + self.positions[:, None]  # (R, K)
-        places = (of_tokens[..., 0] * groups + self.positions[:, None])[..., None]
+        places = (of_tokens[..., 0] * groups + positions[:, None])[..., None]
         places += of_tokens[..., 1:] * tf.range(groups)
-        self._places_of_queries = tf.reshape(places, (-1, heads))  # (R, N)
+        copies = [[0, num_copies]]
+        self.positions = tf.pad(positions, copies)
+        self._places_of_keys = tf.pad(of_tokens[..., 0] + positions[:, None], [*copies, [0, 0]])  # (R, K)
+        self._places_of_queries = tf.pad(tf.reshape(places, (-1, heads)), [*copies, [0, 0]])  # (R, N)
 
     def cut(self, x: Tensor, indices: Sequence[Tensor]) -> list[Tensor]:
         """(1, R, N, H) -> (X, G * L, H) for each part; keys and values (1, R, K, H) -> (X, L, H)."""
@@ -101,8 +107,8 @@ class Parts:
         return tf.custom_gradient(with_gradient)(*parts)
 
 
-def _num_parts(length: int) -> int:
-    return next(count for least, count in _PARTS_FROM.items() if length >= least)
+def _num_parts(length: int | None) -> int:
+    return 1 if length is None else next(count for least, count in _PARTS_FROM.items() if length >= least)
 
 
 def _flat(parts: Sequence[Tensor]) -> Tensor:
