@@ -33,7 +33,7 @@ def generate(
     ids, real = left_padded(prompts, loop.padding_id, least_columns(prompts.nrows()))
     least = least_columns(prompts.nrows(), loop.model.max_source_length)
     padding_ids = [loop.model.padding_ids[name] for name in loop.model.sources]
-    sources = [_at_least(source, padding_id, least) for source, padding_id in zip(sources, padding_ids, strict=True)]
+    sources = [at_least(source, padding_id, least) for source, padding_id in zip(sources, padding_ids, strict=True)]
     with xla.tracing(False):
         state, tokens, context = loop.prefill(ids, real, sources, limit, noise)
         state, _, _ = loop.decode(state, tokens, context, loop.num_new)
@@ -53,10 +53,10 @@ def ragged_rows(ids: Tensor, padding_id: int | None) -> Tensor:
 
 def right_padded(rows: Tensor, padding_id: int, least: Tensor = 1) -> Tensor:
     """Ragged (B, None) -> (B, P), P at least `least`."""
-    return _at_least(rows.to_tensor(padding_id), padding_id, least)
+    return at_least(rows.to_tensor(padding_id), padding_id, least)
 
 
-def _at_least(ids: Tensor, padding_id: int, least: Tensor) -> Tensor:
+def at_least(ids: Tensor, padding_id: int, least: Tensor) -> Tensor:
     """Ids (B, P) padded on the right to `least` columns."""
     return tf.pad(ids, [[0, 0], [0, tf.maximum(least - tf.shape(ids)[1], 0)]], constant_values=padding_id)
 

@@ -154,13 +154,22 @@ def _explain(generator: TextGenerator, tokenize: Tokenize) -> Any:
         ids, lengths = ids[:, :1], lengths[:, :1]
         answer = {"text": generator.detokenize(prompts, ids, lengths)[:, 0]}
         rows = tf.concat([prompts, generator.ragged(ids[:, 0], lengths[:, 0])], axis=1)
-        rows = in_graph.right_padded(rows, generator.config.padding_id)
+        padding_id, limit = generator.config.padding_id, generator.incremental_model.max_length
+        least = in_graph.least_columns(rows.nrows(), limit)
+        rows = in_graph.right_padded(rows, padding_id)
         answer["tokens"] = generator.token_strings(rows)
-        scores = generator.model.attention_scores([*sources, rows])
+        scores = generator.model.attention_scores(
+            [*generator.widened(sources), in_graph.at_least(rows, padding_id, least)]
+        )
+        length = tf.shape(rows)[1]
         if not sources:
-            return {**answer, "scores": scores}
+            return {**answer, "scores": scores[..., :length, :length]}
         answer["source_tokens"] = generator.token_strings(sources[0], generator.source_tokenizer)
-        return {**answer, **{f"{name}_scores": one for name, one in scores.items()}}
+        of_source = tf.shape(sources[0])[1]
+        sizes = {"encoder": (of_source, of_source), "decoder": (length, length), "cross": (length, of_source)}
+        for name, (queries, keys) in sizes.items():
+            answer[f"{name}_scores"] = scores[name][..., :queries, :keys]
+        return answer
 
     return _signature(explain, [text_spec()])
 
@@ -171,11 +180,13 @@ def _embed(generator: TextGenerator, tokenize: Tokenize) -> Any:
     def embed(text: Tensor) -> Answer:
         prompts, sources = tokenize(text)
         if sources:
-            is_real = sources[0] != generator.incremental_model.padding_ids[generator.client_inputs[0]]
-            hidden = model.encoder(model.embedding(sources[0], training=False), training=False)
+            source = generator.widened(sources)[0]
+            is_real = source != generator.incremental_model.padding_ids[generator.client_inputs[0]]
+            hidden = model.encoder(model.embedding(source, training=False), training=False)
         else:
             prompts = generator.check_positions(prompts, 0, "text")
-            ids = in_graph.right_padded(prompts, generator.config.padding_id)
+            least = in_graph.least_columns(prompts.nrows(), generator.incremental_model.max_length)
+            ids = in_graph.right_padded(prompts, generator.config.padding_id, least)
             is_real = tf.sequence_mask(prompts.row_lengths(), tf.shape(ids, tf.int64)[1])
             hidden = model.decoder(model.embedding(ids, training=False), training=False)
         is_real, hidden = tf.cast(is_real, "float32"), tf.cast(hidden, "float32")

@@ -286,11 +286,12 @@ class TextGenerator:
             rows = _check(rows, rows.row_lengths() <= self.tokenizer.max_length, rule, rows.row_lengths())
         whole = self.check_positions(tf.concat([prompts, rows], axis=1), -1, f"{name} and target")
         padding_id = self.config.padding_id
+        least = in_graph.least_columns(whole.nrows(), self.incremental_model.max_length)
         logits = self.incremental_model.full_logits(
-            [*sources, in_graph.right_padded(whole[:, :-1], padding_id)]
+            [*self.widened(sources), in_graph.right_padded(whole[:, :-1], padding_id, least)]
         )  # (B, T, V)
         logits = tf.cast(logits, "float32")
-        next_ids = in_graph.right_padded(whole[:, 1:], padding_id)
+        next_ids = in_graph.right_padded(whole[:, 1:], padding_id, least)
         log_probs = tf.gather(logits, next_ids, batch_dims=2) - tf.reduce_logsumexp(logits, axis=-1)
 
         ids, is_target = in_graph.right_padded(rows, padding_id), tf.sequence_mask(rows.row_lengths())
@@ -304,6 +305,14 @@ class TextGenerator:
             "token_log_probabilities": log_probs,
             "num_tokens": tf.cast(rows.row_lengths(), "int32"),
         }
+
+    def widened(self, sources: list[Tensor]) -> list[Tensor]:
+        """Sources (B, S), padded so that the products of an export get enough rows: see `in_graph.least_columns`."""
+        model, made = self.incremental_model, []
+        for name, one in zip(model.sources, sources, strict=True):
+            least = in_graph.least_columns(tf.shape(one)[0], model.max_source_length)
+            made.append(in_graph.at_least(one, model.padding_ids[name], least))
+        return made
 
     # Responses
 

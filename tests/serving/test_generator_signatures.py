@@ -246,9 +246,9 @@ def test_explain_shows_what_the_model_looks_at(models, signatures, tokenizer):
     assert strings(got["text"])[1] == tokenizer.decode([ids])[0]
 
 
-@pytest.mark.parametrize("kind", [CausalLM, Seq2Seq])
-def test_no_product_of_decoding_has_both_few_and_many_rows(kind, monkeypatch):
-    """In float32, oneDNN would lay out the kernel anew in each call of the other kind."""
+@pytest.fixture
+def rows_of_products(monkeypatch):
+    """For each product of a graph that is traced from now on, the set of the numbers of its rows."""
     product, seen = exported_weights_module._PRODUCTS["float32"], []
 
     def noted(rows, kernel, bias):
@@ -263,6 +263,12 @@ def test_no_product_of_decoding_has_both_few_and_many_rows(kind, monkeypatch):
             return product(tf.identity(rows), kernel, bias)
 
     monkeypatch.setitem(exported_weights_module._PRODUCTS, "float32", noted)
+    return seen
+
+
+@pytest.mark.parametrize("kind", [CausalLM, Seq2Seq])
+def test_no_product_of_decoding_has_both_few_and_many_rows(kind, rows_of_products):
+    """In float32, oneDNN would lay out the kernel anew in each call of the other kind."""
     model = kind(V, num_layers=1, hidden_dim=12, num_heads=3)
     options = {"max_new_tokens": 3, **({"start_token": 2, "stop_tokens": 3} if kind is Seq2Seq else {})}
     with exported_weights(constants=False):
@@ -270,9 +276,27 @@ def test_no_product_of_decoding_has_both_few_and_many_rows(kind, monkeypatch):
     for num_rows, length in ((1, 2), (3, 3), (5, 1), (13, 7)):
         ids = tf.ones([num_rows, length], tf.int32)
         answer(token_ids=4 * ids, lengths=tf.fill([num_rows], length))
-    run = [counts for counts in seen if counts]
+    run = [counts for counts in rows_of_products if counts]
     assert {1, 3} in run and any(max(counts) >= 13 * 7 for counts in run)
     assert all(max(counts) <= 4 or min(counts) >= 8 for counts in run), run
+
+
+@pytest.mark.parametrize("name", ["language_model", "translator"])
+def test_one_short_text_alone_has_enough_rows_in_all_products_but_those_of_steps(
+    name, models, tokenizer, rows_of_products
+):
+    with exported_weights(constants=False):
+        traced = Traced(models[name], tokenizer, None, {"max_new_tokens": 2, **rules_of(models[name])})
+        functions = {signature: traced[signature] for signature in ("embed", "score", "explain")}
+    for signature, function in functions.items():
+        texts = [tf.constant(TEXTS[1:2])] * (2 if signature == "score" else 1)
+        function(*texts)
+        run = [counts for counts in rows_of_products if counts]
+        assert run and all(
+            counts == {1} if signature == "explain" and max(counts) < 8 else min(counts) >= 8 for counts in run
+        )
+        for counts in rows_of_products:
+            counts.clear()
 
 
 @pytest.mark.parametrize("name", ["language_model", "translator"])
