@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import keras
 
-from keras_tx.text.byte_pair_graph import BytePairGraph, unsupported_parts
+from keras_tx.text.byte_pair_graph import BytePairGraph, decoders, unsupported_parts
 from keras_tx.text.definition import OF_PIECES, special_tokens
 from keras_tx.text.files import read_settings
 from keras_tx.text.json_tokenizer import JsonTokenizer, constructor_arguments
@@ -102,7 +102,14 @@ class BytePairTokenizer(JsonTokenizer):
 
     @classmethod
     def train(
-        cls, texts: Any, vocabulary_size: int, *, min_frequency: int = 2, verbose: int = 0, **options: Any
+        cls,
+        texts: Any,
+        vocabulary_size: int,
+        *,
+        min_frequency: int = 2,
+        add_prefix_space: bool = False,
+        verbose: int = 0,
+        **options: Any,
     ) -> Self:
         """Learns a vocabulary from texts: the special tokens, the 256 bytes, then frequent merges.
 
@@ -115,12 +122,15 @@ class BytePairTokenizer(JsonTokenizer):
                 `load_text(..., in_memory=False).train`. They are read once, one by one.
             vocabulary_size: the largest number of tokens. Small amounts of text give fewer tokens.
             min_frequency: how often two tokens must stand together to be merged.
+            add_prefix_space: whether to put a space before every text, so that a word has the same tokens at the
+                beginning of a text and within it. `decode` takes off one space at the beginning of what it is given,
+                also if that is only the end of a text.
             verbose: 1 shows a progress bar, 0 does not.
             options: further arguments of the constructor. The special tokens are `pad_token="<pad>"`,
                 `cls_token="<s>"` and `sep_token="</s>"` unless others are given; None leaves a token out.
 
         Raises:
-            TypeError: `texts` are not strings, or a special token is not one.
+            TypeError: `texts` are not strings, a special token is not one, or `add_prefix_space` is not a boolean.
             ValueError: `vocabulary_size` is not larger than 256 and the number of special tokens, no two bytes stand
                 together often enough in `texts`, or a special token has only one character.
 
@@ -133,11 +143,16 @@ class BytePairTokenizer(JsonTokenizer):
             ['<s>', 'hot', 'Ġdog', 's', '</s>']
             >>> tokenizer.decode(tokenizer.tokenize("  Größe\\t<s> 🌭"))
             '  Größe\\t<s> 🌭'
+            >>> tokenizer = keras_tx.text.BytePairTokenizer.train(["hot dog", "a hot dog", "dogs"], 270,
+            ...                                                   add_prefix_space=True)
+            >>> [tokenizer.id_to_token(id) for id in tokenizer("hot dogs")["token_ids"]]
+            ['<s>', 'Ġhot', 'Ġdog', 's', '</s>']
         """
         options = {"split_special_tokens": True} | options
         defaults = {role: token for role, token in OF_PIECES.items() if role != "unknown_token"}
         special = special_tokens(defaults, options, whole=True)
-        return cls(train_byte_pairs(texts, vocabulary_size, min_frequency, special, verbose), **(options | special))
+        definition = train_byte_pairs(texts, vocabulary_size, min_frequency, special, verbose, add_prefix_space)
+        return cls(definition, **(options | special))
 
     @classmethod
     def _read_arguments(cls, folder: Path) -> dict[str, Any]:
@@ -170,4 +185,4 @@ class BytePairTokenizer(JsonTokenizer):
 
 def is_byte_level(parts: dict[str, Any]) -> bool:
     """Whether the content of a tokenizer.json is byte-pair encoding whose smallest tokens are bytes."""
-    return parts["model"].get("type") == "BPE" and (parts.get("decoder") or {}).get("type") == "ByteLevel"
+    return parts["model"].get("type") == "BPE" and any(step.get("type") == "ByteLevel" for step in decoders(parts)[:1])

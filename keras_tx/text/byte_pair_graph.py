@@ -39,7 +39,9 @@ NUMBERS += r"\x{1CCF0}-\x{1CCF9}\x{1E5F1}-\x{1E5FA}"
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 SUPPORTED_PATTERNS = (GPT2, QWEN, LLAMA3)
-SUPPORTED_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD"}
+UNICODE_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD"}
+SUPPORTED_NORMALIZERS = {*UNICODE_NORMALIZERS, "Prepend"}
+WITHOUT_FIRST_SPACE = {"type": "Strip", "content": " ", "start": 1, "stop": 0}  # a step after decoding bytes
 
 
 class BytePairGraph:
@@ -54,6 +56,8 @@ class BytePairGraph:
     def __init__(self, parts: dict[str, Any], added: list[dict[str, Any]], vocabulary: list[str]) -> None:
         model = parts["model"]
         self._normalizer = (parts["normalizer"] or {}).get("type")
+        self._prefix = parts["normalizer"]["prepend"] if self._normalizer == "Prepend" else ""
+        self._strips_first_space = len(decoders(parts)) > 1
         pattern, self._begins_with_space = _pattern_and_prefix(parts["pre_tokenizer"])
         self._line_breaks = r"[\r\n]" in pattern  # line breaks that end a run of spaces are a word of their own
         self._pattern = _re2_pattern(pattern)
@@ -70,8 +74,10 @@ class BytePairGraph:
     def encode(self, texts: Tensor) -> Tensor:
         """String tensor (B,) -> ragged int32 (B, None)."""
         parts, ids, owner = self._added.split(*as_segments(texts))
-        if self._normalizer:
+        if self._normalizer in UNICODE_NORMALIZERS:
             parts = normalize_unicode(parts, self._normalizer)
+        if self._prefix:
+            parts = tf.where((ids < 0) & (parts != ""), tf.strings.join([self._prefix, parts]), parts)
         parts, ids, owner = self._normalized_added.split(parts, ids, owner)
         if self._begins_with_space:
             needs_space = (ids < 0) & tf.strings.regex_full_match(parts, r"(?s)[^ ].*")
@@ -88,6 +94,8 @@ class BytePairGraph:
     def decode(self, ids: Tensor) -> Tensor:
         """Ragged ids (B, None) -> string tensor (B,)."""
         texts = tf.strings.reduce_join(tf.gather(tf.constant(self._pieces), ids), axis=-1)
+        if self._strips_first_space:
+            texts = tf.strings.regex_replace(texts, r"\A ", "")
         return tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace")
 
     def _encode_words(self, words: Tensor, known: Tensor) -> Tensor:
@@ -185,6 +193,8 @@ def unsupported_parts(parts: dict[str, Any], added: list[dict[str, Any]]) -> str
     model, normalizer = parts["model"], parts["normalizer"]
     if normalizer is not None and normalizer["type"] not in SUPPORTED_NORMALIZERS:
         return f"its normalizer is {normalizer['type']}"
+    if decoders(parts)[1:] not in ([], [WITHOUT_FIRST_SPACE]):
+        return f"its decoder is {parts['decoder']}"
     if model.get("dropout") or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         return "its model has a dropout, a prefix or a suffix"
     if not set(BYTES) <= set(model["vocab"]):
@@ -192,6 +202,13 @@ def unsupported_parts(parts: dict[str, Any], added: list[dict[str, Any]]) -> str
     if _pattern_and_prefix(parts["pre_tokenizer"])[0] not in SUPPORTED_PATTERNS:
         return f"its pre-tokenizer is {parts['pre_tokenizer']}"
     return unsupported_added_tokens(added)
+
+
+def decoders(parts: dict[str, Any]) -> list[dict[str, Any]]:
+    """The steps of the decoder in the content of a tokenizer.json."""
+    decoder = parts.get("decoder") or {}
+    steps: list[dict[str, Any]] = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
+    return steps
 
 
 def _pattern_and_prefix(pre_tokenizer: dict[str, Any] | None) -> tuple[str, bool]:

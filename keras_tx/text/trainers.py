@@ -15,7 +15,7 @@ from typing import Any
 from keras_tx import checks, progress
 from keras_tx.optional import Lazy
 from keras_tx.text.argument_checks import check_boolean
-from keras_tx.text.byte_pair_graph import BYTES
+from keras_tx.text.byte_pair_graph import BYTES, WITHOUT_FIRST_SPACE
 from keras_tx.text.definition import build_definition
 from keras_tx.text.sentencepiece_model import BYTE_PIECES, SPACE, merges_of, read_model
 from keras_tx.text.tokenizer_json import parse_tokenizer_json
@@ -88,7 +88,12 @@ def character_definition(model: dict[str, Any], special: dict[str, str]) -> dict
 
 
 def train_byte_pairs(
-    texts: Any, vocabulary_size: int, min_frequency: int, special: dict[str, str], verbose: Any = 0
+    texts: Any,
+    vocabulary_size: int,
+    min_frequency: int,
+    special: dict[str, str],
+    verbose: Any = 0,
+    add_prefix_space: bool = False,
 ) -> dict[str, Any]:
     """Learns merges of bytes, as for GPT-2; the vocabulary is the special tokens, the 256 bytes, then the merges.
 
@@ -97,11 +102,16 @@ def train_byte_pairs(
         vocabulary_size: the largest number of tokens.
         min_frequency: how often a pair must occur.
         special: the special tokens, which come first. Texts are split at them, so no merge gives one.
+        verbose: 1 shows a progress bar, 0 does not.
+        add_prefix_space: whether a space is put before every text, and taken off what is decoded.
     """
     _room(vocabulary_size, special, len(BYTES))
     frequency = checks.positive_int("min_frequency", min_frequency)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    # The argument of `ByteLevel` itself adds none to a text that begins with a space, which would not come back.
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if check_boolean("add_prefix_space", add_prefix_space):
+        tokenizer.normalizer = tokenizers.normalizers.Prepend(" ")
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocabulary_size,
         min_frequency=frequency,
@@ -115,7 +125,15 @@ def train_byte_pairs(
     if len(trained["model"]["vocab"]) == len(BYTES) + len(set(special.values())):
         raise ValueError(_too_rare("two bytes together", texts, frequency))
     decoder = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-    return build_definition(trained["model"], special, pre_tokenizer=trained["pre_tokenizer"], decoder=decoder)
+    if add_prefix_space:
+        decoder = {"type": "Sequence", "decoders": [decoder, WITHOUT_FIRST_SPACE]}
+    return build_definition(
+        trained["model"],
+        special,
+        normalizer=trained["normalizer"],
+        pre_tokenizer=trained["pre_tokenizer"],
+        decoder=decoder,
+    )
 
 
 def train_pieces(texts: Any, vocabulary_size: int, special: dict[str, str], verbose: Any = 0) -> dict[str, Any]:

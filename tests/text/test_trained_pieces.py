@@ -7,6 +7,7 @@ import re
 import pytest
 import sentencepiece
 import tokenizers
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
@@ -22,10 +23,15 @@ odd = st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from([*ODD,
 LEARNED = ["<0x41> <0x4a> <s>x</s>", "▁a ▅ ▁a", "x<unk>y", "\U0001fffe\0", "a  b\tc"]
 
 
-@pytest.fixture(scope="module", params=[BytePairs, Pieces])
+AFTER_SPACE = {"add_prefix_space": True}
+KINDS = {"pairs": (BytePairs, {}), "pieces": (Pieces, {}), "pairs after a space": (BytePairs, AFTER_SPACE)}
+
+
+@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
 def trained(request, sentences):
     """A tokenizer over texts that spell what is dangerous; and its methods as functions of a graph."""
-    ours = request.param.train((sentences + LEARNED) * 3, 420)
+    kind, options = request.param
+    ours = kind.train((sentences + LEARNED) * 3, 420, **options)
     ids = [tf.RaggedTensorSpec([None, None], tf.int32)]
     encode = tf.function(ours.tokenize, input_signature=[tf.TensorSpec([None], tf.string)])
     return ours, encode, tf.function(ours.decode, input_signature=ids)
@@ -84,6 +90,32 @@ def test_the_merges_are_those_that_the_library_learns(sentences):
     assert ours.parts["model"] == json.loads(library.to_str())["model"] and ours.vocabulary[:3] == special
 
 
+def test_after_a_space_words_have_the_same_tokens_at_the_beginning_and_within(sentences, tmp_path):
+    ours = BytePairs.train(sentences * 3, 400, add_prefix_space=True)
+    one, two = "dog", "a dog dog"
+    assert ours.tokenize(two)[-len(ours.tokenize(one)) :] == ours.tokenize(one)
+    assert ours.vocabulary[ours.tokenize("x")[0]] == "Ġ" and ours.tokenize("") == [] and ours.decode([]) == ""
+    assert ours.decode(ours.tokenize(" x")) == " x" and ours.decode(ours.tokenize("  ")) == "  "
+    ours.save(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    loaded = text.load_tokenizer(tmp_path)
+    assert type(loaded) is BytePairs and loaded.in_graph
+    for string in [*sentences, *TRICKY]:
+        assert ours(string)["token_ids"].tolist() == loaded(string)["token_ids"].tolist() == theirs(string)["input_ids"]
+        assert theirs.decode(theirs(string)["input_ids"], skip_special_tokens=True) == string
+
+
+def test_special_tokens_within_a_text_after_a_space(sentences):
+    ours = BytePairs.train(sentences * 3, 400, add_prefix_space=True, split_special_tokens=False)
+    texts = ["dog<s>dog", "<s>", "<s> dog", "<s><s>dog </s>", " <s> "]
+    expected = ours.tokenize(texts)
+    assert tf.function(ours.tokenize)(tf.constant(texts)).to_list() == expected
+    ids = tf.ragged.constant(expected)
+    for skip in (True, False):
+        found = tf.function(lambda ids, skip=skip: ours.decode(ids, skip_special_tokens=skip))(ids).numpy()
+        assert [one.decode() for one in found] == ours.decode(expected, skip_special_tokens=skip)
+
+
 def test_the_pieces_are_those_that_sentencepiece_learns(sentences):
     file = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -132,6 +164,8 @@ def test_bad_training():
         ValueError, match=r"two bytes together at least `min_frequency` times. Received: texts=\['ab'\]"
     ):
         BytePairs.train(["ab"], 300)
+    with pytest.raises(TypeError, match="`add_prefix_space` must be True or False. Received: add_prefix_space=1"):
+        BytePairs.train(["abab"], 300, add_prefix_space=1)
     with pytest.raises(ValueError, match=r"`texts` must hold at least one character. Received: texts=\['\\n'\]"):
         Pieces.train(["\n"], 300)
 
