@@ -86,10 +86,17 @@ def find_mask(x: Any, layer: Any, argument: str) -> Any:
         if is_seen_later or loss.operation in _warned:
             continue
         _warned.add(loss.operation)
+        name = loss.operation.name
+        # A mask for the layers that follow would be too late: padding is in the real tokens then.
+        first = (
+            f"Keep padding out of '{name}', by its own mask or with zeros in its place. "
+            if loss.reason == _MIXES
+            else ""
+        )
         warnings.warn(
             f"Padding may change the outputs of '{layer.name}' ({type(layer).__name__}) at real tokens, because "
-            f"'{loss.operation.name}' ({type(loss.operation).__name__}) before it {loss.reason}. Pass `{argument}=`, "
-            f"True at real tokens, to '{layer.name}'.",
+            f"'{name}' ({type(loss.operation).__name__}) before it {loss.reason}. {first}Pass `{argument}=`, True at "
+            f"real tokens, to '{layer.name}'.",
             stacklevel=4,
         )
     return mask

@@ -176,7 +176,8 @@ def test_the_warning_names_both_layers_and_the_argument(ids, x):
     smooth = lambda: L.Conv1D(D, 3, padding="same", kernel_initializer="zeros", name="smooth")(x)
     expected = (
         r"Padding may change the outputs of '{}' \({}\) at real tokens, because 'smooth' \(Conv1D\) before it mixes "
-        r"padding into other tokens. Pass `{}=`, True at real tokens, to '{}'."
+        r"padding into other tokens. Keep padding out of 'smooth', by its own mask or with zeros in its place. Pass "
+        r"`{}=`, True at real tokens, to '{}'."
     )
     with pytest.warns(UserWarning, match=expected.format("first", "EncoderLayer", "mask", "first")):
         layers.EncoderLayer(12, 2, name="first")(smooth())
@@ -184,6 +185,25 @@ def test_the_warning_names_both_layers_and_the_argument(ids, x):
         layers.DecoderLayer(12, 2, cross_attention=True, name="second")(x, smooth())
     with pytest.warns(UserWarning, match=expected.format("third", "MultiHeadAttention", "value_mask", "third")):
         layers.MultiHeadAttention(2, 3, name="third")(x, smooth())
+
+
+def test_what_the_warning_says_helps(ids, x):
+    """Zeros in place of padding before the convolution, and the mask for the layer that follows."""
+
+    def built(zeros):
+        embedding = layers.TokenEmbedding(17, D)
+        mask = embedding.compute_mask(ids)
+        y = embedding(ids)
+        y = y * ops.cast(mask, "float32")[..., None] if zeros else y * 1.0
+        y = layers.EncoderLayer(12, 2)(L.Conv1D(D, 3, padding="same")(y), mask=mask)
+        return keras.Model(ids, y)
+
+    short, long = np.array([[5, 7, 4]]), np.array([[5, 7, 4, 0, 0]])
+    for zeros in (True, False):
+        model = built(zeros)
+        model.set_weights([np.random.default_rng(5).normal(size=w.shape) for w in model.get_weights()])
+        difference = np.abs(to_numpy(model(short)) - to_numpy(model(long))[:, :3]).max()
+        assert (difference < 1e-5) == zeros
 
 
 def test_an_operation_is_told_once_and_not_if_a_mask_is_given(ids, x):
