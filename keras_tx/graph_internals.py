@@ -97,7 +97,7 @@ def _sharing(create: Callable[..., Any]) -> Callable[..., Any]:
             tuple(str(one) for stack in stacks for one in stack.peek_objs()),
         )
         # A graph takes small tensors from outside of it as constants, each of which is an input of the graph only once.
-        inputs_of_graph = made.setdefault(graph, set())
+        inputs_of_graph = made.setdefault((graph, "inputs"), set())
         inputs_of_graph.update(map(id, graph.inputs[len(inputs_of_graph) :]))
         if key not in made or (kind == "Const" and id(made[key].outputs[0]) in inputs_of_graph):
             made[key] = create(graph, kind, inputs, *args, **kwargs)

@@ -6,8 +6,10 @@ lived long, and the deletion waits for it. Tests with many datasets would stand 
 
 
 def turn_off():
-    """Lets all iterators that begin from now on be without autotuning; there is no public setting for it."""
+    """Lets all iterators that begin from now on be without autotuning. No public setting does that alone."""
     from tensorflow.python.data.ops import dataset_ops
+
+    assert hasattr(dataset_ops.DatasetV2, "_apply_debug_options"), "TensorFlow asks for options elsewhere."
 
     def without(dataset):
         options = dataset_ops.options_lib.Options()

@@ -171,12 +171,12 @@ class Encoder(TransformerStack):
             gradient and the rest is computed again, which saves memory and costs time.
         skip_padding: whether norms, projections and feed-forward networks skip padding tokens, which saves time if a
             batch has many of them. The outputs at padding tokens (by `mask`, or by 0 in `document_ids`) are then 0.
-            Attention is computed within each text if T is known statically, and in `serving.export`; else, and with
-            `sliding_window` or hard attention, on rows up to the end of the longest one; on the full length if
-            `attention_mask`, `attention_bias`, `positions`, `document_ids` or scores are used. It takes effect on
-            TensorFlow, where it turns XLA off for the model; on other backends and in `generate` it only sets the
-            outputs at padding tokens to 0. None, the default of this package's models: skip them within a model of this
-            package that does not read them, on TensorFlow with only CPUs and without XLA, and else as False. The
+            Attention is computed within each text if T is known statically, and in SavedModels of `serving.export`;
+            else, and with `sliding_window` or hard attention, on rows up to the end of the longest one; on the full
+            length if `attention_mask`, `attention_bias`, `positions`, `document_ids` or scores are used. It takes
+            effect on TensorFlow, where it turns XLA off for the model; on other backends and in `generate` it only sets
+            the outputs at padding tokens to 0. None, the default of this package's models: skip them within a model of
+            this package that does not read them, on TensorFlow with only CPUs and without XLA, and else as False. The
             attribute may be changed after construction.
 
     Call arguments:

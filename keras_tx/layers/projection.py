@@ -40,7 +40,7 @@ def project(
     """
     made, size = tuple(kernel.shape[num_axes:]), math.prod(kernel.shape[:num_axes])
     rows = ops.reshape(inputs, (-1, size))
-    kernel = kernel if len(kernel.shape) == 2 else ops.reshape(kernel, (size, math.prod(made)))
+    kernel = kernel if (num_axes, len(made)) == (1, 1) else ops.reshape(kernel, (size, math.prod(made)))
     products = _times(rows, kernel)
     if bias is not None:
         products = _plus(products, bias if len(bias.shape) == 1 else ops.reshape(bias, (-1,)))

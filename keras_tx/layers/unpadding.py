@@ -64,8 +64,8 @@ class Unpadding:
     Attributes:
         mask: the mask of `rows`: (B, T), or shorter with `cut`.
 
-    In an export R is at least `exported_weights.FEW_ROWS`, unless the batch is empty: the first token stands there
-    several times if there are fewer. So no product has fewer rows, and none has to add some.
+    In an export R is at least `exported_weights.FEW_ROWS`, unless the batch is empty: if there are fewer real tokens,
+    copies of the first place of the first row follow them. So no product has fewer rows, and none has to add some.
     """
 
     def __init__(self, mask: Tensor, sizes: Shape, cut: bool = False, layers: Sequence[Any] = ()) -> None:

@@ -207,8 +207,9 @@ def unsupported_parts(parts: dict[str, Any], added: list[dict[str, Any]]) -> str
 def decoders(parts: dict[str, Any]) -> list[dict[str, Any]]:
     """The steps of the decoder in the content of a tokenizer.json."""
     decoder = parts.get("decoder") or {}
-    steps: list[dict[str, Any]] = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
-    return steps
+    steps: Any = decoder.get("decoders") if decoder.get("type") == "Sequence" else [decoder]
+    is_right = isinstance(steps, list) and all(isinstance(step, dict) for step in steps)
+    return list(steps) if is_right else []
 
 
 def _pattern_and_prefix(pre_tokenizer: dict[str, Any] | None) -> tuple[str, bool]:

@@ -176,8 +176,8 @@ def test_the_warning_names_both_layers_and_the_argument(ids, x):
     smooth = lambda: L.Conv1D(D, 3, padding="same", kernel_initializer="zeros", name="smooth")(x)
     expected = (
         r"Padding may change the outputs of '{}' \({}\) at real tokens, because 'smooth' \(Conv1D\) before it mixes "
-        r"padding into other tokens. Keep padding out of 'smooth', by its own mask or with zeros in its place. Pass "
-        r"`{}=`, True at real tokens, to '{}'."
+        r"padding into other tokens. Keep padding out of 'smooth': by its own mask or, for a convolution, zeros in its "
+        r"place. Pass `{}=`, True at real tokens, to '{}'."
     )
     with pytest.warns(UserWarning, match=expected.format("first", "EncoderLayer", "mask", "first")):
         layers.EncoderLayer(12, 2, name="first")(smooth())

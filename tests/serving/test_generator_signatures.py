@@ -304,17 +304,20 @@ def test_one_short_text_of_an_export_is_answered_as_without(name, models, signat
     """An export pads a prompt and a source of few tokens, which no answer shows."""
     with exported_weights(constants=False):
         options = {"strategy": STRATEGIES[name], **rules_of(models[name])}
-        function = Traced(models[name], tokenizer, None, options)["explain"]
-    expected = signatures[name]["explain"](tf.constant(TEXTS[:1]))
-    got = function(tf.constant(TEXTS[:1]))
-    assert name == "language_model" or expected["source_tokens"].shape[1] < 8
-    assert set(got) == set(expected)
-    for key, value in expected.items():
-        assert got[key].shape == value.shape, key
-        if value.dtype == tf.string:
-            assert strings(got[key]) == strings(value)
-        else:
-            assert_close(got[key], value, atol=1e-5)
+        traced = Traced(models[name], tokenizer, None, options)
+        functions = {signature: traced[signature] for signature in ("explain", "embed", "score")}
+    for signature, function in functions.items():
+        texts = [tf.constant(TEXTS[:1]), *([tf.constant(["dull cat ."])] if signature == "score" else [])]
+        expected, got = signatures[name][signature](*texts), function(*texts)
+        assert set(got) == set(expected)
+        for key, value in expected.items():
+            assert got[key].shape == value.shape, key
+            if value.dtype == tf.string:
+                assert strings(got[key]) == strings(value)
+            else:
+                assert_close(got[key], value, atol=1e-5)
+        if signature == "explain":
+            assert name == "language_model" or expected["source_tokens"].shape[1] < 8
 
 
 def test_embeddings_are_means_over_real_tokens(models, signatures, tokenizer):

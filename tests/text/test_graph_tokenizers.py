@@ -262,6 +262,8 @@ def test_what_has_no_graph_form_says_so(made):
 
     refused("gpt2", put("normalizer", {"type": "Lowercase"}), "its normalizer is Lowercase")
     refused("gpt2", put("model", "dropout", 0.1), "dropout")
+    steps = [{"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}, {"type": "Fuse"}]
+    refused("gpt2", put("decoder", {"type": "Sequence", "decoders": steps}), "its decoder is .*Fuse")
     refused("gpt2", put("pre_tokenizer", "use_regex", False), "its pre-tokenizer is")
     refused("gpt2", put("pre_tokenizer", {"type": "Whitespace"}), "its pre-tokenizer is .*Whitespace")
     refused("llama3", put("pre_tokenizer", "pretokenizers", 0, "pattern", {"Regex": r"\s"}), "its pre-tokenizer is")

@@ -197,6 +197,13 @@ def test_steps_are_objects(copy):
     for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         (folder / "tokenizer.json").write_text(json.dumps(tokenizer.parts | {name: 7.0}))
         refused(folder, rf"must describe its {name}. Received: 7.0 in .*tokenizer.json")
+    for decoder in (
+        {"type": "Sequence"},
+        {"type": "Sequence", "decoders": None},
+        {"type": "Sequence", "decoders": [7]},
+    ):
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer.parts | {"decoder": decoder}))
+        refused(folder, "Received: .*'Sequence'")
 
 
 def test_t5_ends_texts_with_one_token(copy):
