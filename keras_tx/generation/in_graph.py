@@ -33,7 +33,9 @@ def generate(
     ids, real = left_padded(prompts, loop.padding_id, least_columns(prompts.nrows()))
     least = least_columns(prompts.nrows(), loop.model.max_source_length)
     padding_ids = [loop.model.padding_ids[name] for name in loop.model.sources]
-    sources = [at_least(source, padding_id, least) for source, padding_id in zip(sources, padding_ids, strict=True)]
+    sources = [
+        at_least_columns(source, padding_id, least) for source, padding_id in zip(sources, padding_ids, strict=True)
+    ]
     with xla.tracing(False):
         state, tokens, context = loop.prefill(ids, real, sources, limit, noise)
         state, _, _ = loop.decode(state, tokens, context, loop.num_new)
@@ -53,11 +55,11 @@ def ragged_rows(ids: Tensor, padding_id: int | None) -> Tensor:
 
 def right_padded(rows: Tensor, padding_id: int, least: Tensor = 1) -> Tensor:
     """Ragged (B, None) -> (B, P), P at least `least`."""
-    return at_least(rows.to_tensor(padding_id), padding_id, least)
+    return at_least_columns(rows.to_tensor(padding_id), padding_id, least)
 
 
-def at_least(ids: Tensor, padding_id: int, least: Tensor) -> Tensor:
-    """Ids (B, P) padded on the right to `least` columns."""
+def at_least_columns(ids: Tensor, padding_id: int, least: Tensor = 1) -> Tensor:
+    """Ids (B, P) padded on the right to `least` columns; at least 1: models may use the first token of each row."""
     return tf.pad(ids, [[0, 0], [0, tf.maximum(least - tf.shape(ids)[1], 0)]], constant_values=padding_id)
 
 

@@ -11,12 +11,13 @@ from typing import Any
 import keras
 
 from keras_tx.functional_graph import source_of
+from keras_tx.generation.in_graph import at_least_columns
 from keras_tx.layers import exported_weights
 from keras_tx.models import MaskedLM
 from keras_tx.optional import Lazy
 from keras_tx.serving.class_labels import Outputs, classifier_outputs, head_of
 from keras_tx.serving.request_inputs import checked_ids, graph_function, id_specs, text_spec, texts_of_examples
-from keras_tx.serving.text_encoder import TextEncoder, at_least_columns, mean_of_real_tokens
+from keras_tx.serving.text_encoder import TextEncoder, mean_of_real_tokens
 from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")

@@ -159,7 +159,7 @@ def _explain(generator: TextGenerator, tokenize: Tokenize) -> Any:
         rows = in_graph.right_padded(rows, padding_id)
         answer["tokens"] = generator.token_strings(rows)
         scores = generator.model.attention_scores(
-            [*generator.widened(sources), in_graph.at_least(rows, padding_id, least)]
+            [*generator.widened(sources), in_graph.at_least_columns(rows, padding_id, least)]
         )
         length = tf.shape(rows)[1]
         if not sources:

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from keras_tx.functional_graph import consumers_of, is_optional_input
+from keras_tx.generation.in_graph import at_least_columns
 from keras_tx.keras_internals import functional_model, keras_hub_positions, layers_within
 from keras_tx.layers import LearnedPositionalEncoding, exported_weights
 from keras_tx.layers.exported_weights import FEW_ROWS
@@ -156,12 +157,6 @@ def half_dtype_of(model: keras.Model) -> str | None:
 def half_to_float32(tensor: Tensor) -> Tensor:
     """Casts half precision to float32 and leaves all other dtypes as they are."""
     return tf.cast(tensor, "float32") if tensor.dtype.name in HALF_DTYPES else tensor
-
-
-def at_least_columns(ids: Tensor, padding_id: int, least: int = 1) -> Tensor:
-    """Ids (B, T) with padding up to `least` columns; at least 1, because models may use the first token of each row."""
-    missing = tf.maximum(least - tf.shape(ids)[1], 0)
-    return tf.pad(ids, [[0, 0], [0, missing]], constant_values=padding_id)
 
 
 def mean_of_real_tokens(hidden: Tensor, ids: Tensor, padding_id: int) -> Tensor:

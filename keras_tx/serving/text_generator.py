@@ -311,7 +311,7 @@ class TextGenerator:
         model, made = self.incremental_model, []
         for name, one in zip(model.sources, sources, strict=True):
             least = in_graph.least_columns(tf.shape(one)[0], model.max_source_length)
-            made.append(in_graph.at_least(one, model.padding_ids[name], least))
+            made.append(in_graph.at_least_columns(one, model.padding_ids[name], least))
         return made
 
     # Responses

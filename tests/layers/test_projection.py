@@ -31,6 +31,11 @@ def test_several_axes_are_summed_and_made(size, num_axes, by_xla):
     assert_close(product, expected, atol=5e-5, rtol=1e-5)
 
 
+def test_several_axes_may_be_summed_to_none():
+    x, kernel = normal(3, 4, 5), normal(4, 5, seed=1)
+    assert_close(project(x, keras.ops.convert_to_tensor(kernel), 2), np.einsum("BTD,TD->B", x, kernel), atol=1e-5)
+
+
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("by_xla", [False, True])
 def test_the_product_in_parts_is_chosen_for_few_rows_under_xla_alone(by_xla):
