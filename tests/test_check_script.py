@@ -123,6 +123,15 @@ def test_what_processes_print_comes_at_their_end_and_all_must_succeed(check, cap
 
 
 @pytest.mark.process
+@pytest.mark.tensorflow
+def test_iterators_of_tests_are_not_tuned():
+    import tensorflow as tf
+
+    iterator = iter(tf.data.Dataset.range(3).map(lambda x: 2 * x, num_parallel_calls=tf.data.AUTOTUNE))
+    assert iterator._dataset.options().autotune.enabled is False
+    assert [int(x) for x in iterator] == [0, 2, 4]
+
+
 def test_help_names_the_options():
     printed = subprocess.run([SCRIPT, "--help"], capture_output=True, text=True, check=True).stdout
     for option in ("--fast", "--fix", "--keras", "--tensorflow", "--workers"):

@@ -88,8 +88,9 @@ def find_mask(x: Any, layer: Any, argument: str) -> Any:
         _warned.add(loss.operation)
         name = loss.operation.name
         # A mask for the layers that follow would be too late: padding is in the real tokens then.
-        mixes = loss.reason == _MIXES
-        first = f"Keep padding out of '{name}': by its own mask or, for a convolution, zeros in its place. " * mixes
+        first = ""
+        if loss.reason == _MIXES:
+            first = f"Keep padding out of '{name}': by its own mask or, for a convolution, zeros in its place. "
         warnings.warn(
             f"Padding may change the outputs of '{layer.name}' ({type(layer).__name__}) at real tokens, because "
             f"'{name}' ({type(loss.operation).__name__}) before it {loss.reason}. {first}Pass `{argument}=`, True at "
