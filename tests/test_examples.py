@@ -203,6 +203,27 @@ def test_translate_goes_on_where_it_stopped(translated):
     assert (out / "1").exists() and not (out / "2").exists()
 
 
+def test_translate_undoes_merges_between_whole_characters_alone(tmp_path):
+    for part in ("train", "val", "test"):
+        for language, line in (("en", "a tired man for a tired man"), ("de", "für müde größere Männer für müde")):
+            (tmp_path / f"{part}.{language}").write_text((line + "\n") * 12)
+    stop = """pieces = tokenizer.decode(ids[:, None], skip_special_tokens=False)
+names = [tokenizer.id_to_token(int(id)) for id in ids]
+print(json.dumps({names[id]: [pieces[half] for half in both] for id, both in enumerate(halves) if both[1] >= 0}))
+raise SystemExit
+
+
+def texts_of(part):"""
+    examples = smaller(tmp_path / "examples", "translate.py", ("def texts_of(part):", stop))
+    arguments = ("--data", ".", "--source", "en", "--target", "de")
+    found = json.loads(run_here(tmp_path, "translate.py", *arguments, examples=examples).splitlines()[-1])
+    assert len(found) > 10 and not any(
+        "\N{REPLACEMENT CHARACTER}" in half for halves in found.values() for half in halves
+    )
+    assert "Ã¼" not in found and any("Ã¼" in token for token in found)  # "ü", and a longer token
+    assert not any(token.startswith("Ġ") and len(token) == 2 for token in found)
+
+
 def test_translate_names_a_folder_that_does_not_exist(monkeypatch, capsys):
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.setattr(os, "environ", dict(os.environ))

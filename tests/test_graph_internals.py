@@ -96,6 +96,19 @@ def test_shared_shapes(jit_compile):
     assert sizes == [3, 6]
 
 
+@pytest.mark.parametrize("jit_compile", [None, True])
+def test_equal_small_tensors_from_outside_are_inputs_of_their_own(jit_compile):
+    import tensorflow as tf
+
+    one, two = tf.constant(3.0), tf.constant(3.0)
+    with graph_internals.shared_shapes():
+        concrete = tf.function(lambda x: x * one + two + 3.0, jit_compile=jit_compile).get_concrete_function(
+            tf.TensorSpec([None])
+        )
+    assert len({id(x) for x in concrete.graph.inputs}) == len(concrete.graph.inputs)
+    assert concrete(tf.constant([1.0, 2.0])).numpy().tolist() == [9.0, 12.0]
+
+
 def test_quantized_constant():
     import tensorflow as tf
 
