@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -81,8 +82,12 @@ def report(
 
 
 def write(file: Path | None, row: Mapping[str, object]) -> None:
-    """Appends `row` and the command of this process to `file` as a JSON line; does nothing if `file` is None."""
+    """Appends `row` and the command of this process to `file` as a JSON line; does nothing if `file` is None.
+
+    In a part of `python -m benchmarks all` the row has the name of the part, too.
+    """
     if file:
+        row = {**row, "part": os.environ["BENCHMARK_PART"]} if "BENCHMARK_PART" in os.environ else row
         with file.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps({**row, "command": command()}) + "\n")
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import alternating, table
+from benchmarks import __main__ as program
+from benchmarks import all as everything
+from benchmarks import alternating, parts, table
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -68,3 +70,44 @@ def test_without_a_known_name_the_benchmarks_are_listed(name):
     assert done.returncode == (1 if name else 0)
     listed = {line.split()[0] for line in done.stdout.splitlines()[1:]}
     assert {"decode", "tokenizer", "import_time", "pretrained"} <= listed and "turns" not in listed
+
+
+def test_an_aim_is_held_against_the_rows_of_its_part():
+    row = {"unit": "tokens/s", "limit": None, "steps": [1.0], "command": "python -m it", "case": "batch 1, 48 tokens"}
+    ours = row | {"part": "decode 1", "run": "keras_tx", "ours": "keras_tx", "rates": [3.0] * 3, "ratios": [1.0] * 3}
+    peer = ours | {"run": "ctranslate2", "ratios": [1.2, 1.5, 1.4], "of_variants": {"keras_tx, exported": [1, 2, 1.1]}}
+    other = peer | {"part": "decode 8", "ratios": [9.0]}
+    aim = everything.Aim("decoding", "decode 1", "batch 1,", "ctranslate2", 1.35)
+    assert aim.ratios([other, ours, peer]) == [1.2, 1.5, 1.4]
+    assert everything.Aim("it", "decode 1", "batch 1,", "ctranslate2", 1, "keras_tx, exported").ratios([peer]) == [
+        1,
+        2,
+        1.1,
+    ]
+    assert everything.Aim("it", "decode 1", "batch 8,", "ctranslate2", 1).ratios([ours, peer]) == []
+    made = everything.aims_table([other, ours, peer])
+    assert "| decoding, batch 1, keras_tx | ctranslate2 | 1.35 | 1.40 (1.20 to 1.50) | yes |" in made
+    assert "| decoding, batch 1, keras_tx | keras_hub | 1.9 | not measured |  |" in made
+    assert "BERT" not in made  # no row of that part
+    memory = {"part": "memory", "case": "attention, 4,096 tokens", "GiB": 1.0}
+    rows = [memory | {"run": "keras_tx", "seconds": 2.0}, memory | {"run": "KerasHub", "seconds": 1.0}]
+    rows = [one | {"command": "python -m it"} for one in rows]
+    result = parts.Result("memory", "", "ok", 61.2, "all | done", "")
+    written = everything.document({"Processor": "some"}, [result], rows)
+    assert "| training step, 4,096 tokens | KerasHub | 1.1 | 0.50 (0.50 to 0.50) | **no** |" in written
+    assert "| memory | ok | 61 s | all \\| done |" in written and "- Processor: some" in written
+
+
+def test_every_part_of_all_is_a_benchmark_and_every_aim_has_a_part(tmp_path):
+    known, arguments = program.described(), everything.parser().parse_args(["--multi30k", "a", "--imdb", "b"])
+    for name in everything.PARTS:
+        (job,) = everything.part(name, arguments, tmp_path / "rows.jsonl").jobs
+        assert job.command[3] in known and "N" not in job.command
+        assert job.command[-2:] == ["--json", str(tmp_path / "rows.jsonl")]
+    assert {aim.part for aim in everything.AIMS} <= set(everything.PARTS)
+
+
+def test_rows_have_the_name_of_their_part(tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHMARK_PART", "decode 1")
+    alternating.write(tmp_path / "a.jsonl", {"case": "one"})
+    assert json.loads((tmp_path / "a.jsonl").read_text())["part"] == "decode 1"

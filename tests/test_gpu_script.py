@@ -3,6 +3,7 @@
 test_package.py runs the kernels of this machine.
 """
 
+import functools
 import json
 import subprocess
 import sys
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import parts, reports
 from benchmarks.gpu import __main__ as script
-from benchmarks.gpu import parts, report, wheels
-from benchmarks.gpu.parts import Job, Part
+from benchmarks.gpu import report, wheels
+from benchmarks.parts import Job, Part
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -64,7 +66,7 @@ def test_every_part_has_commands_that_get_the_file_for_its_rows(small, tmp_path)
 
 @pytest.mark.process
 def test_a_part_that_fails_or_takes_too_long_is_a_row_and_stops_no_other(tmp_path, quick):
-    written = report.Report(tmp_path / "out", {"GPU": "none"}, small=True)
+    written = reports.Report(tmp_path / "out", {"GPU": "none"}, functools.partial(report.document, True))
     row = {"kind": "fit", "case": "CausalLM", "policy": "float32", "backend": "jax", "losses": [3, 1], "first": 2}
     code = f"open({str(written.rows)!r}, 'a').write({json.dumps(row | {'step': 0.05})!r} + chr(10) + '{{cut off')"
     made = [
@@ -107,7 +109,7 @@ def test_the_table_has_the_figures_of_each_kind_and_the_tests_that_failed(tmp_pa
     words = script.tests_summary(output)
     assert words == "1 failed, 2 passed, 1 skipped in 3.21s"
     results = [parts.Result("tests", "JAX", "failed", 12.3, words, output)]
-    text = report.document({"GPU": "H100"}, False, results, rows)
+    text = report.document(False, {"GPU": "H100"}, results, rows)
     assert f"| tests | JAX | failed | 12 s | {words} |" in text and "- `tests/a.py::test_b`" in text
     assert "| causal | jax | bfloat16 | fmhaSoftmax | 3.0e-03 | 5.0e-01 | 1e-02 and 2e-02 | **failed** |" in text
     assert "| encoder | 3.00 ms | 75% | 20% | 5% |" in text

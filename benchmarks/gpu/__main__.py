@@ -5,6 +5,7 @@
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import platform
@@ -16,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.gpu import wheels
-from benchmarks.gpu.parts import ROOT, Job, Part, Result, last_line, run
-from benchmarks.gpu.report import Report
+from benchmarks.gpu.report import document
+from benchmarks.parts import ROOT, Job, Part, Result, last_line, run
+from benchmarks.reports import Report
 
 NAMES = {"jax": "JAX", "torch": "PyTorch"}
 BENCHMARKS = ("encoder", "fused", "decode", "pretrained", "memory", "profile")
@@ -192,7 +194,7 @@ def main() -> None:
         small = {backend: arguments.small or not has_gpu(words, backend) for backend in NAMES}
         if all(small.values()):
             environment["OMP_NUM_THREADS"] = "1"  # small sizes gain nothing from more
-        report = Report(arguments.out.resolve(), words, any(small.values()))
+        report = Report(arguments.out.resolve(), words, functools.partial(document, any(small.values())))
         left = 60 * arguments.minutes - (time.monotonic() - started)
         statuses = []
 

@@ -1,59 +1,16 @@
-"""The log of all that was run, and the table of what came out, both rewritten after each job."""
+"""The table of what ran on a machine with a GPU."""
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from benchmarks import table
-from benchmarks.gpu.parts import Result
+from benchmarks.parts import Result
+from benchmarks.reports import cell
 
 Row = Mapping[str, object]
 
 
-class Report:
-    """`log.txt` and `table.md` in `folder`, and `rows.jsonl`, to which the jobs add their rows.
-
-    Args:
-        machine: words about it, by name.
-        small: whether the sizes are those for a machine without a GPU.
-    """
-
-    def __init__(self, folder: Path, machine: Mapping[str, str], small: bool):
-        folder.mkdir(parents=True, exist_ok=True)
-        self._log, self._table, self.rows = folder / "log.txt", folder / "table.md", folder / "rows.jsonl"
-        self._machine, self._small = machine, small
-        self._results: list[Result] = []
-        lines = [f"{name}: {words}" for name, words in machine.items()]
-        self._log.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        self.rows.write_text("", encoding="utf-8")
-        self.write()
-
-    def add(self, result: Result) -> None:
-        self._results.append(result)
-        line = f"{result.part}, {result.job}: {result.status} after {result.seconds:.1f} s. {result.words}".strip()
-        print(line, flush=True)
-        with self._log.open("a", encoding="utf-8") as log:
-            log.write(f"\n===== {line}\n{result.output}")
-        self.write()
-
-    def write(self) -> None:
-        text = document(self._machine, self._small, self._results, read_rows(self.rows))
-        self._table.write_text(text, encoding="utf-8")
-
-
-def read_rows(file: Path) -> list[Row]:
-    """The JSON lines of `file`; a last line that a killed job left unfinished is left out."""
-    rows = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
-
-
-def document(machine: Mapping[str, str], small: bool, results: Sequence[Result], rows: Sequence[Row]) -> str:
+def document(small: bool, machine: Mapping[str, str], results: Sequence[Result], rows: Sequence[Row]) -> str:
     """The table of all parts, then one for each kind of row."""
     sizes = "small: there is no GPU, so the timings say nothing about one" if small else "for a GPU"
     lines = ["# keras_tx on one machine", ""]
@@ -77,11 +34,6 @@ def document(machine: Mapping[str, str], small: bool, results: Sequence[Result],
     if speed:
         lines += ["## Speed and memory", "", table.tables(speed)]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def cell(words: str) -> str:
-    """`words` as they may stand in a table."""
-    return " ".join(words.replace("|", "\\|").split())
 
 
 def failures(output: str) -> list[str]:

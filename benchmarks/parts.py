@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 GRACE = 8.0  # seconds in which a command that is out of time may say what it has, before it is killed
 FIRST = 0.7  # share of a part's time that a job may take while others of the part wait
 REASON = 200  # characters
