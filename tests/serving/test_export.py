@@ -357,7 +357,7 @@ def test_a_full_disk_raises_os_error_and_leaves_nothing(make, tmp_path, limit):
 def test_a_lower_precision_of_products_answers_nearly_the_same_from_smaller_files(
     make, tokenizer, live, tmp_path, precision, constants
 ):
-    model = make(num_layers=2, hidden_dim=64, intermediate_dim=128)
+    model = make(hidden_dim=64, intermediate_dim=128)
     options = {"tokenizer": tokenizer, "labels": LABELS}
     # Of what shares no constants, two parts of the model are enough: one for classes, and one for vectors.
     with only_signatures("serving_default", "embed") if constants is False else contextlib.nullcontext():
