@@ -122,7 +122,6 @@ def test_what_processes_print_comes_at_their_end_and_all_must_succeed(check, cap
     assert printed.count("seconds, exit status 0\n") == 2 and printed.count("seconds, exit status 3\n") == 1
 
 
-@pytest.mark.process
 @pytest.mark.tensorflow
 def test_iterators_of_tests_are_not_tuned():
     import tensorflow as tf
@@ -132,6 +131,7 @@ def test_iterators_of_tests_are_not_tuned():
     assert [int(x) for x in iterator] == [0, 2, 4]
 
 
+@pytest.mark.process
 def test_help_names_the_options():
     printed = subprocess.run([SCRIPT, "--help"], capture_output=True, text=True, check=True).stdout
     for option in ("--fast", "--fix", "--keras", "--tensorflow", "--workers"):
