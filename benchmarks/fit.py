@@ -38,6 +38,9 @@ def run(arguments: argparse.Namespace, options: dict):
     model = models.CausalLM(VOCABULARY, **sizes)
     model.compile(keras.optimizers.AdamW(1e-3), PaddedCrossentropy(), **options)
     data = tf.data.Dataset.from_tensors((ids, ids)).repeat(STEPS).prefetch(4)
+    settings = tf.data.Options()
+    settings.autotune.enabled = False  # its thread can sleep on behind the end of a run
+    data = data.with_options(settings)
     if not options:
         print(f"keras_tx: {model.count_params():,} parameters")
     return lambda: model.fit(data, shuffle=False, verbose=0)
