@@ -1,6 +1,8 @@
 """What the benchmarks have in common; the benchmarks themselves are run by hand."""
 
+import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,11 +81,8 @@ def test_an_aim_is_held_against_the_rows_of_its_part():
     other = peer | {"part": "decode 8", "ratios": [9.0]}
     aim = everything.Aim("decoding", "decode 1", "batch 1,", "ctranslate2", 1.35)
     assert aim.ratios([other, ours, peer]) == [1.2, 1.5, 1.4]
-    assert everything.Aim("it", "decode 1", "batch 1,", "ctranslate2", 1, "keras_tx, exported").ratios([peer]) == [
-        1,
-        2,
-        1.1,
-    ]
+    exported = everything.Aim("it", "decode 1", "batch 1,", "ctranslate2", 1, "keras_tx, exported")
+    assert exported.ratios([peer]) == [1, 2, 1.1]
     assert everything.Aim("it", "decode 1", "batch 8,", "ctranslate2", 1).ratios([ours, peer]) == []
     made = everything.aims_table([other, ours, peer])
     assert "| decoding, batch 1, keras_tx | ctranslate2 | 1.35 | 1.40 (1.20 to 1.50) | yes |" in made
@@ -105,6 +104,26 @@ def test_every_part_of_all_is_a_benchmark_and_every_aim_has_a_part(tmp_path):
         assert job.command[3] in known and "N" not in job.command
         assert job.command[-2:] == ["--json", str(tmp_path / "rows.jsonl")]
     assert {aim.part for aim in everything.AIMS} <= set(everything.PARTS)
+
+
+def names_in(path):
+    """A pattern for each string of a file; what is put into an f-string may be any word."""
+    made = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            made.add("".join(re.escape(one.value) if isinstance(one, ast.Constant) else r"\w+" for one in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            made.add(re.escape(node.value))
+    return made - {r"\w+"}
+
+
+@pytest.mark.parametrize("aim", everything.AIMS, ids=lambda aim: f"{aim.part}, {aim.case}, {aim.peer}, {aim.ours}")
+def test_the_benchmark_of_an_aim_has_the_runs_of_these_names(aim):
+    """Else the aim would stay "not measured"."""
+    benchmark = everything.PARTS[aim.part][0].split()[0]
+    names = names_in(ROOT / "benchmarks" / f"{benchmark}.py")
+    for name in {aim.peer, aim.ours} - {alternating.OURS}:
+        assert any(re.fullmatch(pattern, name) for pattern in names), name
 
 
 def test_rows_have_the_name_of_their_part(tmp_path, monkeypatch):
