@@ -3,7 +3,8 @@
 The import of TensorFlow and Keras takes seconds in each process. Here one process does so for all that a test process
 starts, and forks a copy of itself for each of them. It has a single thread and computes nothing, so that in a copy
 TensorFlow starts as in a new process. Two things differ: the modules are imported already, and all copies have the same
-hashes of strings. Where Python cannot fork, each is a new process.
+hashes of strings. Where Python cannot fork, each is a new process. `scripts/check` starts test processes so, too, which
+then need no other process to fork.
 """
 
 import atexit
@@ -16,6 +17,7 @@ import runpy
 import selectors
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MOST = 1 << 20  # bytes of a request
 CAN_FORK = sys.platform == "linux" and hasattr(os, "pidfd_open")
+SERVER = "KERAS_TX_TEST_FORKS"  # the number of a file: the connection to the process that forks, if a caller has one
 
 
 class Process:
@@ -54,11 +57,12 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
 
-def start(module, *arguments, new=False, stdin=None, stdout=None, stderr=None, cwd=None, env=None):
+def start(module, *arguments, new=False, forks=False, stdin=None, stdout=None, stderr=None, cwd=None, env=None):
     """Runs a module as `python -W ignore -m module arguments` does, or with "-c" as `module` the code that follows.
 
     The other arguments are as those of `subprocess.Popen`; pipes are of text, and `stderr` cannot be one. A `new`
-    process and one on another backend than TensorFlow are not forked. Returns a `Process`.
+    process and one on another backend than TensorFlow are not forked. One that `forks` has the same process to fork
+    as this one. Returns a `Process`.
     """
     arguments = [str(one) for one in arguments]
     env = {"KERAS_BACKEND": "tensorflow", **(os.environ if env is None else env)}
@@ -73,7 +77,8 @@ def start(module, *arguments, new=False, stdin=None, stdout=None, stderr=None, c
         connection, other = socket.socketpair()
         closed.callback(other.close)
         request = {"module": module, "arguments": arguments, "cwd": str(cwd or os.getcwd()), "env": env}
-        socket.send_fds(_server(), [json.dumps(request).encode()], [other.fileno(), theirs, out, error])
+        files = [other.fileno(), theirs, out, error, *([server().fileno()] if forks else [])]
+        socket.send_fds(server(), [json.dumps(request).encode()], files)
     return Process(int(_received(connection)), connection, stdin, stdout)
 
 
@@ -95,8 +100,11 @@ def _received(connection):
 
 
 @functools.cache
-def _server():
-    """A connection to the process that forks. When it is closed, that process ends."""
+def server():
+    """A connection to the process that forks. When all processes have closed it, that one ends."""
+    number = os.environ.get(SERVER)
+    if number and _is_socket(int(number)):
+        return socket.socket(fileno=int(number))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST)
     server = subprocess.Popen(
@@ -119,6 +127,14 @@ def _server():
     return ours
 
 
+def _is_socket(number):
+    """Whether a file of this process is a socket: one of the process that started it may not be open here."""
+    try:
+        return stat.S_ISSOCK(os.fstat(number).st_mode)
+    except OSError:
+        return False
+
+
 def _serve(requests):
     """Forks for each request, and returns in the copies what they are to run."""
     import keras  # noqa: F401
@@ -133,7 +149,7 @@ def _serve(requests):
     while True:
         for key, _ in waiting.select():
             if key.fileobj is requests:
-                content, files, _, _ = socket.recv_fds(requests, MOST, 4)
+                content, files, _, _ = socket.recv_fds(requests, MOST, 5)
                 if not content:
                     return None
                 pid = os.fork()
@@ -156,12 +172,15 @@ def _serve(requests):
 
 
 def _run(request, files):
-    for number, file in enumerate(files[1:]):
+    for number, file in enumerate(files[1:4]):
         os.dup2(file, number)
-    for file in files:
+    for file in files[:4]:
         os.close(file)
     os.environ.clear()
     os.environ.update(request["env"])
+    os.environ.pop(SERVER, None)
+    if len(files) > 4:
+        os.environ[SERVER] = str(files[4])
     os.chdir(request["cwd"])
     module, arguments = request["module"], request["arguments"]
     if module == "-c":

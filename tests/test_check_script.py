@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "scripts" / "check"
 REPORT = """<testsuites><testsuite errors="{errors}" failures="0" skipped="1" tests="4">
@@ -120,6 +122,29 @@ def test_what_processes_print_comes_at_their_end_and_all_must_succeed(check, cap
     printed = capsys.readouterr().out
     assert printed.count("\nwordword\n") == 2 and "\nsecond\n" in printed
     assert printed.count("seconds, exit status 0\n") == 2 and printed.count("seconds, exit status 3\n") == 1
+
+
+COPY = """
+import os, sys
+from tests import forked
+
+is_copy = "tensorflow" in sys.modules
+
+def test_one():
+    assert is_copy and forked.SERVER in os.environ
+    code = "import os, sys; sys.exit(3 * ('tensorflow' in sys.modules and {!r} not in os.environ))"
+    assert forked.start("-c", code.format(forked.SERVER)).wait(60) == 3
+"""
+
+
+@pytest.mark.process
+@pytest.mark.tensorflow
+@pytest.mark.skipif(not forked.CAN_FORK, reason="this system cannot copy processes so")
+def test_runs_on_tensorflow_are_copies_of_a_process_which_they_fork_too(check, tmp_path, capsys):
+    (tmp_path / "test_copy.py").write_text(COPY)
+    command = [*check.PYTEST, "-q", "--noconftest", "-p", "no:cacheprovider", str(tmp_path / "test_copy.py")]
+    assert check.run_quietly(command, {"KERAS_BACKEND": "tensorflow"}), capsys.readouterr().out
+    assert "1 passed" in capsys.readouterr().out
 
 
 @pytest.mark.tensorflow
