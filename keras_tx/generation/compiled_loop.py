@@ -1,6 +1,8 @@
 """Compiles a decoding loop: `tf.function` with or without XLA, or `jax.jit`; on PyTorch it runs eagerly."""
 
+import contextvars
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -10,17 +12,20 @@ from keras_tx.graph_internals import shared_shapes
 from keras_tx.layers import xla
 from keras_tx.locks import all_locked
 from keras_tx.optional import Lazy
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 jax = Lazy("jax")
 torch = Lazy("torch")
+
+MOST_ZEROS = 2**28  # bytes that are spent on compiling the decode steps sooner
 
 
 class CompiledDecodeLoop:
     """A `DecodeLoop` whose `prefill` and `decode` are compiled once for each set of argument shapes.
 
     Several threads may call them at once. The first call with a set of shapes then traces and compiles, and those of
-    other threads wait for it.
+    other threads wait for it. On TensorFlow with only CPUs, `decode` is compiled while the first `prefill` is.
 
     Args:
         loop: the `DecodeLoop`.
@@ -32,6 +37,8 @@ class CompiledDecodeLoop:
         self.strategy, self.num_new = loop.strategy, loop.num_new
         self.prefill = _compiled(loop.prefill, models, jit_compile)
         self.decode = _compiled(loop.decode, models, jit_compile)
+        if isinstance(self.prefill, _Programs):
+            self.prefill.following = self.decode
 
 
 def _compiled(function: Callable[..., Any], models: Sequence[keras.Model], jit_compile: bool) -> Callable[..., Any]:
@@ -44,7 +51,7 @@ def _compiled(function: Callable[..., Any], models: Sequence[keras.Model], jit_c
             with xla.tracing(jit_compile), shared_shapes():
                 return traced.get_concrete_function(*args)
 
-        return _once_per_shape(models, program)
+        return _Programs(models, program)
     if backend == "torch":
 
         def without_gradients(*args: Any) -> Any:
@@ -59,24 +66,59 @@ def _compiled(function: Callable[..., Any], models: Sequence[keras.Model], jit_c
             return function(*args)
 
     jitted = jax.jit(stateless)
-    return _once_per_shape(models, lambda *_: lambda *args: jitted([variable.value for variable in variables], *args))
+    return _Programs(models, lambda *_: lambda *args: jitted([variable.value for variable in variables], *args))
 
 
-def _once_per_shape(models: Sequence[keras.Model], compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Calls `compiled(*args)`, a program, of which there is one for each set of shapes.
+class _Programs:
+    """Calls a program for the shapes of its arguments, of which there is one for each set of shapes.
 
-    The first call with a set of shapes holds the locks of `models`.
+    The first call with a set of shapes holds the locks of the models.
+
+    Args:
+        models: the Keras models that the programs run.
+        compiled: a function of the arguments that returns the program for them.
+
+    Attributes:
+        following: the function of the results of this one and of the number of tokens to stop at, which is compiled
+            while the first call runs here. None for no other.
     """
-    programs: dict[Any, Any] = {}
 
-    def call(*args: Any) -> Any:
+    def __init__(self, models: Sequence[keras.Model], compiled: Callable[..., Any]):
+        self._models, self._compiled = models, compiled
+        self._programs: dict[Any, Any] = {}
+        self.following: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
         shapes = tuple(tuple(x.shape) if hasattr(x, "shape") else x for x in keras.tree.flatten(args))
-        if shapes in programs:
-            return programs[shapes](*args)
-        with all_locked(models):
-            program = programs.get(shapes) or compiled(*args)
-            results = program(*args)  # which compiles it
-            programs[shapes] = program
+        if shapes in self._programs:
+            return self._programs[shapes](*args)
+        with all_locked(self._models):
+            program = self._programs.get(shapes) or self._compiled(*args)
+            results = self._first_results(program, args)  # which compiles it
+            self._programs[shapes] = program
         return results
 
-    return call
+    def _first_results(self, program: Any, args: Sequence[Any]) -> Any:
+        """What the program returns, compiled now by another thread. Meanwhile this one compiles what follows."""
+        if self.following is None or not xla.has_only_cpus() or not _are_small(program.structured_outputs):
+            return program(*args)
+
+        def run() -> Any:
+            with tf.device(args[0].device):  # that of the caller's scope, which another thread does not have
+                return program(*args)
+
+        def zeros(x: Any) -> Tensor | None:
+            return None if x is None else tf.zeros(x.shape, x.dtype)
+
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(contextvars.copy_context().run, run)
+            # With zeros the loop ends before its first step; what is compiled does not depend on values.
+            self.following(*keras.tree.map_structure(zeros, program.structured_outputs), tf.zeros((), "int32"))
+            return running.result()
+
+
+def _are_small(outputs: Any) -> bool:
+    """Whether tensors have known shapes and `MOST_ZEROS` bytes at most."""
+    tensors = [x for x in keras.tree.flatten(outputs) if x is not None]
+    is_known = all(x.shape.is_fully_defined() for x in tensors)
+    return is_known and sum(x.shape.num_elements() * x.dtype.size for x in tensors) <= MOST_ZEROS

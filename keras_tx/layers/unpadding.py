@@ -41,7 +41,7 @@ def is_worthwhile() -> bool:
     """Whether `skip_padding=None` skips padding: nothing reads it, on TensorFlow with only CPUs, and without XLA."""
     if not (_unread.get() and is_possible()) or traces_for_xla():
         return False
-    return all(device.device_type == "CPU" for device in tf.config.get_visible_devices())
+    return xla.has_only_cpus()
 
 
 def is_possible() -> bool:

@@ -1,4 +1,4 @@
-"""Whether the graph that is being traced will be compiled by XLA.
+"""Whether the graph that is being traced will be compiled by XLA, and whether for CPUs.
 
 A few steps have two forms: one that is fast under XLA but slow or impossible in TensorFlow without XLA, and one that
 works everywhere. Both compute the same. Code that compiles with XLA traces its graphs inside `tracing(True)`.
@@ -9,6 +9,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import keras
+
+from keras_tx.optional import Lazy
+
+tf = Lazy("tensorflow")
 
 _tracing: ContextVar[bool] = ContextVar("keras_tx_xla", default=False)
 
@@ -26,3 +30,10 @@ def tracing(by_xla: bool) -> Iterator[None]:
 def is_traced() -> bool:
     """True within `tracing(True)`, and on JAX, which compiles everything with XLA."""
     return _tracing.get() or keras.backend.backend() == "jax"
+
+
+def has_only_cpus() -> bool:
+    """Whether TensorFlow is the backend, and sees no other device than CPUs."""
+    if keras.backend.backend() != "tensorflow":
+        return False
+    return all(device.device_type == "CPU" for device in tf.config.get_visible_devices())

@@ -47,6 +47,39 @@ def write_card(
         backend: the backend that the model ran on.
         weights: the weights of the products; None for a model that does not compute in float32.
     """
+    content = {
+        "precision": {
+            "products": "float32" if weights is None else weights.precision,
+            "megabytes_of_constants": round(weights.size / 1e6, 3) if weights else 0,
+            "megabytes_on_disk": round(sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()) / 1e6, 3),
+        },
+        "signatures": {key: _input_and_output_specs(function) for key, function in signatures.items()},
+        **({} if generation is None else {"generation": {key: _to_json(value) for key, value in generation.items()}}),
+        "parity": parity,
+        "warmup_requests": warmup,
+    }
+    write_entries(folder, name, model, content, tokenizers=tokenizers, labels=labels, backend=backend)
+
+
+def write_entries(
+    folder: Path,
+    name: str,
+    model: keras.Model,
+    content: Mapping[str, Any],
+    *,
+    tokenizers: Mapping[str, Any],
+    labels: Sequence[str] | None,
+    backend: str,
+    packages: Sequence[str] = ("tensorflow", "tensorflow-text"),
+) -> None:
+    """Writes a model card with what cards of all formats say, and `content` in between.
+
+    Args:
+        folder, name, model, tokenizers, labels, backend: as for `write_card`.
+        content: the entries of this format.
+        packages: those whose versions the card has, beside those of keras_tx and Keras.
+    """
+    described = {argument: _described_tokenizer(one) for argument, one in tokenizers.items() if one is not None}
     card = {
         "name": name,
         "model": {
@@ -55,22 +88,10 @@ def write_card(
             "dtypes": sorted({layer.dtype_policy.name for layer in layers_within(model) if layer.weights}),
             "backend": backend,
         },
-        "precision": {
-            "products": "float32" if weights is None else weights.precision,
-            "megabytes_of_constants": round(weights.size / 1e6, 3) if weights else 0,
-            "megabytes_on_disk": round(sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()) / 1e6, 3),
-        },
-        "signatures": {key: _input_and_output_specs(function) for key, function in signatures.items()},
-        **{
-            argument: _described_tokenizer(tokenizer)
-            for argument, tokenizer in tokenizers.items()
-            if tokenizer is not None
-        },
+        **content,
+        **described,
         **({} if labels is None else {"labels": labels}),
-        **({} if generation is None else {"generation": {key: _to_json(value) for key, value in generation.items()}}),
-        "parity": parity,
-        "warmup_requests": warmup,
-        "versions": _versions(),
+        "versions": _versions(packages),
         "exported": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     (folder / FILE).write_text(_formatted(card, levels=2) + "\n", encoding="utf-8")
@@ -136,9 +157,9 @@ def _to_json(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)
 
 
-def _versions() -> dict[str, str | None]:
+def _versions(packages: Sequence[str]) -> dict[str, str | None]:
     installed: dict[str, str | None] = {"keras_tx": __version__, "keras": keras.version()}
-    for package in ("tensorflow", "tensorflow-text"):
+    for package in packages:
         try:
             installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:  # it may have another name, such as tensorflow-cpu

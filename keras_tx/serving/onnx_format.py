@@ -1,6 +1,5 @@
 """Exports an encoder model to ONNX, with the files of its tokenizer beside it, for ONNX Runtime."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 
 from keras_tx.optional import Lazy
 from keras_tx.serving import parity
-from keras_tx.serving.card import FILE as CARD
+from keras_tx.serving.card import write_entries
 from keras_tx.serving.exporters import EncoderExporter, Exporter
 from keras_tx.serving.text_encoder import TextEncoder
 from keras_tx.serving.versions import write_version
@@ -62,10 +61,10 @@ def export_onnx(exporter: Exporter, path: Path, given: Mapping[str, Any]) -> Pat
     for package in (tf2onnx, onnxruntime):
         package.__name__  # raises ImportError before anything is written  # noqa: B018
     exporter.check_padding()
-    return write_version(path, lambda folder: _write(exporter, folder))
+    return write_version(path, lambda folder: _write(exporter, path.name, folder))
 
 
-def _write(exporter: EncoderExporter, folder: Path) -> None:
+def _write(exporter: EncoderExporter, name: str, folder: Path) -> None:
     encoder, tokenizer = exporter.encoder, exporter.tokenizer
     named = _with_names(encoder)
     inputs = [_inputs(exporter, texts) for texts in _texts(tokenizer)]
@@ -73,14 +72,14 @@ def _write(exporter: EncoderExporter, folder: Path) -> None:
     named.export(folder / FILE, format="onnx", verbose=False)
     session = onnxruntime.InferenceSession(str(folder / FILE), providers=["CPUExecutionProvider"])
     differences = []
-    names = [one.name for one in named.inputs]
+    keys = [one.name for one in named.inputs]
     for one, expected in zip(inputs, live, strict=True):
-        fed = {name: np.asarray(x) for name, x in zip(names, one, strict=True)}
+        fed = {key: np.asarray(x) for key, x in zip(keys, one, strict=True)}
         found = dict(zip(encoder.outputs, session.run(list(encoder.outputs), fed), strict=True))
-        for name, value in expected.items():
+        for key, value in expected.items():
             value = keras.ops.convert_to_numpy(value)
             scale = max(1.0, float(np.max(np.abs(value), initial=0)))
-            differences.append(np.max(np.abs(found[name] - value), initial=0) / scale)
+            differences.append(np.max(np.abs(found[key] - value), initial=0) / scale)
     largest = float(np.max(differences))  # NaN if there is one, which is over any limit
     if not largest <= TOLERANCE:
         raise ValueError(
@@ -89,14 +88,21 @@ def _write(exporter: EncoderExporter, folder: Path) -> None:
         )
     if tokenizer is not None:
         tokenizer.save(folder)
-    card = {
-        "model": {"kind": type(encoder.model).__name__, "parameters": encoder.model.count_params()},
+    content = {
         "inputs": {one.name: [one.dtype, list(one.shape)] for one in named.inputs},
-        "outputs": {name: [one.dtype, list(one.shape)] for name, one in encoder.outputs.items()},
-        **({} if exporter.labels is None else {"labels": exporter.labels}),
+        "outputs": {key: [one.dtype, list(one.shape)] for key, one in encoder.outputs.items()},
         "largest_difference": largest,
     }
-    (folder / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_entries(
+        folder,
+        name,
+        encoder.model,
+        content,
+        tokenizers={"tokenizer": tokenizer},
+        labels=exporter.labels,
+        backend="tensorflow",
+        packages=("tensorflow", "tf2onnx", "onnxruntime"),
+    )
 
 
 def _with_names(encoder: TextEncoder) -> keras.Model:

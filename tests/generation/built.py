@@ -109,7 +109,10 @@ def logits_of(model, rows, sources=None):
     ids = np.zeros((len(rows), LENGTH), "int32")
     for line, row in zip(ids, rows, strict=True):
         line[: len(row)] = row
-    return to_numpy(model(ids if sources is None else [np.asarray(sources), ids], training=False))
+    inputs = ids if sources is None else [np.asarray(sources), ids]
+    if keras.backend.backend() == "jax":  # which compiles each operation by itself if the model is called
+        return np.array(model.predict_on_batch(inputs))
+    return to_numpy(model(inputs, training=False))
 
 
 def naive(model, rows, new, *, sources=None, stop=(), never=(0,)):

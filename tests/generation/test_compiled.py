@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_tx.generation import compiled_loop
+from keras_tx.generation import Greedy, compiled_loop, stream
 from keras_tx.generation.beam import Beam
 from keras_tx.generation.constraints import Constraints
+from keras_tx.generation.decode_loop import DecodeLoop
 from keras_tx.generation.sample import Sample
+from keras_tx.layers import xla
 from keras_tx.models import CausalLM
+from tests.generation.built import naive
 from tests.generation.driver import drive, markov
-from tests.tools import assert_close, to_numpy
+from tests.tools import assert_close, randomize, to_numpy
 
 SIZE, NEW, LIMIT, STOP, PAD = 17, 11, 9, (2, 5), 1
 RULES = Constraints(
@@ -98,7 +101,7 @@ def test_graphs_of_generate_have_hardly_any_constant_twice(monkeypatch):
 
         return SimpleNamespace(get_concrete_function=get_concrete_function)
 
-    monkeypatch.setattr(compiled_loop, "tf", SimpleNamespace(function=function))
+    monkeypatch.setattr(compiled_loop, "tf", SimpleNamespace(function=function, device=tf.device, zeros=tf.zeros))
     model = CausalLM(SIZE, num_layers=3, hidden_dim=8, num_heads=2, intermediate_dim=12)
     model.generate(IDS[2:, 1:], max_new_tokens=4, jit_compile=True)
     assert len(graphs) == 2
@@ -108,3 +111,50 @@ def test_graphs_of_generate_have_hardly_any_constant_twice(monkeypatch):
             constants = [node.attr["value"].SerializeToString() for node in nodes if node.op == "Const"]
             made, different = made + len(constants), different + len({*constants})
         assert 10 < different and made <= 1.2 * different
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """The names of the functions that are traced, in order."""
+    names = []
+
+    def recorded(name, method):
+        return lambda *arguments: names.append(name) or method(*arguments)
+
+    for name in ("prefill", "decode"):
+        monkeypatch.setattr(DecodeLoop, name, recorded(name, getattr(DecodeLoop, name)))
+    return names
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("where", "name", "value", "soon"),
+    [
+        (compiled_loop, "MOST_ZEROS", 2**28, True),
+        (compiled_loop, "MOST_ZEROS", 100, False),  # bytes, less than the cache has
+        (xla, "has_only_cpus", lambda: False, False),
+    ],
+    ids=["small", "large", "gpu"],
+)
+def test_decode_steps_are_compiled_while_the_first_prefill_is(where, name, value, soon, traced, monkeypatch):
+    monkeypatch.setattr(where, name, value)
+    model = randomize(CausalLM(SIZE, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=12), scale=0.4)
+    tokens = stream(model, IDS[2], max_new_tokens=NEW, forbidden_tokens=[0], jit_compile=False)
+    found = [next(tokens)]
+    assert traced == (["prefill", "decode"] if soon else ["prefill"])
+    found += tokens
+    assert traced == ["prefill", "decode"]
+    assert found == naive(model, [IDS[2].tolist()], NEW)[0][5:]
+
+
+@pytest.mark.tensorflow
+def test_an_error_in_decode_steps_is_raised_by_the_first_call_and_by_later_ones():
+    class Broken(Greedy):
+        def is_running(self, state):
+            raise ArithmeticError("is_running")
+
+    model = CausalLM(SIZE, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=12)
+    for _ in range(2):
+        with pytest.raises(ArithmeticError, match="is_running"):
+            model.generate(IDS[2:], Broken(), max_new_tokens=4, jit_compile=False)
+    assert len(model.generate(IDS[2], max_new_tokens=4, jit_compile=False)) == 9

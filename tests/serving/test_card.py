@@ -105,7 +105,7 @@ def test_a_package_under_another_name_has_no_version(monkeypatch):
         raise metadata.PackageNotFoundError(package)
 
     monkeypatch.setattr(card.metadata, "version", missing)
-    assert card._versions()["tensorflow"] is None
+    assert card._versions(["tensorflow"])["tensorflow"] is None
 
 
 def test_a_server_reads_how_to_batch(exported):

@@ -42,6 +42,9 @@ def test_texts_are_answered_as_by_the_live_model(kind, make, tokenizer, tmp_path
     card = json.loads((version / "MODEL_CARD.json").read_text())
     assert card.get("labels") == (None if kind == "masked_lm" else LABELS)
     assert 0 < card["largest_difference"] < 1e-4
+    assert card["name"] == "reviews" and card["tokenizer"]["kind"] == "BertTokenizer"
+    assert card["model"]["dtypes"] == ["float32"] and card["model"]["parameters"] == model.count_params()
+    assert card["versions"]["onnxruntime"] == onnxruntime.__version__ and card["exported"].endswith("+00:00")
 
     # As one does who has neither Keras nor TensorFlow.
     session = onnxruntime.InferenceSession(version / "model.onnx", providers=["CPUExecutionProvider"])
