@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import importlib.util
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,14 @@ def test_runs_on_tensorflow_are_copies_of_a_process_which_they_fork_too(check, t
     command = [*check.PYTEST, "-q", "--noconftest", "-p", "no:cacheprovider", str(tmp_path / "test_copy.py")]
     assert check.run_quietly(command, {"KERAS_BACKEND": "tensorflow"}), capsys.readouterr().out
     assert "1 passed" in capsys.readouterr().out
+
+
+def test_only_a_socket_is_taken_for_a_connection_to_the_process_that_forks(tmp_path):
+    """The number may be that of a file of another process."""
+    with socket.socket() as ours, open(tmp_path / "file", "w") as file:
+        number = ours.fileno()
+        assert forked._is_socket(number) and not forked._is_socket(file.fileno())
+    assert not forked._is_socket(number)
 
 
 @pytest.mark.tensorflow

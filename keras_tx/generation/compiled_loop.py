@@ -1,6 +1,5 @@
 """Compiles a decoding loop: `tf.function` with or without XLA, or `jax.jit`; on PyTorch it runs eagerly."""
 
-import contextvars
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -111,7 +110,7 @@ class _Programs:
             return None if x is None else tf.zeros(x.shape, x.dtype)
 
         with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(contextvars.copy_context().run, run)
+            running = pool.submit(run)
             # With zeros the loop ends before its first step; what is compiled does not depend on values.
             self.following(*keras.tree.map_structure(zeros, program.structured_outputs), tf.zeros((), "int32"))
             return running.result()

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx import distribute_internals, under_strategy
+from keras_tx import distribute_internals, models, under_strategy
 from keras_tx.distribution import mirrored_strategy, multi_worker_strategy
 from keras_tx.training import PaddedAccuracy, PaddedCrossentropy, Perplexity
 from tests.distribution import cases, equal
@@ -400,3 +400,23 @@ def test_the_others_name_a_worker_that_was_killed(workers):
     with pytest.raises(ConnectionError, match=expected):
         workers.processes[1].answer()
     assert time.monotonic() - start < 60
+
+
+# Without a strategy, on a device that is not the first.
+
+
+def generated_on(strategy, names):
+    found = []
+    for name in names:
+        keras.utils.set_random_seed(7)
+        with tf.device(name):
+            model = models.CausalLM(23, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=12)
+            found.append(model.generate([[5, 7, 11], [3]], max_new_tokens=4))
+    return found
+
+
+@PROCESS
+def test_a_model_generates_on_the_device_that_it_is_on(devices):
+    """XLA refuses weights that are on another device, and another thread compiles the prefill."""
+    first, second = devices(generated_on, names=["CPU:0", "CPU:1"])
+    assert first == second
