@@ -5,6 +5,7 @@ the version when TensorFlow has changed.
 """
 
 import functools
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,6 +30,17 @@ def is_compiled_by_xla(function: Any) -> bool:
 def traces_for_xla() -> bool:
     """Whether a `tf.function(jit_compile=True)` is being traced, or called by the function that is being traced."""
     return bool(_control_flow.GraphOrParentsInXlaContext(_framework.get_default_graph()))
+
+
+def leave_out_of_autograph(package: str) -> None:
+    """AutoGraph no longer converts what stands in `package`, as it converts nothing of Keras.
+
+    It searches functions, and all that they call, for Python control flow over tensors, which takes seconds for a
+    tokenizer in `Dataset.map`. The public `tf.autograph.experimental.do_not_convert` would be needed on every function.
+    """
+    config: Any = importlib.import_module("tensorflow.python.autograph.core.config")
+    if not any(rule.matches(package) for rule in config.CONVERSION_RULES):
+        config.CONVERSION_RULES = (config.DoNotConvert(package), *config.CONVERSION_RULES)
 
 
 @contextmanager

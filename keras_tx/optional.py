@@ -4,7 +4,19 @@ TensorFlow is among them because layers and models also run on the JAX and PyTor
 """
 
 import importlib
+import sys
+from collections.abc import Callable
 from typing import Any
+
+_waiting: dict[str, Callable[[], Any]] = {}
+
+
+def once_imported(name: str, function: Callable[[], Any]) -> None:
+    """Calls `function` if the module `name` was imported, or else when a `Lazy` imports it."""
+    if sys.modules.get(name):
+        function()
+    else:
+        _waiting[name] = function
 
 
 class Lazy:
@@ -30,4 +42,6 @@ class Lazy:
             raise ImportError(
                 f"`{self._name}` is needed here and cannot be imported ({error}). Install it: pip install '{wanted}'"
             ) from error
+        if self._name in _waiting:
+            _waiting.pop(self._name)()
         return getattr(module, attribute)

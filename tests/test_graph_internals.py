@@ -1,6 +1,8 @@
 """What keras_tx uses of the private parts of TensorFlow's graphs still is as it needs it."""
 
 import functools
+import importlib
+import traceback
 from pathlib import Path
 
 import keras
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+import keras_tx
 from keras_tx import graph_internals
 from tests.test_keras_internals import GRAPH_DOOR as DOOR
 from tests.test_keras_internals import still as still_in
@@ -47,6 +50,50 @@ def test_traces_for_xla():
         model.compile("sgd", jit_compile=compiled)
         model.predict(tf.ones((1, 2)), verbose=0)
         assert set(seen[2:]) == {compiled}
+
+
+@still("has rules for what AutoGraph converts")
+def test_leave_out_of_autograph(tmp_path, monkeypatch):
+    import tensorflow as tf
+    from tensorflow.python.autograph.core import config
+
+    monkeypatch.setattr(config, "CONVERSION_RULES", config.CONVERSION_RULES)
+    monkeypatch.syspath_prepend(tmp_path)
+    code = "def sign(x):\n    if x > 0:\n        return 1\n    return -1\n"
+    for package in ("left_out", "left_in"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "part.py").write_text(code)
+    left_out, left_in = (importlib.import_module(f"{package}.part") for package in ("left_out", "left_in"))
+    for _ in range(2):
+        graph_internals.leave_out_of_autograph("left_out")
+    assert [rule.matches("left_out.part") for rule in config.CONVERSION_RULES].count(True) == 1
+    assert tf.function(lambda x: left_in.sign(x))(tf.constant(-2)) == -1
+    with pytest.raises(TypeError, match="as a Python `bool` is not allowed"):
+        tf.function(lambda x: left_out.sign(x))(tf.constant(-2))
+
+
+def test_autograph_converts_nothing_of_this_package(monkeypatch):
+    """It would take seconds at the first use of a tokenizer in `Dataset.map`."""
+    import tensorflow as tf
+    from tensorflow.python.autograph.core import config
+
+    def functions():
+        """The functions on the way from a `tf.function` to the `call` of a layer."""
+        found = []
+
+        class Noting(keras_tx.layers.MultiHeadAttention):
+            def call(self, query, value, key=None, **options):
+                found.extend(frame.name for frame in traceback.extract_stack())
+                return query
+
+        layer = Noting(2, 3)
+        tf.function(lambda x: layer(x, x))(tf.ones((1, 5, 7)))
+        return found
+
+    assert "__call__" in functions() and "tf____call__" not in functions()
+    rules = [rule for rule in config.CONVERSION_RULES if not rule.matches("keras_tx.layers")]
+    monkeypatch.setattr(config, "CONVERSION_RULES", tuple(rules))
+    assert "tf____call__" in functions()
 
 
 @still("has options for optimizing graphs, which each thread keeps from its first call on")

@@ -1,6 +1,7 @@
 """What holds for the package as a whole: its face, its imports, its manners."""
 
 import ast
+import contextlib
 import importlib
 import json
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import keras_tx
-from keras_tx.optional import Lazy
+from keras_tx.optional import Lazy, once_imported
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "keras_tx").rglob("*.py"))
@@ -186,6 +187,17 @@ def test_a_missing_extra_is_named_with_what_to_install():
         Lazy("no_such_module", extra="text").anything
     with pytest.raises(ImportError, match="pip install 'no_such_module'"):
         Lazy("no_such_module").anything
+
+
+def test_what_waits_for_a_module_is_called_once_when_it_is_imported():
+    calls = []
+    once_imported("sys", lambda: calls.append("sys"))
+    once_imported("this", lambda: calls.append("this"))
+    assert calls == ["sys"]
+    with contextlib.redirect_stdout(None):  # which `this` prints to
+        for _ in range(2):
+            assert Lazy("this").d["a"] == "n"
+    assert calls == ["sys", "this"]
 
 
 def test_the_version_is_the_changelog_s():

@@ -1,6 +1,6 @@
 """Batches of the token ids that `write_tokens` wrote: shuffled, by worker, and from any step on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -99,55 +99,27 @@ def read_tokens(
         >>> len(batches)
         3
     """
-    # `Resume.dataset` traces the call: without AutoGraph, which would take long and finds no loop over tensors.
-    return tf.autograph.experimental.do_not_convert(_read)(
-        directory,
-        batch_size,
-        length=length,
-        options={"max_tokens": max_tokens, "boundaries": boundaries},
-        next_tokens=next_tokens,
-        seed=splits.check_seed(seed) if check_boolean("shuffle", shuffle) else None,
-        epoch=_count("epoch", epoch),
-        start=_count("start", start),
-        steps=steps,
-        tokenizer=tokenizer,
-        share=partial(workers.share, num_shards, shard_index),
-    )
-
-
-def _read(
-    directory: str | PathLike[str],
-    batch_size: Any,
-    *,
-    length: int | None,
-    options: dict[str, Any],
-    next_tokens: bool | None,
-    seed: int | None,
-    epoch: Any,
-    start: Any,
-    steps: int | None,
-    tokenizer: Any,
-    share: Callable[[], tuple[int, int]],
-) -> Any:
+    order = splits.check_seed(seed) if check_boolean("shuffle", shuffle) else None
+    epoch, start = _count("epoch", epoch), _count("start", start)
     index = token_files.read_index(directory)
     if tokenizer is not None:
         _check_tokenizer(tokenizer, index, directory)
     length = checks.positive_int("length", length, none=True)
     steps = checks.positive_int("steps", steps, none=True)
-    count, worker = share()
+    count, worker = workers.share(num_shards, shard_index)
     if index["num_shards"] % count:
         raise ValueError(
             "The number of workers must divide the number of files, or `num_shards=1, shard_index=0` be given. "
             f"Received: {count} workers, {index['num_shards']} files in {str(directory)!r}"
         )
     labelled = _check_next_tokens(next_tokens, index["kind"])
-    source = TokenSource(Path(directory), index, (count, worker), seed, labelled)
+    source = TokenSource(Path(directory), index, (count, worker), order, labelled)
     batches = steps
     if length is not None:
-        batch_size = _check_packed(index["kind"], batch_size, options["max_tokens"])
+        batch_size = _check_packed(index["kind"], batch_size, max_tokens)
         dataset = source.packed(batch_size, length, epoch, start, steps)
         batches = steps or source.batches(batch_size, length)
-    elif batch_size is None and options["max_tokens"] is None:
+    elif batch_size is None and max_tokens is None:
         dataset = repeated(source.texts, epoch, start, steps)
     else:
         if count > 1 and steps is None:
@@ -155,6 +127,7 @@ def _read(
                 "`steps` must be given for batches of similar length on several workers, which need the same number of "
                 f"batches. Received: steps=None, {count} workers"
             )
+        options = {"max_tokens": max_tokens, "boundaries": boundaries}
         dataset = repeated(partial(source.bucketed, batch_size, options), epoch, start, steps)
     # What `fit` runs on several workers has more steps than this dataset has batches.
     if batches is not None and count == 1 and isinstance(start, int):

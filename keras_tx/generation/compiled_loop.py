@@ -24,7 +24,8 @@ class CompiledDecodeLoop:
     """A `DecodeLoop` whose `prefill` and `decode` are compiled once for each set of argument shapes.
 
     Several threads may call them at once. The first call with a set of shapes then traces and compiles, and those of
-    other threads wait for it. On TensorFlow with only CPUs, `decode` is compiled while the first `prefill` is.
+    other threads wait for it. On TensorFlow with only CPUs, `decode` is compiled while the first `prefill` is, unless
+    TensorFlow keeps the programs in a folder.
 
     Args:
         loop: the `DecodeLoop`.
@@ -99,7 +100,9 @@ class _Programs:
 
     def _first_results(self, program: Any, args: Sequence[Any]) -> Any:
         """What the program returns, compiled now by another thread. Meanwhile this one compiles what follows."""
-        if self.following is None or not xla.has_only_cpus() or not _are_small(program.structured_outputs):
+        # A folder of programs finds them by names, which would depend on the thread that comes first.
+        can_overlap = xla.has_only_cpus() and not xla.keeps_programs()
+        if self.following is None or not can_overlap or not _are_small(program.structured_outputs):
             return program(*args)
 
         def run() -> Any:

@@ -4,6 +4,7 @@ A few steps have two forms: one that is fast under XLA but slow or impossible in
 works everywhere. Both compute the same. Code that compiles with XLA traces its graphs inside `tracing(True)`.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -37,3 +38,8 @@ def has_only_cpus() -> bool:
     if keras.backend.backend() != "tensorflow":
         return False
     return all(device.device_type == "CPU" for device in tf.config.get_visible_devices())
+
+
+def keeps_programs() -> bool:
+    """Whether TensorFlow keeps compiled programs in a folder, for other processes."""
+    return "--tf_xla_persistent_cache_directory" in os.environ.get("TF_XLA_FLAGS", "")

@@ -89,7 +89,7 @@ class DataCheck:
             self._assert(batch if is_tuple else batch[0])
             return batch if is_tuple else batch[0]
 
-        return batches.map(tf.autograph.experimental.do_not_convert(checked))
+        return batches.map(checked)
 
     def _assert(self, batch: Any) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)

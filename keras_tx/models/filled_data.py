@@ -119,7 +119,7 @@ def _fill_dataset(multiple_of: int, convert: Any, dataset: Any) -> Any:
             return x, tf.zeros([tf.shape(tf.nest.flatten(x)[0])[0]])
         return (x, y) if sample_weight is None else (x, y, sample_weight)
 
-    dataset = dataset.map(tf.autograph.experimental.do_not_convert(parts))
+    dataset = dataset.map(parts)
     filled = fill_batches(dataset, multiple_of)
     return filled if convert is None else filled.map(convert)
 

@@ -216,8 +216,7 @@ class LibraryTokenizer(Tokenizer):
 
     def _encode_in_graph(self, texts: Tensor) -> Tensor:
         self._check_in_graph("texts")
-        # The ops have no Python control flow over tensors, and AutoGraph would search for it for a second.
-        return tf.autograph.experimental.do_not_convert(self._graph_encode)(tf.reshape(texts, [-1]))
+        return self._graph_encode(tf.reshape(texts, [-1]))
 
     def _decode_in_graph(self, ids: Tensor, skip_special_tokens: bool, clean_up: bool) -> Tensor:
         rows = tf.RaggedTensor.from_tensor(ids[None]) if ids.shape.rank == 1 else ids

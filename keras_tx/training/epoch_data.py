@@ -42,12 +42,13 @@ class EpochData:
                 "`take(number_of_batches)`. Received: a dataset without an end"
             )
 
-        def data_of_epoch(_: Tensor) -> Any:
+        def begun(_: Tensor) -> Any:
             epoch = self._epoch.read_value()
             self._begun.insert(epoch, tf.ones_like(epoch))
-            return make(epoch)
+            return epoch
 
-        dataset = tf.data.Dataset.range(1).flat_map(data_of_epoch)
+        # `make` alone is the function of `flat_map`, so that AutoGraph converts it, as users expect there.
+        dataset = tf.data.Dataset.range(1).map(begun).flat_map(make)
         return dataset if count < 0 else dataset.apply(tf.data.experimental.assert_cardinality(count))
 
     def check(self, epoch: int) -> None:

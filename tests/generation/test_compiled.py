@@ -133,8 +133,9 @@ def traced(monkeypatch):
         (compiled_loop, "MOST_ZEROS", 2**28, True),
         (compiled_loop, "MOST_ZEROS", 100, False),  # bytes, less than the cache has
         (xla, "has_only_cpus", lambda: False, False),
+        (xla, "keeps_programs", lambda: True, False),
     ],
-    ids=["small", "large", "gpu"],
+    ids=["small", "large", "gpu", "kept"],
 )
 def test_decode_steps_are_compiled_while_the_first_prefill_is(where, name, value, soon, traced, monkeypatch):
     monkeypatch.setattr(where, name, value)

@@ -337,6 +337,23 @@ def test_the_data_of_an_epoch_depend_on_its_number_alone(tmp_path):
     assert resume.dataset(lambda epoch: ids.filter(lambda i: i < 3)).cardinality() == tf.data.UNKNOWN_CARDINALITY
 
 
+def test_the_function_of_the_data_may_have_control_flow_over_the_epoch(tmp_path):
+    """As a function of `Dataset.map`: AutoGraph converts it."""
+    resume, ids = Resume(tmp_path), tf.data.Dataset.range(7)
+
+    def make(epoch):
+        if epoch > 1:
+            first = epoch
+        else:
+            first = tf.constant(3, "int64")
+        return ids.skip(first).take(2)
+
+    data = resume.dataset(make)
+    for epoch, first in ((0, 3), (1, 3), (2, 2), (5, 5)):
+        resume.on_epoch_begin(epoch)
+        assert list(data.as_numpy_iterator()) == [first, first + 1]
+
+
 def test_the_state_of_other_callbacks_goes_on(tmp_path):
     def stopper():
         return keras.callbacks.EarlyStopping("loss", patience=2, min_delta=10.0, restore_best_weights=True)
