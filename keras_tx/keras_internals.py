@@ -157,6 +157,11 @@ def embeddings_of(layer: Any) -> Any:
     return layer._embeddings
 
 
+def stored_value(variable: Any) -> Any:
+    """The value of a variable in its own dtype. In a layer `variable.value` has the compute dtype of the layer."""
+    return variable._value
+
+
 def delete_variable(layer: Any, name: str) -> None:
     """Deletes a variable, the attribute `name` of a layer, without the garbage collection that Keras runs each time."""
     layer._untrack_variable(getattr(layer, name))

@@ -230,6 +230,21 @@ def test_variables_under_lora():
         assert variable_of(layer) is variable
 
 
+@still("keeps the value of a variable in the dtype of the variable")
+def test_stored_value():
+    seen = []
+
+    class Noting(layers.Dense):
+        def call(self, inputs):
+            seen.extend([self.kernel.value, keras_internals.stored_value(self.kernel)])
+            return inputs
+
+    layer = Noting(3, dtype=keras.DTypePolicy("mixed_bfloat16"))
+    layer(np.ones((2, 5)))
+    assert [keras.backend.standardize_dtype(x.dtype) for x in seen] == ["bfloat16", "float32"]
+    assert np.array_equal(ops.convert_to_numpy(seen[1]), ops.convert_to_numpy(layer.kernel))
+
+
 @still("lets go of a variable that is no longer an attribute of its layer")
 def test_delete_variable(monkeypatch):
     monkeypatch.setattr(gc, "collect", lambda: pytest.fail("the garbage is collected"))

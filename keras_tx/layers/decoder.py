@@ -12,6 +12,7 @@ from keras import ops
 
 from keras_tx.layers import cache as caches
 from keras_tx.layers.precision import wide_dtype
+from keras_tx.layers.shared_trace import SharedTrace
 from keras_tx.layers.transformer import TransformerLayer, TransformerStack
 from keras_tx.types import Shape, Tensor
 
@@ -348,7 +349,7 @@ class Decoder(TransformerStack):
     ) -> Any:
         slots = {} if cache is None else {"start": start, "num_keys": caches.num_slots(cache)}
         attention_bias = self._bias(inputs, attention_bias, **slots)
-        outputs, results, hidden = inputs, [], [inputs]
+        outputs, results, hidden, trace = inputs, [], [inputs], SharedTrace()
         for index, layer in enumerate(self.layers):
             outputs = self._run(
                 layer,
@@ -360,6 +361,7 @@ class Decoder(TransformerStack):
                 attention_bias=attention_bias,
                 return_attention_scores=return_attention_scores,
                 training=training,
+                trace=trace,
                 positions=positions,
                 document_ids=document_ids,
                 cache=None if cache is None else cache[index],
@@ -369,15 +371,13 @@ class Decoder(TransformerStack):
             results.append(of_layer)
             if return_hidden_states:
                 hidden.append(outputs)
-        if self.final_norm is not None:
-            outputs = self.final_norm(outputs)
+        outputs = outputs if self.final_norm is None else self.final_norm(outputs)
         by_kind = [*zip(*results, strict=True)]
         scores = by_kind if cache is None else by_kind[:-1]
         stacked = [ops.stack(of_layers, axis=1) for of_layers in scores]
         if return_hidden_states:
             stacked.append(ops.stack([*hidden[:-1], outputs], axis=1))
-        if cache is not None:
-            return outputs, *stacked, by_kind[-1]
+        stacked += by_kind[len(scores) :]  # the cache, if there is one
         return (outputs, *stacked) if stacked else outputs
 
     def compute_output_spec(

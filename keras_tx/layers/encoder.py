@@ -15,6 +15,7 @@ from keras_tx.layers import exported_weights, masks
 from keras_tx.layers.attention.dispatch import uses_blocks
 from keras_tx.layers.attention.parts import can_attend_in_parts
 from keras_tx.layers.precision import wide_dtype
+from keras_tx.layers.shared_trace import SharedTrace
 from keras_tx.layers.transformer import TransformerLayer, TransformerStack
 from keras_tx.layers.unpadding import Unpadding, is_possible, is_worthwhile
 from keras_tx.types import Shape, Tensor
@@ -297,7 +298,7 @@ class Encoder(TransformerStack):
         if skips and mask is not None and is_possible():
             unpadding = self._unpadding(inputs, mask, training, can_cut=all(x is None for x in of_whole_rows))
         outputs = inputs if unpadding is None else unpadding.remove(inputs)
-        scores, hidden = [], []
+        scores, hidden, trace = [], [], SharedTrace()
         for layer in self.layers:
             outputs = self._run(
                 layer,
@@ -307,6 +308,7 @@ class Encoder(TransformerStack):
                 attention_bias=attention_bias,
                 return_attention_scores=return_attention_scores,
                 training=training,
+                trace=trace,
                 positions=positions,
                 document_ids=document_ids,
                 unpadding=unpadding,

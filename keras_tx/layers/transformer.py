@@ -19,6 +19,7 @@ from keras_tx.layers.masked_layer import MaskedLayer
 from keras_tx.layers.position_bias import AlibiBias, RelativePositionBias
 from keras_tx.layers.remat import rematerialized
 from keras_tx.layers.residual import EPSILON, check_normalization, make_norm, residual, serialize_normalization
+from keras_tx.layers.shared_trace import SharedTrace
 from keras_tx.types import Shape, Tensor
 
 POSITION_BIASES = (None, "alibi", "relative")
@@ -277,11 +278,17 @@ class TransformerStack(MaskedLayer):
             attention_bias = ops.expand_dims(attention_bias, 1)
         return bias + ops.cast(attention_bias, bias.dtype)
 
-    def _run(self, layer: TransformerLayer, inputs: Tensor, training: bool | None, **options: Any) -> Any:
-        """`layer(inputs, ...)`; in training with gradient checkpointing, if `remat` is True."""
+    def _run(
+        self, layer: TransformerLayer, inputs: Tensor, training: bool | None, trace: SharedTrace, **options: Any
+    ) -> Any:
+        """`layer(inputs, ...)`; in training with gradient checkpointing, if `remat` is True.
+
+        Args:
+            trace: the same for all layers of a call.
+        """
         if training and self.remat:
             return rematerialized(layer, inputs, training=training, **options)
-        return layer(inputs, training=training, **options)
+        return trace(layer, inputs, training=training, **options)
 
     def _hidden_spec(self, inputs: Tensor) -> Any:
         """The shape and dtype of the hidden states of all layers."""
