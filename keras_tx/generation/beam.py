@@ -14,8 +14,9 @@ import numpy as np
 from keras import ops
 
 from keras_tx import checks
-from keras_tx.generation.state import State, append_tokens, as_int32, fill, initial_state, is_one_of, repeat_rows
+from keras_tx.generation.state import State, append_tokens, as_int32, fill, initial_state, is_one_of
 from keras_tx.generation.strategy import Strategy
+from keras_tx.layers.cache import repeat_rows
 from keras_tx.types import Tensor
 
 EXCLUDED = -1e9  # the score of beams that must not win, finite as in transformers; no real beam reaches half of it

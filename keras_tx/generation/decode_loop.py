@@ -11,9 +11,10 @@ from keras import ops
 
 from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.incremental_model import IncrementalModel
-from keras_tx.generation.state import State, repeat_rows
+from keras_tx.generation.state import State
 from keras_tx.generation.strategy import Strategy
 from keras_tx.layers import cache as caches
+from keras_tx.layers.cache import repeat_rows
 from keras_tx.types import Tensor
 
 Context: TypeAlias = dict[str, Any]  # what decode steps need beside state and tokens: see `DecodeLoop.prefill`
@@ -78,7 +79,8 @@ class DecodeLoop:
         rows = self.strategy.rows_per_prompt
         if rows > 1:
             logits = repeat_rows(logits, rows)
-            context = keras.tree.map_structure(lambda x: repeat_rows(x, rows), context)
+            cache = caches.repeated(context.pop("cache"), rows)
+            context = {**keras.tree.map_structure(lambda x: repeat_rows(x, rows), context), "cache": cache}
         # The rows of a prompt are still equal, so it does not matter which ones the strategy continues.
         state, tokens, _ = self.strategy.advance(logits, state, self.constraints, self.stop_tokens)
         return state, tokens, context

@@ -157,7 +157,7 @@ class IncrementalModel:
         """The output of a node with a cache, and the new cache."""
         kwargs = {**kwargs, "cache": cache, "return_attention_scores": False, "training": False}
         places = {"positions": positions, "start": start}
-        if isinstance(cache, caches.Memory):
+        if isinstance(cache, (caches.Memory, caches.SharedMemory)):
             outputs = node.operation(args[0], None, **{k: v for k, v in kwargs.items() if k not in ("value", "key")})
         elif isinstance(cache, caches.KeyValue):
             kwargs = {k: v for k, v in kwargs.items() if k not in ("query_mask", "key_mask")}

@@ -22,6 +22,7 @@ import keras
 from keras import ops
 
 from keras_tx.layers import xla
+from keras_tx.layers.cache import repeat_rows
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -80,15 +81,6 @@ def append_tokens(state: State, ids: Tensor, tokens: Tensor, running: Tensor) ->
 def as_int32(value: Tensor) -> Tensor:
     """An integer, a NumPy array or a tensor -> an int32 tensor."""
     return ops.cast(ops.convert_to_tensor(value), "int32")
-
-
-def repeat_rows(x: Tensor, count: int) -> Tensor:
-    """(B, ...) -> (B * count, ...), with the copies of a row side by side; `count` is a Python integer.
-
-    XLA fuses `ops.repeat` into a reduction that follows it. On CPUs it then needs twice the time to compile the maximum
-    of floats for each further element of the axis: seconds for 25 elements, minutes for 30. It does not fuse a gather.
-    """
-    return x if count == 1 else ops.take(x, ops.arange(ops.shape(x)[0] * count, dtype="int32") // count, axis=0)
 
 
 def fill(value: Tensor, rows: Tensor, count: int) -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 from keras import ops
 
 from keras_tx.layers import Decoder, DecoderLayer, MultiHeadAttention, RotaryEmbedding, cache, xla
+from keras_tx.layers.attention import memory as memory_module
 from tests.tools import assert_close, normal, randomize, to_numpy
 
 B, T, S, N, D, F, SLOTS = 2, 7, 5, 6, 24, 19, 11
@@ -204,6 +205,61 @@ def test_a_memory_is_computed_once_and_used_in_place_of_value_and_key():
         assert isinstance(same, cache.Memory)
 
 
+@pytest.mark.parametrize("length", [1, 2])
+@pytest.mark.parametrize(
+    ("options", "arguments", "shares"),
+    [
+        ({}, {}, True),
+        ({"num_key_value_heads": 2, "qk_norm": True, "use_gate": True, "value_dim": 5}, {"value_mask": True}, True),
+        ({"hard_attention": True}, {"value_mask": True}, True),
+        ({}, {"query_mask": True, "value_mask": True}, True),
+        ({}, {"attention_mask": True}, False),
+        ({}, {"attention_bias": True, "value_mask": True}, False),
+        ({}, {"key_mask": True}, False),
+        ({}, {"use_causal_mask": True}, False),
+        ({"sliding_window": 2}, {}, False),
+        ({}, {"return_attention_scores": True, "value_mask": True}, False),
+    ],
+    ids=str,
+)
+def test_rows_that_share_a_memory_get_what_each_gets_alone(options, arguments, shares, length, monkeypatch):
+    width = 3  # rows of queries for each row of the memory
+    attention = MultiHeadAttention(N, 4, **options)
+    attention(normal(B, length, D), MEMORY)
+    randomize(attention)
+    random = np.random.default_rng(5)
+    seen = {
+        "query_mask": random.random((B * width, length)) < 0.7,
+        "value_mask": MEMORY_MASK.repeat(width, axis=0),
+        "key_mask": MEMORY_MASK.repeat(width, axis=0),
+        "attention_mask": random.random((B * width, length, S)) < 0.7,
+        "attention_bias": normal(B * width, length, S, seed=6),
+    }
+    given = {name: seen.get(name, value) for name, value in arguments.items()}
+    x, memory = normal(B * width, length, D, seed=7), attention.new_memory(MEMORY)
+    shared = cache.repeated(memory, width)
+    assert isinstance(shared, cache.SharedMemory) and shared.key is memory.key
+    repeats = []
+    monkeypatch.setattr(memory_module, "repeat_rows", lambda *given: repeats.append(1) or cache.repeat_rows(*given))
+    *outputs, same = attention(x, None, cache=shared, **given)
+    assert isinstance(same, cache.SharedMemory) and bool(repeats) != shares
+    alone = attention(x, None, cache=cache.Memory(*[cache.repeat_rows(one, width) for one in memory]), **given)[:-1]
+    for one, expected in zip(outputs, alone, strict=True):
+        assert one.shape == expected.shape
+        assert_close(one, expected, atol=1e-5)
+
+
+def test_a_cache_for_several_rows_shares_the_memory_alone():
+    state = made("cross").new_cache(B, SLOTS, MEMORY)
+    state = cache.with_growing(state, [normal(*x.shape, seed=i) for i, x in enumerate(cache.growing(state))])
+    again = cache.repeated(state, 3)
+    for one, other in zip(cache.growing(state), cache.growing(again), strict=True):
+        assert_close(other, np.repeat(to_numpy(one), 3, axis=0), atol=0)
+    assert again[1][1].key is state[1][1].key and cache.num_slots(again) == SLOTS
+    put_back = cache.with_growing(again, cache.growing(again))
+    assert put_back[0][1] is again[0][1]
+
+
 def test_a_cache_has_the_sizes_of_key_heads_and_the_dtype_of_the_computation():
     decoder = Decoder(2, F, N, attention_options={"num_key_value_heads": 3, "value_dim": 5}, dtype="mixed_bfloat16")
     decoder(normal(B, T, D))
@@ -252,6 +308,41 @@ def test_what_a_cache_cannot_do_is_refused(call, message):
     decoder = made("post-norm")
     with pytest.raises(ValueError, match=message):
         call(decoder, normal(B, T, D), decoder.new_cache(B, SLOTS))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("size", "dtype", "is_wide"),
+    [
+        (4, "float32", True),
+        (12, "float32", True),
+        (5, "float32", False),
+        (8, "bfloat16", True),
+        (12, "float16", False),
+        (2, "float64", True),
+        (3, "float64", False),
+    ],
+)
+def test_a_single_token_is_written_into_its_slot_alone(size, dtype, is_wide):
+    import tensorflow as tf
+
+    slots, keys = 7, 3
+
+    @tf.function(input_signature=[tf.TensorSpec([None, keys, None, size], dtype)] * 2 + [tf.TensorSpec([], "int32")])
+    def written(buffer, update, start):
+        update = tf.ensure_shape(update, [None, keys, 1, size])
+        return cache.write(cache.KeyValue(buffer, -buffer), update, 2 * update, start)
+
+    kinds = [op.type for op in written.get_concrete_function().graph.get_operations()]
+    assert kinds.count("TensorStridedSliceUpdate") == 2 and ("Bitcast" in kinds) == is_wide
+    buffer, update = (tf.cast(normal(B, keys, n, size, seed=n), dtype) for n in (slots, 1))
+    for start in (0, 2, slots - 1):
+        for one, (old, new) in zip(
+            written(buffer, update, start), ((buffer, update), (-buffer, 2 * update)), strict=True
+        ):
+            expected = to_numpy(tf.cast(old, "float64"))
+            expected[:, :, start] = to_numpy(tf.cast(new, "float64"))[:, :, 0]
+            assert one.dtype == dtype and np.array_equal(to_numpy(tf.cast(one, "float64")), expected)
 
 
 @pytest.mark.tensorflow

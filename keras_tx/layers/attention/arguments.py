@@ -11,6 +11,7 @@ import keras
 from keras import ops
 
 from keras_tx.layers.attention.axes import Axes, fold_padding, fold_pairs
+from keras_tx.layers.cache import KeyValue
 from keras_tx.layers.ids import values_of
 from keras_tx.layers.masks import Visible
 from keras_tx.layers.rotary import RotaryEmbedding
@@ -55,6 +56,17 @@ def make_rotary(rotary: Any) -> keras.layers.Layer | None:
         "`rotary` must be True, None or a layer, such as a RotaryEmbedding, whose `call` takes `inputs` and "
         f"`positions`. Received: rotary={rotary!r}"
     )
+
+
+def check_cache(cache: Any, start: Any, unpadding: Any) -> None:
+    """Raises unless the call arguments fit together."""
+    if isinstance(cache, KeyValue) != (start is not None):
+        raise ValueError(
+            "`start` must be given with a `KeyValue` as `cache`, and only with one. Received: "
+            f"start={start}, cache of type {type(cache).__name__}"
+        )
+    if unpadding is not None and cache is not None:
+        raise ValueError(f"`unpadding` must come without a `cache`. Received: cache of type {type(cache).__name__}")
 
 
 def check_same_positions(value_shape: Shape, key_shape: Shape) -> None:

@@ -14,17 +14,13 @@ from keras import constraints, initializers, ops, regularizers
 from keras_tx import checks
 from keras_tx.keras_internals import keep_call_arguments
 from keras_tx.layers import cache as caches
-from keras_tx.layers.attention import arguments
+from keras_tx.layers.attention import arguments, projections
 from keras_tx.layers.attention.axes import attended_axes, fold, fold_pairs, unfold, unfold_scores
 from keras_tx.layers.attention.dense import attend_cached, can_attend_cached
 from keras_tx.layers.attention.dispatch import dispatch_attention
+from keras_tx.layers.attention.memory import side_by_side
 from keras_tx.layers.attention.parts import attend_in_parts
-from keras_tx.layers.attention.projections import (
-    make_projection,
-    project_all,
-    project_keys_and_values,
-    project_queries,
-)
+from keras_tx.layers.attention.projections import make_projection
 from keras_tx.layers.configs import Composite, serialized, widened
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.mask_search import find_mask
@@ -238,7 +234,7 @@ class MultiHeadAttention(Composite):
         kwargs = convert_inputs(self, {"query": query, "value": value, "key": key, **kwargs})
         if kwargs.get("cache") is not None and kwargs.get("value_mask") is None:
             # All slots count as real; without a mask Keras would fill in that of the queries.
-            batch, _, slots, _ = ops.shape(kwargs["cache"].key)
+            batch, slots = ops.shape(kwargs["query"])[0], ops.shape(kwargs["cache"].key)[2]
             kwargs["value_mask"] = ops.ones((batch, slots), dtype="bool")
         return super().__call__(kwargs.pop("query"), kwargs.pop("value"), kwargs.pop("key"), **kwargs)
 
@@ -249,7 +245,7 @@ class MultiHeadAttention(Composite):
 
     def new_memory(self, value: Tensor, key: Tensor | None = None) -> caches.Memory:
         """Keys and values of a source `value` (B, S, D), computed once for all decode steps of cross-attention."""
-        return caches.Memory(*[ops.swapaxes(x, 1, 2) for x in project_keys_and_values(self, value, key)])
+        return caches.Memory(*[ops.swapaxes(x, 1, 2) for x in projections.project_keys_and_values(self, value, key)])
 
     def call(
         self,
@@ -272,19 +268,19 @@ class MultiHeadAttention(Composite):
         unpadding: Any = None,
     ) -> Any:
         start = int(start) if isinstance(start, Integral) else start
-        is_memory = isinstance(cache, caches.Memory)
-        if isinstance(cache, caches.KeyValue) != (start is not None):
-            raise ValueError(
-                "`start` must be given with a `KeyValue` as `cache`, and only with one. Received: "
-                f"start={start}, cache of type {type(cache).__name__}"
-            )
-        if unpadding is not None and cache is not None:
-            raise ValueError(f"`unpadding` must come without a `cache`. Received: cache of type {type(cache).__name__}")
+        memory = cache if isinstance(cache, (caches.Memory, caches.SharedMemory)) else None
+        arguments.check_cache(cache, start, unpadding)
         gate = self._gate_dense(query) if self.use_gate else None
-        if is_memory:
-            query, (key, value) = project_queries(self, query), (ops.swapaxes(x, 1, 2) for x in cache)
+        length = query.shape[1] if isinstance(cache, caches.SharedMemory) else None
+        if memory is not None:
+            others = attention_mask, attention_bias, key_mask, document_ids, self.rotary, self.sliding_window
+            can_share = all(x is None for x in others) and not (use_causal_mask or return_attention_scores)
+            query, cache, query_mask, value_mask = side_by_side(
+                projections.project_queries(self, query), memory, query_mask, value_mask, can_share
+            )
+            key, value = (ops.swapaxes(x, 1, 2) for x in cache)
         else:
-            query, key, value = project_all(self, query, value, key)
+            query, key, value = projections.project_all(self, query, value, key)
         parts = None if unpadding is None else unpadding.parts_of(self, training)
         if parts is not None:
             positions = parts.positions[None]
@@ -326,7 +322,7 @@ class MultiHeadAttention(Composite):
         is_plain = not (return_attention_scores or training or self.flash_attention or self.hard_attention)
         if cache is not None and is_plain and can_attend_cached(query, axes, start):
             output = attend_cached(query, cache, visible, bias=bias, scale=self.scale)
-            return self._project(output, gate), cache
+            return self._project(output, gate, length), memory or cache
         output, scores = dispatch_attention(
             self,
             (fold(query, axes), fold(key, axes), fold(value, axes)),
@@ -339,14 +335,16 @@ class MultiHeadAttention(Composite):
         output = unfold(output, query, axes)
         if unpadding is not None:
             output = unpadding.remove(output)
-        outputs = [self._project(output, gate)]
+        outputs = [self._project(output, gate, length)]
         if return_attention_scores:
             outputs.append(unfold_scores(scores, query, key, axes))
         if cache is not None:
-            outputs.append(cache)
+            outputs.append(memory or cache)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def _project(self, output: Tensor, gate: Tensor | None) -> Tensor:
+    def _project(self, output: Tensor, gate: Tensor | None, length: int | None = None) -> Tensor:
+        if length is not None:  # of queries, whose rows were put side by side
+            output = ops.reshape(output, (-1, length, *output.shape[2:]))
         return self.output_dense(output if gate is None else output * gate)
 
     def compute_output_shape(self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None = None) -> Shape:
