@@ -61,10 +61,12 @@ def cycles(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def with_others(tokens: np.ndarray, every: int, seed: int) -> np.ndarray:
-    """`tokens`, of which one of `every`, at random places, is a random token."""
-    generator = np.random.default_rng(seed)
-    is_other = generator.random(tokens.shape) < (1 / every if every else 0)
-    return np.where(is_other, generator.integers(1, VOCABULARY, tokens.shape), tokens).astype("int32")
+    """`tokens` (B, T), of which T // `every` in each row, at random places before the last, are random tokens."""
+    generator, changed = np.random.default_rng(seed), tokens.astype("int32")
+    for row in changed:
+        places = generator.choice(len(row) - 1, len(row) // every if every else 0, replace=False)
+        row[places] = generator.integers(1, VOCABULARY, len(places))
+    return changed
 
 
 def steps_of(model: keras.Model, prompts: np.ndarray, strategy: Speculative, new_tokens: int) -> int:
@@ -117,7 +119,9 @@ def main() -> None:
     continue_with(model, following)
     drafts["draft model"] = Speculative(draft_model=draft_model, num_draft_tokens=arguments.model_drafts)
     for every in arguments.every:
-        continue_with(draft_model, with_others(following, every, seed=4))
+        known = following.copy()
+        known[rows] = with_others(following[rows], every, seed=4)
+        continue_with(draft_model, known)
         case = f"one of {every} tokens is another" if every else "every token is the same"
         compare(case, model, with_others(rows, every, seed=3), drafts, arguments)
 

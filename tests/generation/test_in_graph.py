@@ -14,6 +14,7 @@ from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.incremental_model import IncrementalModel
 from keras_tx.generation.per_row import PerRowStrategy
 from keras_tx.generation.speculative import without_drafts
+from keras_tx.graph_internals import shared_shapes
 from keras_tx.layers.exported_weights import exported_weights
 from tests.generation import built
 from tests.generation.driver import drive, markov
@@ -49,7 +50,8 @@ def traced(model, strategy, **options):
         sources = [in_graph.right_padded(sources, 0)] if incremental_model.sources else []
         return in_graph.generate(config.decode_loop(NEW), prompts, sources, tf.constant(NEW), noise)
 
-    return run.get_concrete_function()
+    with shared_shapes():  # as exports are traced
+        return run.get_concrete_function()
 
 
 @pytest.mark.parametrize(

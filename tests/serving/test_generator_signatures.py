@@ -8,6 +8,7 @@ import pytest
 
 from keras_tx.generation import Beam, Greedy, Sample, Speculative, generate
 from keras_tx.generation.speculative import without_drafts
+from keras_tx.graph_internals import shared_shapes
 from keras_tx.layers import DecoderLayer, TokenEmbedding
 from keras_tx.layers import exported_weights as exported_weights_module
 from keras_tx.layers.exported_weights import exported_weights
@@ -29,14 +30,15 @@ STRATEGIES = {
 
 
 class Traced:
-    """Signatures, each traced once, when it is asked for."""
+    """Signatures, each traced once, when it is asked for, as `export` traces them."""
 
     def __init__(self, *arguments):
         self.functions, self._traced = generator_signatures(*arguments), {}
 
     def __getitem__(self, name):
         if name not in self._traced:
-            self._traced[name] = self.functions[name].get_concrete_function()
+            with shared_shapes():
+                self._traced[name] = self.functions[name].get_concrete_function()
         return self._traced[name]
 
 
