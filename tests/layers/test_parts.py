@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 from keras_tx.layers import MultiHeadAttention
+from keras_tx.layers.attention import parts as parts_module
 from keras_tx.layers.attention.dense import attend
 from keras_tx.layers.attention.parts import Parts, attend_in_parts, can_attend_in_parts
+from keras_tx.layers.exported_weights import exported_weights
 from tests.tools import assert_close, gradients, normal, to_numpy
 
 pytestmark = pytest.mark.tensorflow
@@ -57,6 +59,38 @@ def test_copies_of_tokens_after_the_real_ones_change_nothing(name, length):
     found = to_numpy(attend_in_parts(*longer, parts))
     assert found.shape == (1, real + 3, 6, VALUE) and np.isfinite(found).all()
     assert_close(found[:, :real], attend_in_parts(*given, parts_of(lengths, 6, 2)), atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", BATCHES)
+def test_few_tokens_of_an_export_get_the_same_without_onednn(name, dtype, monkeypatch):
+    import tensorflow as tf
+
+    lengths, seen = BATCHES[name], []
+    given = [tf.cast(x, dtype) for x in tensors(lengths, 6, 2)]
+    mask = np.arange(max(lengths, default=0) + 2) < np.array(lengths)[:, None]
+    expected = attend_in_parts(*given, parts_of(lengths, 6, 2, None))
+    few = parts_module._attend_few
+
+    def noted(*given):
+        outputs = few(*given)
+        nothing = tf.numpy_function(lambda: seen.append(1) or np.float32(0), [], "float32")
+        return outputs + tf.cast(tf.ensure_shape(nothing, []), dtype)
+
+    monkeypatch.setattr(parts_module, "_attend_few", noted)
+    for most in (0, sum(lengths), parts_module._MOST_FEW):
+        monkeypatch.setattr(parts_module, "_MOST_FEW", most)
+        sizes = [tf.TensorSpec([1, None, *x.shape[2:]], dtype) for x in given]
+
+        @tf.function(input_signature=[*sizes, tf.TensorSpec([None, None], "bool")])
+        def function(query, key, value, mask):
+            return attend_in_parts(query, key, value, Parts(mask, 6, 2, None, num_rows=tf.shape(query)[1]))
+
+        with exported_weights():
+            function.get_concrete_function()
+        seen.clear()
+        assert_close(function(*given, mask), expected, atol=2e-6 if dtype == "float32" else 0.02)
+        assert bool(seen) == (sum(lengths) <= most)
 
 
 def test_the_default_scale_and_half_precision():

@@ -443,7 +443,7 @@ def operations(function):
     return Counter(within(function.graph.as_graph_def().node))
 
 
-def test_another_layer_brings_no_condition_and_few_operations(make, tokenizer):
+def test_another_layer_brings_one_condition_and_few_operations(make, tokenizer):
     """A text of some words costs mostly the products; TensorFlow starts each operation by itself."""
     counts = []
     for num_layers in (2, 3):
@@ -452,11 +452,13 @@ def test_another_layer_brings_no_condition_and_few_operations(make, tokenizer):
         with exported_weights(constants=False):
             counts.append(operations(signatures["serving_default"].get_concrete_function()))
     more = counts[1] - counts[0]
-    assert more["MatMul"] == 6 and more["BatchMatMulV2"] == 2
+    assert more["MatMul"] == 6
+    assert more["BatchMatMulV2"] == more["BatchMatMulV3"] == 2  # of many and of few tokens
+    assert more["StatelessIf"] == 1
     for free in ("Const", "Placeholder", "ReadVariableOp", "Identity", "NoOp"):
         del more[free]
-    assert more.total() < 100
-    assert not {"If", "StatelessIf", "ScatterNd", "GatherNd", "Transpose"} & {*more}
+    assert more.total() < 110  # those of both branches, of which one runs
+    assert not {"If", "ScatterNd", "GatherNd", "Transpose"} & {*more}
 
 
 def test_a_signature_computes_nothing_that_it_does_not_return(make, tokenizer):

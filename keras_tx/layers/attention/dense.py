@@ -110,7 +110,7 @@ def attend_cached(
     query = ops.cast(query, dtype) * (1 / math.sqrt(size) if scale is None else scale)
     query = query if length == 1 else ops.swapaxes(query, 1, 2)
     query = ops.reshape(query, (-1, key_heads, rows, size))
-    logits = _product(query, ops.cast(key, dtype), adj_y=True)  # (B, K, G * T, S)
+    logits = product_without_onednn(query, ops.cast(key, dtype), adj_y=True)  # (B, K, G * T, S)
     if heads > key_heads:
         logits = ops.reshape(logits, (-1, heads, length, ops.shape(key)[2]))
     if bias is not None:
@@ -122,14 +122,14 @@ def attend_cached(
     weights = weights / ops.sum(weights, axis=-1, keepdims=True)
     if heads > key_heads:
         weights = ops.reshape(weights, (-1, key_heads, rows, ops.shape(key)[2]))
-    output = _product(ops.cast(weights, value.dtype), value)  # (B, K, G * T, V)
+    output = product_without_onednn(ops.cast(weights, value.dtype), value)  # (B, K, G * T, V)
     output = ops.reshape(output, (-1, heads, length, value.shape[3]))
     if mask is not None:
         output = ops.where(masks.sees_any_key(mask), output, 0.0)
     return ops.reshape(output, (-1, 1, heads, value.shape[3])) if length == 1 else ops.swapaxes(output, 1, 2)
 
 
-def _product(x: Tensor, y: Tensor, adj_y: bool = False) -> Tensor:
+def product_without_onednn(x: Tensor, y: Tensor, adj_y: bool = False) -> Tensor:
     return tf.raw_ops.BatchMatMulV3(x=x, y=y, Tout=x.dtype, adj_y=adj_y)
 
 

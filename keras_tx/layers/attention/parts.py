@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from keras_tx.layers import exported_weights
+from keras_tx.layers.attention.dense import product_without_onednn
 from keras_tx.layers.masks import MASKED
 from keras_tx.layers.precision import wide_dtype
 from keras_tx.optional import Lazy
@@ -21,6 +23,7 @@ tf = Lazy("tensorflow")
 # The number of parts by the least length of rows. More parts make long scores fit a processor's cache, but each takes
 # the time to start its operations.
 _PARTS_FROM = {512: 8, 128: 4, 0: 1}
+_MOST_FEW = 24  # tokens for which oneDNN is slower than TensorFlow's own operations
 
 
 class Parts:
@@ -35,6 +38,7 @@ class Parts:
     """
 
     def __init__(self, mask: Tensor, heads: int, key_heads: int, length: int | None, num_rows: Tensor) -> None:
+        self.are_few = num_rows <= _MOST_FEW
         groups = heads // key_heads
         lengths = tf.reduce_sum(tf.cast(mask, "int32"), axis=1)
         starts = tf.cumsum(lengths, exclusive=True)
@@ -143,10 +147,29 @@ def attend_in_parts(
         parts.masks,
         strict=True,
     ):
-        scores = tf.nn.softmax(tf.matmul(queries, keys, transpose_b=True) + tf.cast(mask, dtype))
-        weights = tf.cast(scores if dropout is None else dropout(scores), value.dtype)
-        outputs.append(tf.matmul(weights, values))
+        given = queries, keys, values, tf.cast(mask, dtype)
+        if exported_weights.current() is None:
+            outputs.append(_attend(*given, dropout))
+        else:
+            outputs.append(
+                tf.cond(parts.are_few, lambda given=given: _attend_few(*given), lambda given=given: _attend(*given))
+            )
     return parts.joined(outputs)
+
+
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, dropout: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    scores = tf.nn.softmax(tf.matmul(queries, keys, transpose_b=True) + mask)
+    return tf.matmul(tf.cast(scores if dropout is None else dropout(scores), values.dtype), values)
+
+
+def _attend_few(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """`_attend` without oneDNN, which takes longer to start than to compute this for few tokens."""
+    logits = product_without_onednn(queries, keys, adj_y=True) + mask
+    scores = tf.exp(logits - tf.reduce_max(logits, axis=-1, keepdims=True))
+    scores = scores / tf.reduce_sum(scores, axis=-1, keepdims=True)
+    return product_without_onednn(tf.cast(scores, values.dtype), values)
 
 
 def can_attend_in_parts(layer: Any, training: bool | None) -> bool:
