@@ -17,8 +17,7 @@ tf = Lazy("tensorflow")
 class SharedTrace:
     """Calls the layers of a stack, and in a graph for XLA makes one function of those that are alike.
 
-    XLA puts the operations of a function in the place of each call, so the program is the same as without. Only
-    TensorFlow needs this: JAX traces faster.
+    XLA puts the operations of a function in the place of each call, so the program is the same as without.
     """
 
     def __init__(self) -> None:
@@ -76,7 +75,7 @@ def _have_equal_settings(first: Any, second: Any) -> bool:
         return False
     try:
         configs = first.get_config(), second.get_config()
-    except NotImplementedError:  # Keras cannot tell the arguments of the constructor
+    except Exception:  # Keras cannot tell the arguments of the constructor, or a layer of a user fails
         return False
     return _are_equal(*configs)
 

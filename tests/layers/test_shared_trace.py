@@ -8,7 +8,16 @@ import pytest
 from keras import ops
 
 from keras_tx.keras_internals import set_keras_mask
-from keras_tx.layers import Decoder, DecoderLayer, Encoder, EncoderLayer, RelativePositionBias, RotaryEmbedding, xla
+from keras_tx.layers import (
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderLayer,
+    FeedForward,
+    RelativePositionBias,
+    RotaryEmbedding,
+    xla,
+)
 from keras_tx.layers.shared_trace import are_alike
 from tests.tools import assert_close, randomize, to_numpy
 
@@ -175,6 +184,15 @@ def test_what_is_alike(options, others, alike):
     for layer in (first, second):
         layer.build((None, None, D))
     assert are_alike(first, second) is alike
+
+
+def test_layers_whose_config_fails_are_never_alike(monkeypatch):
+    layers = [EncoderLayer(F, N) for _ in range(2)]
+    for layer in layers:
+        layer.build((None, None, D))
+    assert are_alike(*layers)
+    monkeypatch.setattr(FeedForward, "get_config", lambda self: self.no_such_attribute)
+    assert not are_alike(*layers)
 
 
 def test_other_kinds_and_other_shapes_are_not_alike():
