@@ -25,6 +25,7 @@ try:
     from keras.src import ops as _operations
     from keras.src.backend.common import global_state as _global_state
     from keras.src.backend.common.name_scope import current_path as _current_path
+    from keras.src.backend.common.variables import AutocastScope as _AutocastScope
     from keras.src.backend.common.variables import initialize_all_variables as _initialize_all_variables
     from keras.src.models import Functional as _Functional
 
@@ -157,9 +158,11 @@ def embeddings_of(layer: Any) -> Any:
     return layer._embeddings
 
 
-def stored_value(variable: Any) -> Any:
-    """The value of a variable in its own dtype. In a layer `variable.value` has the compute dtype of the layer."""
-    return variable._value
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Within this context, `variable.value` and `variable.dtype` are those of the variable, also in a layer's call."""
+    with _AutocastScope(None):
+        yield
 
 
 def delete_variable(layer: Any, name: str) -> None:

@@ -12,7 +12,7 @@ _waiting: dict[str, Callable[[], Any]] = {}
 
 
 def once_imported(name: str, function: Callable[[], Any]) -> None:
-    """Calls `function` if the module `name` was imported, or else when a `Lazy` imports it."""
+    """Calls `function` if the module `name` was imported already, or else at the first use of it through a `Lazy`."""
     if sys.modules.get(name):
         function()
     else:
@@ -43,5 +43,5 @@ class Lazy:
                 f"`{self._name}` is needed here and cannot be imported ({error}). Install it: pip install '{wanted}'"
             ) from error
         if self._name in _waiting:
-            _waiting.pop(self._name)()
+            _waiting.pop(self._name, lambda: None)()  # another thread may have taken it
         return getattr(module, attribute)

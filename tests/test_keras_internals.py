@@ -230,19 +230,22 @@ def test_variables_under_lora():
         assert variable_of(layer) is variable
 
 
-@still("keeps the value of a variable in the dtype of the variable")
-def test_stored_value():
+@still("casts variables within the call of a layer, but not in an AutocastScope of None")
+def test_without_autocast():
     seen = []
 
     class Noting(layers.Dense):
         def call(self, inputs):
-            seen.extend([self.kernel.value, keras_internals.stored_value(self.kernel)])
+            seen.append((self.kernel.value, self.kernel.dtype))
+            with keras_internals.without_autocast():
+                seen.append((self.kernel.value, self.kernel.dtype))
             return inputs
 
     layer = Noting(3, dtype=keras.DTypePolicy("mixed_bfloat16"))
     layer(np.ones((2, 5)))
-    assert [keras.backend.standardize_dtype(x.dtype) for x in seen] == ["bfloat16", "float32"]
-    assert np.array_equal(ops.convert_to_numpy(seen[1]), ops.convert_to_numpy(layer.kernel))
+    assert [dtype for _, dtype in seen] == ["bfloat16", "float32"]
+    assert [keras.backend.standardize_dtype(value.dtype) for value, _ in seen] == ["bfloat16", "float32"]
+    assert np.array_equal(ops.convert_to_numpy(seen[1][0]), ops.convert_to_numpy(layer.kernel))
 
 
 @still("lets go of a variable that is no longer an attribute of its layer")

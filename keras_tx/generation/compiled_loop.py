@@ -100,7 +100,7 @@ class _Programs:
 
     def _first_results(self, program: Any, args: Sequence[Any]) -> Any:
         """What the program returns, compiled now by another thread. Meanwhile this one compiles what follows."""
-        # A folder of programs finds them by names, which would depend on the thread that comes first.
+        # In a folder TensorFlow finds programs by names, which would depend on which of two threads comes first.
         can_overlap = xla.has_only_cpus() and not xla.keeps_programs()
         if self.following is None or not can_overlap or not _are_small(program.structured_outputs):
             return program(*args)

@@ -85,7 +85,7 @@ def _write(buffer: Tensor, update: Tensor, start: Any) -> Tensor:
         written.set_shape(buffer.shape)
         return written
     # In place, too, if nothing else holds the buffer; a scatter or a selection would copy it in each step.
-    if update.shape[2] == 1 and update.shape[3] * update.dtype.size % _WIDE == 0:
+    if xla.is_generating() and update.shape[2] == 1 and update.shape[3] * update.dtype.size % _WIDE == 0:
         return _write_one(buffer, update, start)
     end, only_slots = start + ops.shape(update)[2], 0b1011
     return tf.raw_ops.TensorStridedSliceUpdate(
@@ -121,7 +121,7 @@ def _write_one(buffer: Tensor, update: Tensor, start: Any) -> Tensor:
     """`buffer` (B, K, S, H) with `update` (B, K, 1, H) in slot `start`, four times as fast as the operation for slices.
 
     TensorFlow computes the place of each number with a division for each axis. So the buffer is taken as rows of wider
-    numbers, of which every S-th is written.
+    numbers, of which every S-th is written. It has no gradient.
     """
     shape = tf.shape(buffer)
 

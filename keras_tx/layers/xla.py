@@ -15,7 +15,7 @@ from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
 
-_tracing: ContextVar[bool] = ContextVar("keras_tx_xla", default=False)
+_tracing: ContextVar[bool | None] = ContextVar("keras_tx_xla", default=None)
 
 
 @contextmanager
@@ -30,7 +30,12 @@ def tracing(by_xla: bool) -> Iterator[None]:
 
 def is_traced() -> bool:
     """True within `tracing(True)`, and on JAX, which compiles everything with XLA."""
-    return _tracing.get() or keras.backend.backend() == "jax"
+    return bool(_tracing.get()) or keras.backend.backend() == "jax"
+
+
+def is_generating() -> bool:
+    """True within `tracing`, in which graphs of generation are traced, of which nobody takes a gradient."""
+    return _tracing.get() is not None
 
 
 def has_only_cpus() -> bool:

@@ -79,12 +79,12 @@ def attend(
     return output, scores
 
 
-def can_attend_cached(query: Tensor, axes: Axes, start: Any) -> bool:
-    """Whether `attend_cached` can be used for a `query` (B, T, N, H): in decode steps on TensorFlow without XLA.
+def can_attend_cached(length: int | None, axes: Axes, start: Any) -> bool:
+    """Whether `attend_cached` can be used for T = `length` queries: in decode steps on TensorFlow without XLA.
 
     A decode step has few tokens; `start` is the slot of the first, an integer 0 in the prefill.
     """
-    length, is_prefill = query.shape[1], isinstance(start, int) and start == 0
+    is_prefill = isinstance(start, int) and start == 0
     is_step = length == 1 or (length is not None and length <= MOST_QUERIES and not is_prefill)
     return axes == (1,) and is_step and keras.backend.backend() == "tensorflow" and not xla.is_traced()
 

@@ -273,10 +273,10 @@ class MultiHeadAttention(Composite):
         gate = self._gate_dense(query) if self.use_gate else None
         length = query.shape[1] if isinstance(cache, caches.SharedMemory) else None
         if memory is not None:
-            others = attention_mask, attention_bias, key_mask, document_ids, self.rotary, self.sliding_window
+            others = attention_mask, attention_bias, document_ids, self.rotary, self.sliding_window
             can_share = all(x is None for x in others) and not (use_causal_mask or return_attention_scores)
-            query, cache, query_mask, value_mask = side_by_side(
-                projections.project_queries(self, query), memory, query_mask, value_mask, can_share
+            query, cache, query_mask, (value_mask, key_mask) = side_by_side(
+                projections.project_queries(self, query), memory, query_mask, (value_mask, key_mask), can_share
             )
             key, value = (ops.swapaxes(x, 1, 2) for x in cache)
         else:
@@ -320,7 +320,7 @@ class MultiHeadAttention(Composite):
         )
         bias = None if attention_bias is None else fold_pairs("attention_bias", attention_bias, query, key, axes)
         is_plain = not (return_attention_scores or training or self.flash_attention or self.hard_attention)
-        if cache is not None and is_plain and can_attend_cached(query, axes, start):
+        if cache is not None and is_plain and can_attend_cached(length or query.shape[1], axes, start):
             output = attend_cached(query, cache, visible, bias=bias, scale=self.scale)
             return self._project(output, gate, length), memory or cache
         output, scores = dispatch_attention(
