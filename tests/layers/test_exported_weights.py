@@ -53,6 +53,24 @@ def test_products_are_those_of_the_layer(kind, options, constants):
         assert_close(function(x), layer(x), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["dense", "to heads"])
+@pytest.mark.parametrize(("precision", "atol"), [("bfloat16", 0.2), ("int8", 0.2)])
+def test_of_a_layer_with_lora_a_lower_precision_has_the_sum_alone(kind, precision, atol):
+    layer, shape = made(kind)
+    layer.enable_lora(2)
+    random = np.random.default_rng(3)
+    for added in (layer.lora_kernel_a, layer.lora_kernel_b):
+        added.assign(random.normal(size=added.shape))
+    function, weights = traced(layer, shape, precision, constants=False)
+    captured = function.get_concrete_function().graph.variables
+    own = {id(weight.value) for weight in layer.weights}
+    assert len(captured) in (2, 4) and not own & {id(variable) for variable in captured}
+    kernels = [one.dtype.name for one in captured if one.shape.num_elements() == np.prod(layer.kernel.shape)]
+    assert kernels == [precision]
+    x = random.normal(size=(*FREE, IN)).astype("float32")
+    assert_close(function(x), layer(x), atol=atol, rtol=0.05)
+
+
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("rows", [1, 7, 8, 13])
 def test_an_activation_follows_and_few_rows_are_right(activation, rows):
