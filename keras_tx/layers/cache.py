@@ -118,7 +118,7 @@ def repeated(cache: Cache, count: int) -> Cache:
 
 
 def _write_one(buffer: Tensor, update: Tensor, start: Any) -> Tensor:
-    """`buffer` (B, K, S, H) with `update` (B, K, 1, H) in slot `start`, four times as fast as the operation for slices.
+    """`buffer` (B, K, S, H) with `update` (B, K, 1, H) in slot `start`, sooner than by the operation for slices.
 
     TensorFlow computes the place of each number with a division for each axis. So the buffer is taken as rows of wider
     numbers, of which every S-th is written. It has no gradient.

@@ -206,5 +206,6 @@ def test_a_step_without_xla_transposes_nothing_that_grows_and_copies_no_buffer()
             places += [source.lstrip("^").split(":")[0] for source in nodes[name].input]
     kinds = [nodes[name].op for name in reached]
     assert kinds.count("TensorStridedSliceUpdate") == 2 and "TensorScatterUpdate" not in kinds
+    assert kinds.count("Bitcast") == 6  # both write wide numbers: of the buffer, of the token, and back
     assert kinds.count("BatchMatMulV3") == 2 and "Einsum" not in kinds
     assert kinds.count("Transpose") == 1  # of the logits, not of the table

@@ -275,6 +275,25 @@ def test_gradients_go_through_a_cache(compiled):
     assert_close(found, gradient(lambda: attention(x, x, use_causal_mask=True)), atol=1e-4)
 
 
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(("width", "length"), [(40, 1), (3, None)])
+def test_many_rows_and_an_unknown_number_of_tokens_share_a_memory_in_a_graph(width, length):
+    import tensorflow as tf
+
+    attention = MultiHeadAttention(N, 4)
+    attention(normal(B, 2, D), MEMORY)
+    randomize(attention)
+    x, memory = normal(B * width, length or 2, D, seed=7), attention.new_memory(MEMORY)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, length, D])])
+    def shared(x):
+        return attention(x, None, cache=cache.repeated(memory, width))[0]
+
+    assert_close(shared(x), attention(x, np.repeat(MEMORY, width, axis=0)), atol=1e-5)
+    kinds = [op.type for op in shared.get_concrete_function().graph.get_operations()]
+    assert ("BatchMatMulV3" in kinds) == (length == 1)  # as a decode step, which transposes no source
+
+
 def test_a_cache_for_several_rows_shares_the_memory_alone():
     state = made("cross").new_cache(B, SLOTS, MEMORY)
     state = cache.with_growing(state, [normal(*x.shape, seed=i) for i, x in enumerate(cache.growing(state))])

@@ -118,8 +118,7 @@ def attend_cached(
         logits = logits + ops.cast(bias, dtype)
     if mask is not None:
         logits = ops.where(mask, logits, MASKED)
-    weights = ops.exp(logits - tf.reduce_max(logits, axis=-1, keepdims=True))  # `ops.max` refuses empty tensors
-    weights = weights / ops.sum(weights, axis=-1, keepdims=True)
+    weights = softmax_without_onednn(logits)
     if heads > key_heads:
         weights = ops.reshape(weights, (-1, key_heads, rows, ops.shape(key)[2]))
     output = product_without_onednn(ops.cast(weights, value.dtype), value)  # (B, K, G * T, V)
@@ -131,6 +130,11 @@ def attend_cached(
 
 def product_without_onednn(x: Tensor, y: Tensor, adj_y: bool = False) -> Tensor:
     return tf.raw_ops.BatchMatMulV3(x=x, y=y, Tout=x.dtype, adj_y=adj_y)
+
+
+def softmax_without_onednn(logits: Tensor) -> Tensor:
+    weights = tf.exp(logits - tf.reduce_max(logits, axis=-1, keepdims=True))
+    return weights / tf.reduce_sum(weights, axis=-1, keepdims=True)
 
 
 def _by_key_head(x: Tensor, key_heads: int) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_tx.layers import exported_weights
-from keras_tx.layers.attention.dense import product_without_onednn
+from keras_tx.layers.attention.dense import product_without_onednn, softmax_without_onednn
 from keras_tx.layers.masks import MASKED
 from keras_tx.layers.precision import wide_dtype
 from keras_tx.optional import Lazy
@@ -166,9 +166,7 @@ def _attend(
 
 def _attend_few(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     """`_attend` without oneDNN, which takes longer to start than to compute this for few tokens."""
-    logits = product_without_onednn(queries, keys, adj_y=True) + mask
-    scores = tf.exp(logits - tf.reduce_max(logits, axis=-1, keepdims=True))
-    scores = scores / tf.reduce_sum(scores, axis=-1, keepdims=True)
+    scores = softmax_without_onednn(product_without_onednn(queries, keys, adj_y=True) + mask)
     return product_without_onednn(tf.cast(scores, values.dtype), values)
 
 
