@@ -36,7 +36,7 @@ def traces_for_xla() -> bool:
 def leave_out_of_autograph(package: str) -> None:
     """AutoGraph no longer converts what stands in `package`, as it converts nothing of Keras.
 
-    It searches functions, and all that they call, for Python control flow over tensors, which takes seconds for a
+    It searches functions, and all that they call, for Python control flow over tensors, which takes a second for a
     tokenizer in `Dataset.map`. The public `tf.autograph.experimental.do_not_convert` would be needed on every function.
     """
     with contextlib.suppress(ImportError, AttributeError):  # where TensorFlow has changed, it takes longer

@@ -73,7 +73,7 @@ def test_leave_out_of_autograph(tmp_path, monkeypatch):
 
 
 def test_autograph_converts_nothing_of_this_package(monkeypatch):
-    """It would take seconds at the first use of a tokenizer in `Dataset.map`."""
+    """It would take a second at the first use of a tokenizer in `Dataset.map`."""
     import tensorflow as tf
     from tensorflow.python.autograph.core import config
 

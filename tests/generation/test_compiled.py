@@ -148,6 +148,16 @@ def test_decode_steps_are_compiled_while_the_first_prefill_is(where, name, value
     assert found == naive(model, [IDS[2].tolist()], NEW)[0][5:]
 
 
+def test_whether_tensorflow_keeps_programs_is_read_when_it_is_asked(monkeypatch):
+    for flags in ("", "--tf_xla_auto_jit=2"):
+        monkeypatch.setenv("TF_XLA_FLAGS", flags)
+        assert not xla.keeps_programs()
+    monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_auto_jit=2 --tf_xla_persistent_cache_directory=programs")
+    assert xla.keeps_programs()
+    monkeypatch.delenv("TF_XLA_FLAGS")
+    assert not xla.keeps_programs()
+
+
 @pytest.mark.tensorflow
 def test_an_error_in_decode_steps_is_raised_by_the_first_call_and_by_later_ones():
     class Broken(Greedy):
