@@ -1,9 +1,11 @@
 """What several test files use."""
 
+import functools
 from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"  # data beside the checkout; tests that need it skip without it
 
@@ -18,6 +20,24 @@ def to_numpy(x):
 
 def assert_close(actual, expected, atol=1e-6, rtol=1e-6):
     np.testing.assert_allclose(to_numpy(actual), to_numpy(expected), atol=atol, rtol=rtol)
+
+
+@functools.cache
+def has_int8_products():
+    """Whether an export can be in int8 on this processor."""
+    from keras_tx.serving.check import integer_products
+
+    try:
+        integer_products.check_int8_products()
+    except ValueError:
+        return False
+    return True
+
+
+def skip_without_int8_products(precision="int8"):
+    """Skips the test that calls it, if this precision is int8, where TensorFlow multiplies no integers exactly."""
+    if precision == "int8" and not has_int8_products():
+        pytest.skip("TensorFlow has no exact products of integers on this processor")
 
 
 def normal(*shape, seed=0):

@@ -23,6 +23,7 @@ from keras_tx.serving.versions import write_version
 from keras_tx.serving.warmup import check_warmup, write_warmup
 
 tf = Lazy("tensorflow")
+integer_products = Lazy("keras_tx.serving.check.integer_products")
 
 MOST_BY_ITSELF = 16 * 10**6  # bytes of constants, which a server has in memory about eight times
 
@@ -88,8 +89,9 @@ def export(
         precision: "float32", "bfloat16" or "int8": the precision of matrix products with weights, of a model in
             float32. "bfloat16" and "int8" are faster on processors that multiply such numbers, and make the files of
             the kernels 2 and 4 times smaller. With "int8" each output of a layer has a scale for its weights, and each
-            token a scale for its inputs; a server then must have oneDNN, as TensorFlow has for x86 processors. The
-            logits of tied embeddings are products in bfloat16 in both cases, beside the float32 table that ids look up.
+            token a scale for its inputs; this process and the server then must run on an x86 processor with VNNI or
+            AMX instructions, and TensorFlow must use oneDNN, as it does there on Linux. The logits of tied embeddings
+            are products in bfloat16 in both cases, beside the float32 table that ids look up.
         constant_weights: whether the graph has the weights of matrix products as constants, which TensorFlow on x86
             processors arranges in memory once instead of in every call. Short texts gain most. A server needs about
             eight times the memory of the weights for it, and its first call takes longer. A server whose environment
@@ -105,7 +107,8 @@ def export(
 
     Raises:
         TypeError: the model is not functional, or a tokenizer does not run in a graph.
-        ValueError: the constants that are asked for would need 2 GiB; arguments do not match the model or each other,
+        ValueError: the constants that are asked for would need 2 GiB; TensorFlow has no exact products of integers in
+            this process, for "int8"; arguments do not match the model or each other,
             outputs of the model depend on padding, an operation cannot run on an unmodified server, or a warm-up
             request fails.
         OSError: the folder cannot be written, or the disk is full.
@@ -239,7 +242,7 @@ def _traced(
 
     Raises:
         ValueError: constants or a lower precision are asked for, and the model does not compute in float32, or the
-            constants would need 2 GiB.
+            constants would need 2 GiB; or TensorFlow has no exact products of integers in this process, for int8.
     """
 
     def trace() -> dict[str, Any]:
@@ -255,6 +258,8 @@ def _traced(
             f"constant_weights={constants}, precision={precision!r} for a model with dtype_policy="
             f"{exporter.model.dtype_policy.name!r}"
         )
+    if precision == "int8":
+        integer_products.check_int8_products()
     # Of a generative model, the prefill and the decode steps of each strategy would each have all constants.
     is_generator = isinstance(exporter, GeneratorExporter)
     with shared_shapes():

@@ -18,6 +18,7 @@ from keras_tx.serving.rest_json import RestError
 from keras_tx.serving.versions import versions_in
 
 tf = Lazy("tensorflow")
+integer_products = Lazy("keras_tx.serving.check.integer_products")
 json_format = Lazy("google.protobuf.json_format")
 saved_model_pb2 = Lazy("tensorflow.core.protobuf.saved_model_pb2")
 
@@ -193,4 +194,4 @@ def _status(error: Any) -> int:
 def _message(text: str) -> str:
     """TensorFlow's message without what Python adds to it."""
     text = text.rpartition("<stack traces unavailable>\n")[2]
-    return re.sub(r" \[Op:\w+\]( name: *\S*)?\s*$", "", text)
+    return str(integer_products.explained(re.sub(r" \[Op:\w+\]( name: *\S*)?\s*$", "", text)))

@@ -6,7 +6,7 @@ import pytest
 
 from keras_tx.layers import TokenEmbedding, projection
 from keras_tx.layers import exported_weights as exported
-from tests.tools import assert_close, to_numpy
+from tests.tools import assert_close, skip_without_int8_products, to_numpy
 
 pytestmark = pytest.mark.tensorflow
 FREE, IN, HEADS, SIZE = (3, 5), 14, 3, 7
@@ -56,6 +56,7 @@ def test_products_are_those_of_the_layer(kind, options, constants):
 @pytest.mark.parametrize("kind", ["dense", "to heads"])
 @pytest.mark.parametrize(("precision", "atol"), [("bfloat16", 0.2), ("int8", 0.2)])
 def test_of_a_layer_with_lora_a_lower_precision_has_the_sum_alone(kind, precision, atol):
+    skip_without_int8_products(precision)
     layer, shape = made(kind)
     layer.enable_lora(2)
     random = np.random.default_rng(3)
@@ -92,6 +93,7 @@ def in_int8(x, kernel, bias):
 @pytest.mark.parametrize("constants", [True, False])
 @pytest.mark.parametrize("few", [False, True])
 def test_int8_rounds_each_row_and_each_output_by_its_own_scale(few, constants):
+    skip_without_int8_products()
     layer, _ = made("dense", biases="zeros")
     layer.kernel.assign(layer.kernel * 10.0 ** np.arange(-5, 6))  # outputs of very different sizes
     function, weights = traced(layer, (None, IN), "int8", constants=constants)
@@ -109,6 +111,7 @@ def test_int8_rounds_each_row_and_each_output_by_its_own_scale(few, constants):
 
 
 def test_int8_of_rows_of_zeros_and_of_a_kernel_of_zeros_is_the_bias():
+    skip_without_int8_products()
     layer, _ = made("dense")
     function, _ = traced(layer, (None, IN), "int8")
     assert_close(function(np.zeros((2, IN), "float32")), np.tile(layer.bias, (2, 1)), atol=0, rtol=0)
@@ -125,10 +128,12 @@ def test_bfloat16_rounds_the_inputs_and_the_weights(constants):
     x = np.random.default_rng(2).normal(size=(*FREE, IN)).astype("float32")
     function, weights = traced(layer, shape, "bfloat16", constants=constants)
     rounded = [to_numpy(tf.cast(tf.cast(one, "bfloat16"), "float32")) for one in (x, layer.kernel, layer.bias)]
-    expected = rounded[0] @ rounded[1] + rounded[2]
+    product = rounded[0] @ rounded[1]
+    expected = product + rounded[2]
     got = function(x)
     assert got.dtype == "float32"
-    assert_close(got, expected, atol=0, rtol=2**-7)
+    # Without instructions for bfloat16, TensorFlow cuts the product off, and rounds again behind the bias.
+    assert np.all(np.abs(to_numpy(got) - expected) <= 2**-7 * (np.abs(product) + np.abs(expected)))
     assert np.abs(to_numpy(layer(x)) - expected).max() > 1e-3
     assert weights.size == constants * (2 * (IN * 11 + 11) + 4 * 11)
 
@@ -285,7 +290,7 @@ def test_several_layers_are_computed_together_with_their_variables():
 @pytest.mark.parametrize(("precision", "atol"), [("float32", 1e-5), ("bfloat16", 0.06), ("int8", 0.06)])
 @pytest.mark.parametrize("use_padding", [True, False])
 def test_logits_of_tied_embeddings(precision, atol, constants, use_padding):
-    """In bfloat16 and int8, the table and the hidden states are rounded to bfloat16, and sums are not."""
+    """In bfloat16 and int8, the table and the hidden states are rounded to bfloat16, and sums at their end."""
     import tensorflow as tf
 
     padding = {"padding_id": 3, "zero_padding": True} if use_padding else {}
@@ -306,7 +311,7 @@ def test_logits_of_tied_embeddings(precision, atol, constants, use_padding):
         expected[..., [3] if use_padding else []] = 0
         found = to_numpy(function(x))
         assert found.shape == (*free, 23) and found.dtype == "float32"
-        assert_close(found, expected, atol=atol, rtol=0)
+        assert_close(found, expected, atol=atol, rtol=0 if precision == "float32" else 2**-7)
 
 
 def test_layers_in_half_precision_keep_their_own_products():

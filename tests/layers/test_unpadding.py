@@ -317,7 +317,7 @@ def test_graphs_of_unknown_sizes_give_the_same(jit_compile):
     graph = tf.function(lambda x, mask: skipping(x, mask=mask), signature, jit_compile=jit_compile)
     for batch, length in ((B, T), (2, 7), (1, 1)):
         x, mask = normal(batch, length, D), RIGHT[:batch, :length]
-        assert_close(graph(x, mask), skipping(x, mask=mask), atol=2e-6)
+        assert_close(graph(x, mask), skipping(x, mask=mask), atol=5e-6)
 
 
 @pytest.mark.tensorflow

@@ -24,7 +24,7 @@ from keras_tx.serving.parity import FILE as PARITY_FILE
 from keras_tx.serving.warmup import serialized
 from keras_tx.text import BertTokenizer
 from tests.serving.conftest import only_signatures
-from tests.tools import assert_close, randomize, to_numpy
+from tests.tools import assert_close, has_int8_products, randomize, skip_without_int8_products, to_numpy
 
 pytestmark = pytest.mark.tensorflow
 PROJECTIONS = (HeadProjection, Projection)
@@ -357,6 +357,7 @@ def test_a_full_disk_raises_os_error_and_leaves_nothing(make, tmp_path, limit):
 def test_a_lower_precision_of_products_answers_nearly_the_same_from_smaller_files(
     make, tokenizer, live, tmp_path, precision, constants
 ):
+    skip_without_int8_products(precision)
     model = make(hidden_dim=64, intermediate_dim=128)
     options = {"tokenizer": tokenizer, "labels": LABELS}
     # Of what shares no constants, two parts of the model are enough: one for classes, and one for vectors.
@@ -392,7 +393,7 @@ def test_weights_that_fit_into_no_graph_stay_variables_or_are_refused(make, toke
     monkeypatch.setattr(export_module, "LARGEST", 500)
     monkeypatch.setattr(export_module, "MOST_BY_ITSELF", 500)
     model, options = make(), {"tokenizer": tokenizer}
-    for precision in ("float32", "bfloat16", "int8"):
+    for precision in ("float32", "bfloat16", *(["int8"] if has_int8_products() else [])):
         message = f"put[s] the weights into the graph, .*constant_weights=True, precision='{precision}' for a model of"
         with pytest.raises(ValueError, match=message):
             export(model, tmp_path / "reviews", **options, constant_weights=True, precision=precision)

@@ -134,6 +134,8 @@ def test_a_distribution_strategy_changes_nothing():
             model = compiled(Muon(0.01, ns_steps=2), eager=EAGER and not made)
         ids = np.random.default_rng(0).integers(1, 23, (32, 7))
         model.fit(ids, ids, epochs=2, verbose=0, shuffle=False)
-        made.append(model.get_weights())
+        # The gradient of the bias of keys is zero: its steps are those of rounding errors.
+        made.append([to_numpy(weight) for weight in model.weights if not weight.path.endswith("key/bias")])
+        assert len(made[-1]) == len(model.weights) - 1
     for one, other in zip(*made, strict=True):
         assert_close(one, other, atol=1e-5)

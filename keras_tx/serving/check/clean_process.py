@@ -18,6 +18,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the process that called `check` may
 sys.modules["keras"] = None  # type: ignore[assignment]  # a graph that asks for Keras must fail here
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # last, so that no module in this folder shadows another
 
+import integer_products  # noqa: E402
 import numpy as np  # noqa: E402
 import session  # noqa: E402
 import tensorflow as tf  # noqa: E402
@@ -144,7 +145,8 @@ def _example(text: str) -> bytes:
 
 def _one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
-    return f"{type(error).__name__}: {' '.join(line for line in lines if line)[:500]}"
+    text = " ".join(line for line in lines if line)[:500]
+    return f"{type(error).__name__}: {integer_products.explained(text)}"
 
 
 def _compare_classifier(function: Any, expected: Mapping[str, Any]) -> dict[str, Any]:
