@@ -56,7 +56,7 @@ def test_the_checks_fail_with_a_test_with_a_run_and_without_tests(check, tmp_pat
 
 def test_every_file_that_is_named_exists(check):
     named = [part for _, parts in (*check.RUNS, *check.FAST_RUNS) for part in parts]
-    for part in (*named, *check.NOT_FAST):
+    for part in (*named, *check.NOT_FAST, *check.NOT_ON_TENSORFLOW):
         assert (ROOT / "tests" / part).exists()
 
 
@@ -104,7 +104,10 @@ def test_parts_are_chosen_by_options(check, jobs):
     assert all(command[command.index("-m", 3) + 1] == check.OTHERS for command in elsewhere)
     on_tensorflow = [command for command, backend in found if backend == "tensorflow"]
     assert not any("-m" in command[3:] for command in on_tensorflow)
-    assert all(is_run_once(file, on_tensorflow) for file in files)
+    for file in files:
+        is_elsewhere = file.removeprefix("tests/") in check.NOT_ON_TENSORFLOW
+        assert is_run_once(file, on_tensorflow) is not is_elsewhere
+        assert not is_elsewhere or is_run_once(file, elsewhere)
 
 
 def test_types_and_the_site_are_checked_beside_the_tests(jobs):

@@ -81,8 +81,11 @@ def encoder_signatures(
     def tokenize_in_graph(text: Tensor) -> tuple[Tensor, Tensor]:  # one trace serves all signatures
         return encoder.tokenize(tokenizer, text)
 
+    tokenize_once = _last_call_kept(lambda text: encoder.tokenize(tokenizer, text))
+
     def tokenize(text: Tensor) -> tuple[Tensor, Tensor]:
-        return tokenize_in_graph(text) if tf.inside_function() else encoder.tokenize(tokenizer, text)
+        found: tuple[Tensor, Tensor] = (tokenize_in_graph if tf.inside_function() else tokenize_once)(text)
+        return found
 
     def token_strings(ids: Tensor) -> Tensor:
         return tf.gather(tf.constant(tokenizer.vocabulary), ids)
@@ -143,16 +146,26 @@ def _traced_once(part: Outputs, padding_id: int, length: int | None, *, constant
         with contextlib.nullcontext() if constants else exported_weights.only_variables():
             return part(ids, segments, padding_id=padding_id)
 
-    last: tuple[Any, Any] = (None, None)  # a call, and what it returned
+    run_once = _last_call_kept(lambda ids, segments: part(ids, segments, padding_id=padding_id))
 
     def run(ids: Tensor, segments: Tensor) -> Any:
+        return (traced if tf.inside_function() else run_once)(ids, segments)
+
+    return run
+
+
+def _last_call_kept(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The eager `function`, which returns again what it returned if the call before had the same tensors.
+
+    `parity` asks all signatures about one text after another, and most of them need the same ids and outputs.
+    """
+    last: tuple[Any, Any] = (None, None)  # a call, and what it returned
+
+    def run(*tensors: Tensor) -> Any:
         nonlocal last
-        if tf.inside_function():
-            return traced(ids, segments)
-        # `parity` asks all signatures about one text after another, and most of them need the same outputs.
-        call = [(tuple(x.shape), x.numpy().tobytes()) for x in (ids, segments)]
+        call = [(tuple(x.shape), x.numpy().tolist()) for x in tensors]
         if call != last[0]:
-            last = call, part(ids, segments, padding_id=padding_id)
+            last = call, function(*tensors)
         return last[1]
 
     return run

@@ -92,8 +92,8 @@ def export(
             token a scale for its inputs; this process and the server then must run on an x86 processor with VNNI or
             AMX instructions, and TensorFlow must use oneDNN, as it does there on Linux. The logits of tied embeddings
             are products in bfloat16 in both cases, beside the float32 table that ids look up.
-        constant_weights: whether the graph has the weights of matrix products as constants, which TensorFlow on x86
-            processors arranges in memory once instead of in every call. Short texts gain most. A server needs about
+        constant_weights: whether the graph has the weights of matrix products as constants, which oneDNN, where
+            TensorFlow uses it, arranges in memory once instead of in every call. Short texts gain most. A server needs about
             eight times the memory of the weights for it, and its first call takes longer. A server whose environment
             has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1 does the same with variables, without that cost. None: for encoder
             models with at most 16 MB of such weights.

@@ -106,18 +106,6 @@ def test_samples_with_looked_up_drafts_are_those_of_the_seed(lm):
             assert_close(found_scores, scores, atol=1e-5)
 
 
-def test_compiled_loops_generate_the_same_tokens(lm, draft_model, request):
-    prompts = np.array([[5, 7, 11, 3, 17, 5, 7]])
-    options = {"max_new_tokens": NEW, "forced_tokens": {2: 5, 3: 7}}
-    sample = Sample(0.7, top_k=9, seed=3)
-    strategies = [Speculative(sample, num_draft_tokens=DRAFTS, draft_model=draft) for draft in (None, draft_model)]
-    found = [generate(lm, prompts, strategy, **options) for strategy in strategies]
-    vars(lm).pop("_keras_tx_loops")
-    request.getfixturevalue("eager")
-    np.testing.assert_array_equal(found[0], generate(lm, prompts, sample, **options))
-    np.testing.assert_array_equal(found[1], generate(lm, prompts, strategies[1], **options))
-
-
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.usefixtures("eager")
 def test_right_drafts_save_steps(monkeypatch, batch_size):
