@@ -93,10 +93,10 @@ def export(
             AMX instructions, and TensorFlow must use oneDNN, as it does there on Linux. The logits of tied embeddings
             are products in bfloat16 in both cases, beside the float32 table that ids look up.
         constant_weights: whether the graph has the weights of matrix products as constants, which oneDNN, where
-            TensorFlow uses it, arranges in memory once instead of in every call. Short texts gain most. A server needs about
-            eight times the memory of the weights for it, and its first call takes longer. A server whose environment
-            has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1 does the same with variables, without that cost. None: for encoder
-            models with at most 16 MB of such weights.
+            TensorFlow uses it, arranges in memory once instead of in every call. Short texts gain most. A server needs
+            about eight times the memory of the weights for it, and its first call takes longer. A server whose
+            environment has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1 does the same with variables, without that cost. None:
+            for encoder models with at most 16 MB of such weights.
         format: "tf_saved_model", or "onnx" for ONNX Runtime: model.onnx with the inputs and outputs of the model by
             name, and the tokenizer's files, which transformers and `keras_tx.text.load_tokenizer` load. For models
             that classify or encode, in float32, on Keras' TensorFlow backend; needs the extra `formats` and
