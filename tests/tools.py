@@ -35,9 +35,9 @@ def has_int8_products():
 
 
 def skip_without_int8_products(precision="int8"):
-    """Skips the test that calls it, if this precision is int8, where TensorFlow multiplies no integers exactly."""
+    """Skips the test that calls it if this precision is int8, where TensorFlow does not multiply it exactly."""
     if precision == "int8" and not has_int8_products():
-        pytest.skip("TensorFlow has no exact products of integers on this processor")
+        pytest.skip("TensorFlow does not multiply int8 matrices exactly on this processor")
 
 
 def normal(*shape, seed=0):

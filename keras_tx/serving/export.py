@@ -107,9 +107,9 @@ def export(
 
     Raises:
         TypeError: the model is not functional, or a tokenizer does not run in a graph.
-        ValueError: the constants that are asked for would need 2 GiB; TensorFlow has no exact products of integers in
-            this process, for "int8"; arguments do not match the model or each other,
-            outputs of the model depend on padding, an operation cannot run on an unmodified server, or a warm-up
+        ValueError: the constants that are asked for would need 2 GiB; for "int8", TensorFlow does not multiply int8
+            matrices exactly in this process; arguments do not match the model or each other, outputs of the model
+            depend on padding, an operation cannot run on an unmodified server, or a warm-up
             request fails.
         OSError: the folder cannot be written, or the disk is full.
 
@@ -242,7 +242,7 @@ def _traced(
 
     Raises:
         ValueError: constants or a lower precision are asked for, and the model does not compute in float32, or the
-            constants would need 2 GiB; or TensorFlow has no exact products of integers in this process, for int8.
+            constants would need 2 GiB; or TensorFlow does not multiply int8 matrices exactly.
     """
 
     def trace() -> dict[str, Any]:

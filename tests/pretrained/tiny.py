@@ -92,8 +92,8 @@ def reference(name):
 
 
 def tolerance(name):
-    """Eight times the error of float32 in transformers, and at least 2e-5."""
-    return max(2e-5, 8 * float(reference(name)["float32_error"]))
+    """Four times the error of float32 in transformers, and at least 2e-5."""
+    return max(2e-5, 4 * float(reference(name)["float32_error"]))
 
 
 def inputs_of(name, model):
@@ -121,7 +121,8 @@ def assert_equals_reference(outputs, name, atol=None, only=None):
             assert ours.shape == theirs.shape
             by_token = mask is not None and theirs.shape[:2] == mask.shape
             real = mask.astype("bool") if by_token else ...
-            np.testing.assert_allclose(ours[real], theirs[real], rtol=0, atol=atol, err_msg=f"{name}: {key}")
+            # The error is that of logits; hidden states of T5 are larger.
+            np.testing.assert_allclose(ours[real], theirs[real], rtol=2e-6, atol=atol, err_msg=f"{name}: {key}")
     return compared
 
 

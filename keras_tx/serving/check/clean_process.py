@@ -145,8 +145,9 @@ def _example(text: str) -> bytes:
 
 def _one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
-    text = " ".join(line for line in lines if line)[:500]
-    return f"{type(error).__name__}: {integer_products.explained(text)}"
+    text = " ".join(line for line in lines if line)
+    explanation = integer_products.explained(text)[len(text) :]
+    return f"{type(error).__name__}: {text[:500]}{explanation}"
 
 
 def _compare_classifier(function: Any, expected: Mapping[str, Any]) -> dict[str, Any]:
