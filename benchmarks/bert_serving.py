@@ -129,7 +129,10 @@ def peers(model: torch.nn.Module, tokenizer: object, folder: Path) -> dict[str, 
 def main() -> None:
     parser = alternating.parser(__doc__)
     parser.add_argument(
-        "--precision", nargs="*", default=["float32", "bfloat16", "unset"], help="float32, bfloat16, int8, unset"
+        "--precision",
+        nargs="*",
+        default=["float32", "bfloat16", "unset"],
+        help="float32, bfloat16, int8 (needs VNNI), unset",
     )
     parser.add_argument("--layers", type=int, default=12, help="12 are those of BERT-base")
     parser.add_argument("--texts", type=int, default=10, help="requests in a round")

@@ -10,8 +10,8 @@ All models have random weights of the dtype policy. keras_tx and KerasHub's GPT2
 their defaults: on TensorFlow and JAX both are compiled by XLA. --transformers and --ctranslate2 (`pip install
 ctranslate2 transformers torch`) add these peers, --int8 adds keras_tx with int8 weights, quantized by Keras. --exported
 adds keras_tx exported in these precisions, which answers in a process without Keras and with XLA off, as on an
-unmodified server whose environment has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1. The limit is a decode step that does nothing
-but read each weight once.
+unmodified server whose environment has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1; int8 needs a processor with VNNI. The limit
+is a decode step that does nothing but read each weight once.
 """
 
 import argparse
