@@ -2,6 +2,7 @@ import keras
 import pytest
 
 from keras_tx.generation import compiled_loop
+from tests.generation import built
 
 
 @pytest.fixture
@@ -12,3 +13,15 @@ def eager(monkeypatch):
     """
     if keras.backend.backend() == "tensorflow":
         monkeypatch.setattr(compiled_loop, "_compiled", lambda function, model, jit_compile: function)
+
+
+@pytest.fixture(scope="module")
+def lm():
+    keras.utils.set_random_seed(7)  # fixtures of modules come before that of each test
+    return built.made("causal_lm")
+
+
+@pytest.fixture(scope="module")
+def draft_model():
+    keras.utils.set_random_seed(9)
+    return built.made("untied")

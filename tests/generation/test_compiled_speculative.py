@@ -6,7 +6,6 @@
 import itertools
 from collections import Counter
 
-import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -16,25 +15,8 @@ from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.speculative_loop import SpeculativeLoop
 from keras_tx.models import CausalLM
 from tests.generation import built
+from tests.generation.test_speculative import DRAFTS, PROMPTS, RULES, SHORT, SOURCES
 from tests.tools import assert_close, randomize, to_numpy
-
-PROMPTS, SOURCES = [[5, 7, 11, 3, 17, 5, 7], [9], [2, 2, 13]], [[4, 3, 21], [8, 28, 6, 1, 26], [12]]
-RULES = {"stop_tokens": (8, 11, 5), "repetition_penalty": 1.2, "no_repeat_ngram_size": 4, "forced_tokens": {1: 9}}
-RULES |= {"min_new_tokens": 3, "forbidden_tokens": [0, (5, 6)]}
-DRAFTS = 3
-SHORT = {"max_new_tokens": 6, "jit_compile": False}
-
-
-@pytest.fixture(scope="module")
-def lm():
-    keras.utils.set_random_seed(7)  # fixtures of modules come before that of each test
-    return built.made("causal_lm")
-
-
-@pytest.fixture(scope="module")
-def draft_model():
-    keras.utils.set_random_seed(9)
-    return built.made("untied")
 
 
 def test_compiled_loops_generate_the_same_tokens(lm, draft_model, request):

@@ -24,18 +24,6 @@ EAGER = {"max_new_tokens": NEW, "jit_compile": False}
 SHORT = {**EAGER, "max_new_tokens": 6}  # two steps with right drafts; an eager step takes a twentieth of a second
 
 
-@pytest.fixture(scope="module")
-def lm():
-    keras.utils.set_random_seed(7)  # fixtures of modules come before that of each test
-    return built.made("causal_lm")
-
-
-@pytest.fixture(scope="module")
-def draft_model():
-    keras.utils.set_random_seed(9)
-    return built.made("untied")
-
-
 def permuted(size=V, sources=False):
     """A model that continues each token with a fixed other one, and that other tokens do not change."""
     ids, source = built.ids_of("target"), built.ids_of("source")
