@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import keras
 
-from keras_tx.text.byte_pair_graph import BytePairGraph, decoders, unsupported_parts
-from keras_tx.text.definition import OF_PIECES, special_tokens
+from keras_tx.text.byte_pair_graph import BytePairGraph, unsupported_parts
+from keras_tx.text.definition import OF_PIECES, decoders, special_tokens, types_of_steps
 from keras_tx.text.files import read_settings
 from keras_tx.text.json_tokenizer import JsonTokenizer, constructor_arguments
 from keras_tx.text.tokenizer_json import read_merges_files, read_tokenizer_json
@@ -97,8 +97,7 @@ class BytePairTokenizer(JsonTokenizer):
             split_special_tokens=split_special_tokens,
         )
         if not is_byte_level(self.parts):
-            found = {"model": self.parts["model"]["type"], "decoder": (self.parts["decoder"] or {}).get("type")}
-            raise ValueError(f"`definition` must be byte-level byte pairs. Received: {found}")
+            raise ValueError(f"`definition` must be byte-level byte pairs. Received: {types_of_steps(self.parts)}")
 
     @classmethod
     def train(

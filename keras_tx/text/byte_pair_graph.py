@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx.optional import Lazy
+from keras_tx.text.definition import decoders
 from keras_tx.text.graph_ops import (
     MAX_INT64,
     SPACES,
@@ -202,14 +203,6 @@ def unsupported_parts(parts: dict[str, Any], added: list[dict[str, Any]]) -> str
     if _pattern_and_prefix(parts["pre_tokenizer"])[0] not in SUPPORTED_PATTERNS:
         return f"its pre-tokenizer is {parts['pre_tokenizer']}"
     return unsupported_added_tokens(added)
-
-
-def decoders(parts: dict[str, Any]) -> list[dict[str, Any]]:
-    """The steps of the decoder in the content of a tokenizer.json."""
-    decoder = parts.get("decoder") or {}
-    steps: Any = decoder.get("decoders") if decoder.get("type") == "Sequence" else [decoder]
-    is_right = isinstance(steps, list) and all(isinstance(step, dict) for step in steps)
-    return list(steps) if is_right else []
 
 
 def _pattern_and_prefix(pre_tokenizer: dict[str, Any] | None) -> tuple[str, bool]:

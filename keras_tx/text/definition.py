@@ -167,3 +167,17 @@ def _template(special: dict[str, str], side: str) -> list[dict[str, Any]]:
         for role in ("cls_token", "sep_token")
     )
     return [*before, {"Sequence": {"id": side, "type_id": kind}}, *after]
+
+
+def decoders(parts: dict[str, Any]) -> list[dict[str, Any]]:
+    """The steps of the decoder in the content of a tokenizer.json."""
+    decoder = parts.get("decoder") or {}
+    steps: Any = decoder.get("decoders") if decoder.get("type") == "Sequence" else [decoder]
+    is_right = isinstance(steps, list) and all(isinstance(step, dict) for step in steps)
+    return list(steps) if is_right else []
+
+
+def types_of_steps(parts: dict[str, Any]) -> dict[str, Any]:
+    """The types of the model and the decoder in the content of a tokenizer.json, for an error; a list of a sequence."""
+    kind, steps = (parts["decoder"] or {}).get("type"), [step.get("type") for step in decoders(parts)]
+    return {"model": parts["model"]["type"], "decoder": steps if kind == "Sequence" and steps else kind}

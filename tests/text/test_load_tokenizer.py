@@ -134,6 +134,10 @@ def test_a_definition_of_another_kind(made):
         ValueError, match="must be byte-level byte pairs. Received: {'model': 'Unigram', 'decoder': 'Meta"
     ):
         text.BytePairTokenizer(t5)
+    steps = [{"type": "ByteFallback"}, {"type": "Fuse"}]
+    pieces = json.loads(gpt2) | {"decoder": {"type": "Sequence", "decoders": steps}}
+    with pytest.raises(ValueError, match=r"Received: {'model': 'BPE', 'decoder': \['ByteFallback', 'Fuse'\]}"):
+        text.BytePairTokenizer(json.dumps(pieces))
     with pytest.raises(
         ValueError, match="must be a SentencePiece model's. Received: {'model': 'BPE', 'decoder': 'Byte"
     ):
