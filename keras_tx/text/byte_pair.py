@@ -11,7 +11,7 @@ from typing import Any, Self
 import keras
 
 from keras_tx.text.byte_pair_graph import BytePairGraph, unsupported_parts
-from keras_tx.text.definition import OF_PIECES, decoders, special_tokens, types_of_steps
+from keras_tx.text.definition import OF_PIECES, decoders, model_and_decoder, special_tokens
 from keras_tx.text.files import read_settings
 from keras_tx.text.json_tokenizer import JsonTokenizer, constructor_arguments
 from keras_tx.text.tokenizer_json import read_merges_files, read_tokenizer_json
@@ -97,7 +97,7 @@ class BytePairTokenizer(JsonTokenizer):
             split_special_tokens=split_special_tokens,
         )
         if not is_byte_level(self.parts):
-            raise ValueError(f"`definition` must be byte-level byte pairs. Received: {types_of_steps(self.parts)}")
+            raise ValueError(f"`definition` must be byte-level byte pairs. Received: {model_and_decoder(self.parts)}")
 
     @classmethod
     def train(

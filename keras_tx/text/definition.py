@@ -1,4 +1,7 @@
-"""Builds the content of a tokenizer.json: a model, the steps before and after it, and special tokens around texts."""
+"""The content of a tokenizer.json: a model, the steps before and after it, and special tokens around texts.
+
+It is built here for tokenizers of words and characters, and read for what its decoder is.
+"""
 
 import json
 from pathlib import Path
@@ -177,7 +180,7 @@ def decoders(parts: dict[str, Any]) -> list[dict[str, Any]]:
     return list(steps) if is_right else []
 
 
-def types_of_steps(parts: dict[str, Any]) -> dict[str, Any]:
-    """The types of the model and the decoder in the content of a tokenizer.json, for an error; a list of a sequence."""
+def model_and_decoder(parts: dict[str, Any]) -> dict[str, Any]:
+    """The type of the model and of the decoder, for errors; of a decoder that is a Sequence, the types of its steps."""
     kind, steps = (parts["decoder"] or {}).get("type"), [step.get("type") for step in decoders(parts)]
     return {"model": parts["model"]["type"], "decoder": steps if kind == "Sequence" and steps else kind}

@@ -10,7 +10,7 @@ from typing import Any, Self
 import keras
 
 from keras_tx.text.byte_pair import is_byte_level
-from keras_tx.text.definition import OF_PIECES, special_tokens, types_of_steps
+from keras_tx.text.definition import OF_PIECES, model_and_decoder, special_tokens
 from keras_tx.text.files import read_settings
 from keras_tx.text.json_tokenizer import JsonTokenizer, constructor_arguments
 from keras_tx.text.sentencepiece_graph import SentencePieceGraph
@@ -98,7 +98,7 @@ class SentencePieceTokenizer(JsonTokenizer):
             split_special_tokens=split_special_tokens,
         )
         if not is_sentence_piece(self.parts):
-            raise ValueError(f"`definition` must be a SentencePiece model's. Received: {types_of_steps(self.parts)}")
+            raise ValueError(f"`definition` must be a SentencePiece model's. Received: {model_and_decoder(self.parts)}")
         check_normalizer(self.parts["normalizer"], "definition")
 
     @classmethod

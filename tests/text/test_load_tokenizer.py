@@ -136,8 +136,9 @@ def test_a_definition_of_another_kind(made):
         text.BytePairTokenizer(t5)
     steps = [{"type": "ByteFallback"}, {"type": "Fuse"}]
     pieces = json.loads(gpt2) | {"decoder": {"type": "Sequence", "decoders": steps}}
-    with pytest.raises(ValueError, match=r"Received: {'model': 'BPE', 'decoder': \['ByteFallback', 'Fuse'\]}"):
-        text.BytePairTokenizer(json.dumps(pieces))
+    for refuses in (text.BytePairTokenizer, text.SentencePieceTokenizer):
+        with pytest.raises(ValueError, match=r"Received: {'model': 'BPE', 'decoder': \['ByteFallback', 'Fuse'\]}"):
+            refuses(json.dumps(pieces))
     with pytest.raises(
         ValueError, match="must be a SentencePiece model's. Received: {'model': 'BPE', 'decoder': 'Byte"
     ):
