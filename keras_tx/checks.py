@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from numbers import Integral, Real
 from typing import Any
 
-from keras_tx.keras_internals import layers_within
+from keras_tx.internals.keras_models import layers_within
 
 
 def positive_int(name: str, value: Any, none: bool = False, most: float = math.inf) -> Any:

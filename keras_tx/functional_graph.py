@@ -9,8 +9,8 @@ from typing import Any
 
 import keras
 
-from keras_tx import keras_internals
-from keras_tx.keras_internals import Call, functional_model
+from keras_tx.internals import keras_models
+from keras_tx.internals.keras_models import Call, functional_model
 from keras_tx.types import Tensor
 
 
@@ -21,7 +21,7 @@ def source_of(tensor: Any, inside_models: bool = False) -> Call | None:
         tensor: symbolic.
         inside_models: for a tensor that a nested model returned, whether to return the call inside that model.
     """
-    made = keras_internals.call_that_made(tensor)
+    made = keras_models.call_that_made(tensor)
     if made is None:
         return None
     call, place = made
@@ -31,7 +31,7 @@ def source_of(tensor: Any, inside_models: bool = False) -> Call | None:
 
 def consumers_of(tensor: Any, model: Any) -> Iterator[Call]:
     """The calls of a functional `model` that consume a tensor; nested models are replaced by the calls inside them."""
-    for call in keras_internals.calls_with(tensor):
+    for call in keras_models.calls_with(tensor):
         if call.operation not in model.operations:  # several models may share an input
             continue
         nested = functional_model(call.operation)
@@ -101,7 +101,7 @@ class FunctionalGraph:
     def _inline(self, model: Any, inputs: Iterable[int]) -> list[int]:
         """Adds the nodes of `model`, whose inputs are the values of these numbers; returns those of its outputs."""
         numbers = dict(zip((id(x) for x in model.inputs), inputs, strict=True))
-        for call in keras_internals.calls_in_order(model):
+        for call in keras_models.calls_in_order(model):
             if not call.inputs or any(id(x) not in numbers for x in call.inputs):
                 continue
             nested = functional_model(call.operation)

@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from keras_tx import distribute_internals, training_internals
+from keras_tx.internals import keras_replicas, keras_training
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -33,7 +33,7 @@ def remember(strategy: Any) -> None:
 
 def guard_training() -> None:
     """Mends Keras in this process, and lets `fit` and the like of every model check what a strategy needs."""
-    distribute_internals.mend()
+    keras_replicas.mend()
     for name in _METHODS:
         if name not in _guarded:
             _guarded.add(name)
@@ -60,7 +60,7 @@ def check_training(model: Any, method: str, arguments: Mapping[str, Any]) -> Non
             "`keras_tx.distribution.mirrored_strategy()` or `multi_worker_strategy()`, or the JAX backend. Received: "
             f"keras.distribution.distribution()={distribution!r}"
         )
-    strategy = distribute_internals.strategy_of(model)
+    strategy = keras_replicas.strategy_of(model)
     if strategy is None:
         _check_that_no_scope_is_meant(model, method)
     else:
@@ -75,7 +75,7 @@ def _with_guard(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         check_training(self, name, signature.bind(self, *args, **kwargs).arguments)
-        strategy = distribute_internals.strategy_of(self)
+        strategy = keras_replicas.strategy_of(self)
         if strategy is None:
             return method(self, *args, **kwargs)
         try:
@@ -95,7 +95,7 @@ def _with_guard(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check_that_no_scope_is_meant(model: Any, method: str) -> None:
     """Raises or warns if a model outside of all scopes was meant to be under a strategy."""
-    optimizer = distribute_internals.strategy_of_optimizer(getattr(model, "optimizer", None))
+    optimizer = keras_replicas.strategy_of_optimizer(getattr(model, "optimizer", None))
     if method.startswith("predict"):  # works, on one device
         return
     if tf.distribute.has_strategy() or (optimizer is not None and type(optimizer) is not _default()):
@@ -108,7 +108,7 @@ def _check_that_no_scope_is_meant(model: Any, method: str) -> None:
         f"`{method}` trains the model {model.name!r} in this process alone, because it was made outside of the scope "
         "of the strategy: make or load it, and compile it, inside `with strategy.scope():`."
     )
-    if any(map(distribute_internals.is_multi_worker, several)):
+    if any(map(keras_replicas.is_multi_worker, several)):
         raise ValueError(text)
     if several:
         warnings.warn(text, stacklevel=3)
@@ -126,9 +126,7 @@ def _check(model: Any, strategy: Any, method: str, arguments: Mapping[str, Any])
             f"Received: model {model.name!r}"
         )
     optimizer = getattr(model, "optimizer", None)
-    metrics = [
-        one for one in distribute_internals.metrics_compiled_with(model) if isinstance(one, keras.metrics.Metric)
-    ]
+    metrics = [one for one in keras_replicas.metrics_compiled_with(model) if isinstance(one, keras.metrics.Metric)]
     parts = {"model": [model], "optimizer": [optimizer, getattr(optimizer, "inner_optimizer", None)], "metric": metrics}
     for kind, owners in parts.items():
         for variable in [one for owner in owners for one in getattr(owner, "variables", ())]:
@@ -160,7 +158,7 @@ def _weigh_batches(model: Any, strategy: Any) -> None:
     losses = [one for one in keras.tree.flatten(getattr(model, "loss", None)) if one is not None]
     divides = bool(losses) and all(getattr(one, "counts_over_replicas", False) for one in losses)
     if divides and strategy.num_replicas_in_sync > 1 and not getattr(model, "counts_over_replicas", False):
-        training_internals.wrap_loss_trackers(model, _by_rows)
+        keras_training.wrap_loss_trackers(model, _by_rows)
 
 
 def _by_rows(update: Callable[..., None]) -> Callable[..., None]:
@@ -180,7 +178,7 @@ def _batch_size(arguments: Mapping[str, Any]) -> int | None:
     """The size of the batches that `fit` is given or makes; None if it is not known."""
     x = arguments.get("x")
     if isinstance(x, tf.data.Dataset):
-        return distribute_internals.batch_size_of(x)
+        return keras_replicas.batch_size_of(x)
     is_array = any(hasattr(one, "shape") for one in keras.tree.flatten(x))
     return (arguments.get("batch_size") or 32) if is_array else None  # 32 is the default of Keras
 
@@ -188,7 +186,7 @@ def _batch_size(arguments: Mapping[str, Any]) -> int | None:
 def _lost_worker(strategy: Any, error: Exception) -> Exception | None:
     """The error to raise if `error` says that another worker is gone."""
     kinds = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError)
-    if not isinstance(error, kinds) or not distribute_internals.is_multi_worker(strategy):
+    if not isinstance(error, kinds) or not keras_replicas.is_multi_worker(strategy):
         return None
     resolver = strategy.cluster_resolver
     jobs = resolver.cluster_spec().as_dict()

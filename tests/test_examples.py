@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_tx.graph_internals import unoptimized
+from keras_tx.internals.tensorflow_graphs import unoptimized
 from keras_tx.serving.check import audit
 from tests import made_tables
 

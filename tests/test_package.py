@@ -21,8 +21,7 @@ FILES = sorted((ROOT / "keras_tx").rglob("*.py"))
 ORDER = [
     ["types", "version"],
     ["optional"],
-    ["training_internals"],
-    ["distribute_internals", "graph_internals", "keras_internals"],
+    ["internals"],
     ["under_strategy"],
     ["checks", "disk", "functional_graph", "json_text", "locks", "progress"],
     ["text"],

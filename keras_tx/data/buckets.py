@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_tx import training_internals
 from keras_tx.checks import positive_int
 from keras_tx.data.filling import fill_batches
+from keras_tx.internals import keras_training
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -72,7 +72,7 @@ def bucket_by_length(
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(f"`dataset` must be a tf.data.Dataset. Received: dataset={dataset!r}")
-    training_internals.let_data_end()
+    keras_training.let_data_end()
     extended = _extended_boundaries(boundaries)
     sizes = _batch_sizes(batch_size, max_tokens, boundaries, extended)
     if length is None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_tx import training_internals
 from keras_tx.checks import one_of, positive_int
 from keras_tx.data.filling import fill_batches
+from keras_tx.internals import keras_training
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -94,7 +94,7 @@ def pack_sequences(
 
     if isinstance(sequences, tf.data.Dataset):
         _parts(sequences.element_spec, _check_rank)
-        training_internals.let_data_end()
+        keras_training.let_data_end()
         packed = sequences.ragged_batch(window).map(pack, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
         return packed if multiple_of is None else _filled(packed, multiple_of, padding_id, last_label)
     parts = _parts(sequences, _in_memory)

@@ -7,8 +7,9 @@ from typing import Any
 
 import keras
 
-from keras_tx import checks, distribute_internals
+from keras_tx import checks
 from keras_tx.distribution import cluster
+from keras_tx.internals import keras_replicas
 from keras_tx.optional import Lazy
 from keras_tx.under_strategy import guard_training, remember
 
@@ -56,7 +57,7 @@ def mirrored_strategy(devices: Sequence[str] | None = None) -> Any:
             stacklevel=2,
         )
     guard_training()
-    with distribute_internals.fresh_collective_keys(tf.distribute.MirroredStrategy):
+    with keras_replicas.fresh_collective_keys(tf.distribute.MirroredStrategy):
         strategy = tf.distribute.MirroredStrategy(devices)
     remember(strategy)
     return strategy
@@ -107,7 +108,7 @@ def multi_worker_strategy(
     else:
         jobs = cluster_resolver.cluster_spec().as_dict()
         tasks = cluster.checked(jobs, cluster_resolver.task_type, cluster_resolver.task_id, "`cluster_resolver`")
-    if distribute_internals.tensorflow_has_started():
+    if keras_replicas.tensorflow_has_started():
         raise RuntimeError(
             "`multi_worker_strategy` must be called before anything else uses TensorFlow in this process: before "
             "tensors, data sets, layers and models are made, and in a notebook after a restart of the kernel."
@@ -119,8 +120,8 @@ def multi_worker_strategy(
         "cluster_register_timeout_in_ms": int(1000 * timeout),
     }
     with (
-        distribute_internals.fresh_collective_keys(tf.distribute.MultiWorkerMirroredStrategy),
-        distribute_internals.coordination_options(**milliseconds),
+        keras_replicas.fresh_collective_keys(tf.distribute.MultiWorkerMirroredStrategy),
+        keras_replicas.coordination_options(**milliseconds),
     ):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver, communication_options)
     remember(strategy)

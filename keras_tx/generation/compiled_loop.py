@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_tx.generation.decode_loop import DecodeLoop
-from keras_tx.graph_internals import shared_shapes
+from keras_tx.internals.tensorflow_graphs import shared_shapes
 from keras_tx.layers import xla
 from keras_tx.locks import all_locked
 from keras_tx.optional import Lazy

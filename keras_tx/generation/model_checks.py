@@ -5,9 +5,9 @@ from typing import Any, NoReturn
 
 import keras
 
-from keras_tx import keras_internals
 from keras_tx.functional_graph import Node
 from keras_tx.generation.operations import compared_with
+from keras_tx.internals import keras_models
 from keras_tx.layers import MultiHeadAttention
 
 MASKS = ("mask", "query_mask", "value_mask", "key_mask")  # call arguments of the layers with a cache
@@ -15,7 +15,7 @@ MASKS = ("mask", "query_mask", "value_mask", "key_mask")  # call arguments of th
 
 def checked_functional(model: Any) -> Any:
     """The functional model that `model` is, or that a `Sequential` contains."""
-    functional = keras_internals.functional_model(model)
+    functional = keras_models.functional_model(model)
     if functional is None:
         raise TypeError(f"`model` must be a functional keras.Model, built. Received: model={model!r}")
     return functional

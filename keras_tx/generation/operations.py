@@ -5,8 +5,8 @@ from typing import Any
 
 import keras
 
-from keras_tx import keras_internals
 from keras_tx.functional_graph import Node
+from keras_tx.internals import keras_models
 from keras_tx.layers import (
     Decoder,
     DecoderLayer,
@@ -51,10 +51,10 @@ _TREATING_EACH_TOKEN_SEPARATELY = (
 def is_known(operation: Any) -> bool:
     """Whether it is known which tokens the operation mixes. A model with unknown operations is tested numerically."""
     if isinstance(operation, keras.layers.Activation):
-        return keras_internals.is_of_keras(operation.activation)
+        return keras_models.is_of_keras(operation.activation)
     if type(operation).__module__.startswith("keras_tx."):
         return True
-    return type(operation) in (*_TREATING_EACH_TOKEN_SEPARATELY, keras_internals.NOT_EQUAL)
+    return type(operation) in (*_TREATING_EACH_TOKEN_SEPARATELY, keras_models.NOT_EQUAL)
 
 
 def looks_at_other_tokens(operation: Any) -> bool:
@@ -63,7 +63,7 @@ def looks_at_other_tokens(operation: Any) -> bool:
 
 def layers_within(operation: Any) -> list[Any]:
     """A layer and the layers within it; none for another operation."""
-    return keras_internals.layers_within(operation) if isinstance(operation, keras.layers.Layer) else []
+    return keras_models.layers_within(operation) if isinstance(operation, keras.layers.Layer) else []
 
 
 def memory_values(node: Node) -> list[int]:
@@ -76,7 +76,7 @@ def memory_values(node: Node) -> list[int]:
 def compared_with(node: Node) -> int | float | None:
     """The number that a node `x != number` compares with; None for any other node."""
     numbers = [x for x in (*node.args, *node.kwargs.values()) if isinstance(x, (int, float))]
-    return numbers[0] if type(node.operation) is keras_internals.NOT_EQUAL and numbers else None
+    return numbers[0] if type(node.operation) is keras_models.NOT_EQUAL and numbers else None
 
 
 def embedding_of(value: int, nodes: Iterable[Node]) -> Any | None:

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_tx import checks
-from keras_tx.keras_internals import layers_within, replace_dtype_policy
+from keras_tx.internals.keras_models import layers_within, replace_dtype_policy
 from keras_tx.layers.precision import wide_dtype
 
 _OF_KERAS = ("activity_regularizer", "autocast", "dtype", "input_dim", "input_shape", "name", "trainable")

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_tx.keras_internals import FixedSeed
+from keras_tx.internals.keras_models import FixedSeed
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 

@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 from keras_tx import checks
-from keras_tx.graph_internals import traces_for_xla
+from keras_tx.internals.tensorflow_graphs import traces_for_xla
 from keras_tx.layers import exported_weights, masks
 from keras_tx.layers.attention.dispatch import uses_blocks
 from keras_tx.layers.attention.parts import can_attend_in_parts

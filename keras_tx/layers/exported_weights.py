@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tx.graph_internals import numbered_constant, quantized_constant
+from keras_tx.internals.tensorflow_graphs import numbered_constant, quantized_constant
 from keras_tx.layers import activations
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor

@@ -15,7 +15,14 @@ import keras
 from keras import ops
 
 from keras_tx.functional_graph import source_of
-from keras_tx.keras_internals import Call, call_that_made, functional_model, get_keras_mask, is_of_keras, layers_within
+from keras_tx.internals.keras_models import (
+    Call,
+    call_that_made,
+    functional_model,
+    get_keras_mask,
+    is_of_keras,
+    layers_within,
+)
 from keras_tx.layers import masks
 from keras_tx.layers.mask_trial import Finding, Patterns, Source, examine, patterns_in_trials, sizes_in_trials
 from keras_tx.layers.trial_runs import Sizes

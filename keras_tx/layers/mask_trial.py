@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tx.keras_internals import Call
+from keras_tx.internals.keras_models import Call
 from keras_tx.layers.trial_runs import Arrays, Runner, Sizes, draw, kind_of, quietly, redraw
 
 _BATCH, _LENGTH = 2, 12  # in place of sizes that are not known

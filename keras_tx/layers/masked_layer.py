@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tx.keras_internals import (
+from keras_tx.internals.keras_models import (
     get_keras_mask,
     keep_call_arguments,
     let_models_pass_masks_on,

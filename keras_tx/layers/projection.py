@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import ops, quantizers
 
-from keras_tx.keras_internals import embeddings_of
+from keras_tx.internals.keras_models import embeddings_of
 from keras_tx.layers import activations, exported_weights, xla
 from keras_tx.layers.loops import product
 from keras_tx.layers.quantization import Quantizable

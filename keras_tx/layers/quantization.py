@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops, quantizers
 
-from keras_tx.keras_internals import delete_variable, kernel_of
+from keras_tx.internals.keras_models import delete_variable, kernel_of
 from keras_tx.layers.configs import take_own_policy
 from keras_tx.layers.splitting import Splittable
 from keras_tx.types import Shape

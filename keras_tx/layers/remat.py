@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from keras_tx import checks
-from keras_tx.keras_internals import layers_within
+from keras_tx.internals.keras_models import layers_within
 from keras_tx.layers.dropout import Dropout, given_seeds
 from keras_tx.types import Tensor
 

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tx.keras_internals import get_keras_mask, is_of_keras, layers_within, set_keras_mask, without_autocast
+from keras_tx.internals.keras_models import get_keras_mask, is_of_keras, layers_within, set_keras_mask, without_autocast
 from keras_tx.layers import xla
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor

@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from keras_tx.keras_internals import layout_map_of, variables_initialized_at_end, weight_path
+from keras_tx.internals.keras_models import layout_map_of, variables_initialized_at_end, weight_path
 from keras_tx.types import Shape
 
 _KERNELS = ("kernel", "embeddings")

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tx.keras_internals import Call, get_keras_mask, set_keras_mask
+from keras_tx.internals.keras_models import Call, get_keras_mask, set_keras_mask
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 

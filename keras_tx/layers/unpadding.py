@@ -13,7 +13,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tx.graph_internals import traces_for_xla
+from keras_tx.internals.tensorflow_graphs import traces_for_xla
 from keras_tx.layers import exported_weights, xla
 from keras_tx.layers.attention.parts import Parts, can_attend_in_parts
 from keras_tx.optional import Lazy

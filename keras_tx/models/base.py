@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import keras
 
-from keras_tx import keras_internals
+from keras_tx.internals import keras_models
 from keras_tx.layers.splitting import whole_model_first
 
 _WITH_KERNELS = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding)
@@ -32,7 +32,7 @@ def clonable(constructor: Constructor) -> Constructor:
     return construct  # type: ignore[return-value]
 
 
-class BaseModel(keras_internals.Cloned):
+class BaseModel(keras_models.Cloned):
     """A functional model. A subclass decorates its constructor with `clonable`, and defines `_take_over`."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -75,7 +75,7 @@ class BaseModel(keras_internals.Cloned):
                 "`filters` must be a regular expression, a list of them, or a function of a layer. Received: "
                 f"filters={filters!r}"
             )
-        chosen = [x for x in keras_internals.layers_within(self) if isinstance(x, _WITH_KERNELS) and _fits(x, filters)]
+        chosen = [x for x in keras_models.layers_within(self) if isinstance(x, _WITH_KERNELS) and _fits(x, filters)]
         if not chosen:
             raise ValueError(f"`filters` must match the name of a layer with a kernel. Received: filters={filters!r}")
         # Keras would warn of each of the other layers.
@@ -106,11 +106,11 @@ class HasLayers:
 
 def _cloned(args: tuple[Any, ...]) -> Any | None:
     """The model that `keras.models.clone_model` clones, if it calls the constructor with these arguments."""
-    return keras_internals.model_that_made(args[1]) if len(args) == 2 else None
+    return keras_models.model_that_made(args[1]) if len(args) == 2 else None
 
 
-def _calls(model: Any) -> list[keras_internals.Call]:
-    return keras_internals.calls_in_order(model)
+def _calls(model: Any) -> list[keras_models.Call]:
+    return keras_models.calls_in_order(model)
 
 
 def _are_twins(source: Any, clone: Any) -> bool:

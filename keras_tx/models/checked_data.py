@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_tx import training_internals
+from keras_tx.internals import keras_training
 from keras_tx.layers.ids import check_integers, check_no_texts, check_range, values_of
 from keras_tx.models.counted import CountedModel
 from keras_tx.models.filled_data import fill_arguments
@@ -201,8 +201,8 @@ class CheckedModel(CountedModel):
         bound = inspect.signature(getattr(super(), name)).bind(*args, **kwargs)
         given = bound.arguments
         check_training(self, name, given)
-        training_internals.let_data_end()
-        if name == "fit" and "shuffle" not in given and training_internals.is_never_shuffled(given.get("x")):
+        keras_training.let_data_end()
+        if name == "fit" and "shuffle" not in given and keras_training.is_never_shuffled(given.get("x")):
             given["shuffle"] = False  # Keras' default is True, and it would warn that it does not shuffle these
         labels = self._labels() if has_labels else None
         check = DataCheck(self._id_sizes(), self._input_names(), labels)
@@ -256,7 +256,7 @@ def _labels_for(loss: Any, output: Any) -> Labels | None:
 
 def _checked(check: DataCheck, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
     """`x` after the check, or in a form that checks each batch."""
-    if training_internals.is_prepared(x):  # `fit` gives its validation data, which it has checked, to `evaluate`
+    if keras_training.is_prepared(x):  # `fit` gives its validation data, which it has checked, to `evaluate`
         return x
     if isinstance(x, types.GeneratorType):
         return _checked_generator(check, x)

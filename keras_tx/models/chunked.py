@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tx import keras_internals
+from keras_tx.internals import keras_models, keras_training
 from keras_tx.layers.unpadding import padding_unread
 from keras_tx.models.base import Twins, with_twins
 from keras_tx.models.token_model import TokenModel
@@ -51,7 +51,7 @@ class VocabularyModel(TokenModel):
         loss = getattr(self, "loss", None)
         if not isinstance(loss, PaddedCrossentropy) or loss.chunk_size is None:
             return super().train_step(*args)
-        if any(layer.quantization_mode is not None for layer in keras_internals.layers_within(self)):
+        if any(layer.quantization_mode is not None for layer in keras_models.layers_within(self)):
             raise ValueError(
                 "`chunk_size` of the loss must be None for a quantized model, whose table of logits holds integers. "
                 f"Received: chunk_size={loss.chunk_size}"
@@ -69,20 +69,20 @@ class VocabularyModel(TokenModel):
             y_pred = ops.concatenate([y_pred, ops.ones_like(y_pred[..., :1])], axis=-1)
             table = ops.concatenate([table, ops.cast(bias, table.dtype)[:, None]], axis=1)
         loss = self.loss.call_in_chunks(y, y_pred, table, sample_weight)
-        loss_weights = keras_internals.loss_weights(self)
+        loss_weights = keras_training.loss_weights(self)
         if loss_weights is not None:  # a number, or a list or dict of one number: the model has one output
             loss = loss * keras.tree.flatten(loss_weights)[0]
-        return loss + keras_internals.sum_of_added_losses(self) if self.losses else loss
+        return loss + keras_training.sum_of_added_losses(self) if self.losses else loss
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         return self._loss_alone() if _TRAINED.get() is self else super().compute_metrics(x, y, y_pred, sample_weight)
 
     def get_metrics_result(self) -> Any:
         """As in Keras, but only the loss until an evaluation has given logits to the metrics."""
-        return super().get_metrics_result() if keras_internals.metrics_are_built(self) else self._loss_alone()
+        return super().get_metrics_result() if keras_training.metrics_are_built(self) else self._loss_alone()
 
     def _loss_alone(self) -> dict[str, Any]:
-        tracker = keras_internals.loss_tracker(self)
+        tracker = keras_training.loss_tracker(self)
         return {tracker.name: tracker.result()}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tx import keras_internals, training_internals
+from keras_tx.internals import keras_models, keras_training
 from keras_tx.models.base import BaseModel
 from keras_tx.training import PaddedCrossentropy, replicas
 from keras_tx.types import Tensor
@@ -41,8 +41,8 @@ class CountedModel(BaseModel):
         super().compile(*args, **kwargs)
         optimizer = self._updating_optimizer()
         if optimizer is not None:
-            training_internals.weigh_micro_batches(optimizer, _MICRO_BATCH.get, replicas.num_replicas)
-            training_internals.clip_whole_gradients(optimizer)
+            keras_training.weigh_micro_batches(optimizer, _MICRO_BATCH.get, replicas.num_replicas)
+            keras_training.clip_whole_gradients(optimizer)
 
     def compile_from_config(self, config: Any) -> None:
         self.compile(**keras.saving.deserialize_keras_object(config))
@@ -69,7 +69,7 @@ class CountedModel(BaseModel):
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
-        training_internals.wrap_losses(self, _over_replicas)
+        keras_training.wrap_losses(self, _over_replicas)
         loss = super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
         if _MICRO_BATCH.get() is None or self._reduction() in _MEANS or not self.losses:
             return loss
@@ -78,13 +78,13 @@ class CountedModel(BaseModel):
         return loss - ops.cast(sum(self.losses), loss.dtype) * others / replicas.num_replicas()
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        training_internals.wrap_metrics(self, _of_examples)
+        keras_training.wrap_metrics(self, _of_examples)
         with _set(_EXAMPLES, None if sample_weight is None else replicas.examples(sample_weight)):
             return super().compute_metrics(x, y, y_pred, sample_weight)
 
     def _rows_of(self, data: Any) -> Tensor | None:
         """The number of examples of a batch that one replica stands for in the mean of the loss over batches."""
-        training_internals.wrap_loss_trackers(self, _by_examples)
+        keras_training.wrap_loss_trackers(self, _by_examples)
         x, _, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         number = replicas.num_replicas()
         if sample_weight is not None:
@@ -138,7 +138,7 @@ def _over_replicas(loss: Any) -> Callable[..., Tensor]:
         value = loss(y_true, y_pred, sample_weight)
         if reduction not in _MEANS or (sample_weight is None and replicas.num_replicas() == 1):
             return value
-        mask = keras_internals.get_keras_mask(y_pred)
+        mask = keras_models.get_keras_mask(y_pred)
         counted = ops.ones_like(y_pred[..., 0] if mask is None else mask, dtype="float32")
         if mask is not None:
             counted = ops.cast(mask, "float32")
@@ -189,7 +189,7 @@ def _for_tokens(sample_weight: Any, y_pred: Any, has_tokens: bool = False) -> An
 
     Keras would multiply them along the wrong axis.
     """
-    if sample_weight is None or (keras_internals.get_keras_mask(y_pred) is None and not has_tokens):
+    if sample_weight is None or (keras_models.get_keras_mask(y_pred) is None and not has_tokens):
         return sample_weight
     shape = ops.shape(y_pred)[:-1]
     weights = ops.cast(ops.convert_to_tensor(sample_weight), "float32")

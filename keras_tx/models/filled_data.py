@@ -12,8 +12,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tx import training_internals
 from keras_tx.data.filling import fill_arrays, fill_batches
+from keras_tx.internals import keras_training
 from keras_tx.models.counted import IS_EXAMPLE
 from keras_tx.optional import Lazy
 
@@ -32,7 +32,7 @@ def fill_arguments(model: Any, method: str, given: dict[str, Any]) -> Callable[[
         return _fill_one_batch(given, multiple_of)
     if method == "fit" and given.get("validation_split") and given.get("validation_data") is None:
         arrays = given.get("x"), given.get("y"), given.pop("sample_weight", None)
-        (x, y, weights), given["validation_data"] = training_internals.split_for_validation(
+        (x, y, weights), given["validation_data"] = keras_training.split_for_validation(
             arrays, given.pop("validation_split")
         )
         given.update(x=x, y=y, sample_weight=weights)
@@ -92,14 +92,14 @@ def _filled(multiple_of: int, x: Any, y: Any, sample_weight: Any, convert: Any =
         if size is not None and size % multiple_of == 0:
             return None
         if options.get("class_weight") is not None:
-            x = training_internals.with_class_weight(x, options["class_weight"])
+            x = keras_training.with_class_weight(x, options["class_weight"])
         return _fill_dataset(multiple_of, convert, x)
     is_shared = sys.modules.get("tensorflow") is not None and isinstance(x, tf.distribute.DistributedDataset)
-    if is_shared or training_internals.is_prepared(x) or _divides(multiple_of, x, options):
+    if is_shared or keras_training.is_prepared(x) or _divides(multiple_of, x, options):
         return None
     of_dataset = functools.partial(_fill_dataset, multiple_of, convert)
     of_batch = functools.partial(_fill_batch, multiple_of, convert)
-    return training_internals.map_batches(of_dataset, of_batch, x, y=y, sample_weight=sample_weight, **options)
+    return keras_training.map_batches(of_dataset, of_batch, x, y=y, sample_weight=sample_weight, **options)
 
 
 def _divides(multiple_of: int, x: Any, options: dict[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_tx import checks
-from keras_tx.keras_internals import variables_initialized_at_end
+from keras_tx.internals.keras_models import variables_initialized_at_end
 from keras_tx.optional import Lazy
 from keras_tx.pretrained import audit, generation_config, headers
 from keras_tx.pretrained.config import MOST_LABELS, Config, check_layers

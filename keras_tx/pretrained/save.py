@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx import checks
-from keras_tx.keras_internals import layers_within
+from keras_tx.internals.keras_models import layers_within
 from keras_tx.pretrained import processes, table
 from keras_tx.pretrained.family import Family
 from keras_tx.pretrained.files import is_of_weights, write_into

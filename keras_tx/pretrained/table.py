@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_tx.keras_internals import kernel_of
+from keras_tx.internals.keras_models import kernel_of
 
 AS_IS = "as_is"  # the same axes in both
 VECTOR = "vector"  # (n,), for a bias with an axis for heads

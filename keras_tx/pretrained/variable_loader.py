@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 from keras import ops
 
-from keras_tx.keras_internals import initialize_now, layout_of, set_initializer
+from keras_tx.internals.keras_models import initialize_now, layout_of, set_initializer
 from keras_tx.optional import Lazy
 from keras_tx.pretrained.files import Tensors, aligned
 from keras_tx.pretrained.table import Range, Row

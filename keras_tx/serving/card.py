@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tx.keras_internals import layers_within
+from keras_tx.internals.keras_models import layers_within
 from keras_tx.layers.exported_weights import ExportedWeights
 from keras_tx.version import __version__
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import keras
 
 from keras_tx.functional_graph import source_of
-from keras_tx.keras_internals import SIGMOID, SOFTMAX
+from keras_tx.internals.keras_models import SIGMOID, SOFTMAX
 from keras_tx.optional import Lazy
 from keras_tx.serving.text_encoder import TextEncoder
 from keras_tx.types import Tensor

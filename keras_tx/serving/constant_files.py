@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_tx.graph_internals import constant_number, write_fingerprint
+from keras_tx.internals.tensorflow_graphs import constant_number, write_fingerprint
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 from keras_tx import checks
-from keras_tx.graph_internals import shared_shapes
-from keras_tx.keras_internals import layers_within
+from keras_tx.internals.keras_models import layers_within
+from keras_tx.internals.tensorflow_graphs import shared_shapes
 from keras_tx.layers.exported_weights import LARGEST, PRECISIONS, ExportedWeights, TooLarge, exported_weights
 from keras_tx.optional import Lazy
 from keras_tx.serving import constant_files, parity

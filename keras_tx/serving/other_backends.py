@@ -22,7 +22,7 @@ import numpy as np
 from keras_tx import generation as strategies
 from keras_tx.functional_graph import is_optional_input
 from keras_tx.generation.strategy import Strategy
-from keras_tx.keras_internals import layers_within
+from keras_tx.internals.keras_models import layers_within
 from keras_tx.serving.parity import from_json, to_json
 
 STRATEGIES = ("Greedy", "Sample", "Beam", "Speculative")

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tx.graph_internals import unoptimized
+from keras_tx.internals.tensorflow_graphs import unoptimized
 from keras_tx.optional import Lazy
 from keras_tx.serving.text_encoder import TextEncoder, one_line
 from keras_tx.serving.warmup import serialized

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from keras_tx.graph_internals import is_compiled_by_xla
+from keras_tx.internals.tensorflow_graphs import is_compiled_by_xla
 from keras_tx.optional import Lazy
 from keras_tx.serving.check.audit import UNSERVABLE
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from keras_tx.functional_graph import consumers_of, is_optional_input
 from keras_tx.generation.in_graph import at_least_columns
-from keras_tx.keras_internals import functional_model, keras_hub_positions, layers_within
+from keras_tx.internals.keras_models import functional_model, keras_hub_positions, layers_within
 from keras_tx.layers import LearnedPositionalEncoding, exported_weights
 from keras_tx.layers.exported_weights import FEW_ROWS
 from keras_tx.optional import Lazy

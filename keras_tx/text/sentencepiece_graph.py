@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_tx.keras_internals import sentencepiece_tokenize
+from keras_tx.internals.tensorflow_graphs import sentencepiece_tokenize
 from keras_tx.optional import Lazy
 from keras_tx.text.graph_ops import (
     SPACES,

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tx.keras_internals import begin_fit_at, build_metrics
+from keras_tx.internals.keras_training import begin_fit_at, build_metrics
 from keras_tx.training import backups, workers
 from keras_tx.training.agreement import after, agreed_backup, write_note
 from keras_tx.training.epoch_data import EpochData

@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx import distribute_internals, models, under_strategy
 from keras_tx.distribution import mirrored_strategy, multi_worker_strategy
+from keras_tx.internals import keras_replicas, models, under_strategy
 from keras_tx.training import PaddedAccuracy, PaddedCrossentropy, Perplexity
 from tests.distribution import cases, equal
 from tests.distribution.processes import Workers, free_addresses, tf_config
@@ -309,7 +309,7 @@ def test_parameter_servers_are_refused(monkeypatch):
     model = cases.causal()
     model.compile("sgd", PaddedCrossentropy())
     servers = tf.distribute.ParameterServerStrategy.__new__(tf.distribute.ParameterServerStrategy)
-    monkeypatch.setattr(distribute_internals, "strategy_of", lambda _: servers)
+    monkeypatch.setattr(keras_replicas, "strategy_of", lambda _: servers)
     with pytest.raises(ValueError, match="`ParameterServerStrategy` is not supported: use"):
         model.fit(*cases.tokens())
 
@@ -345,7 +345,7 @@ def test_workers_are_refused_when_tensorflow_has_started(monkeypatch):
 def test_a_worker_that_does_not_come_is_named_in_time(monkeypatch):
     addresses = free_addresses(2)
     monkeypatch.setenv("TF_CONFIG", tf_config(addresses, 0))
-    monkeypatch.setattr(distribute_internals, "tensorflow_has_started", lambda: False)
+    monkeypatch.setattr(keras_replicas, "tensorflow_has_started", lambda: False)
     expected = re.escape(f"worker 1 ({addresses[1]}) could not be reached within 0.1 seconds")
     with pytest.raises(TimeoutError, match=expected):
         multi_worker_strategy(timeout=0.1)
@@ -360,7 +360,7 @@ def test_a_cluster_resolver_is_checked():
 
 
 def test_who_is_lost_is_read_from_the_error(monkeypatch):
-    monkeypatch.setattr(distribute_internals, "is_multi_worker", lambda _: True)
+    monkeypatch.setattr(keras_replicas, "is_multi_worker", lambda _: True)
     cluster = tf.train.ClusterSpec({"worker": ["a:1", "b:2", "c:3"]})
     for own, kind, text, name in (
         (0, tf.errors.UnavailableError, "remote target /job:worker/replica:0/task:2 failed", "worker 2 (c:3)"),

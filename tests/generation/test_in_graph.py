@@ -14,7 +14,7 @@ from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.incremental_model import IncrementalModel
 from keras_tx.generation.per_row import PerRowStrategy
 from keras_tx.generation.speculative import without_drafts
-from keras_tx.graph_internals import shared_shapes
+from keras_tx.internals.tensorflow_graphs import shared_shapes
 from keras_tx.layers.exported_weights import exported_weights
 from tests.generation import built
 from tests.generation.driver import drive, markov

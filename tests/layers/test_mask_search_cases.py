@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 
 from keras_tx import layers
-from keras_tx.keras_internals import get_keras_mask
+from keras_tx.internals.keras_models import get_keras_mask
 from keras_tx.layers import mask_search, mask_trial
 from keras_tx.layers.mask_search import mask_of
 from keras_tx.models.pooling import TokenPooling

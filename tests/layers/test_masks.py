@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_tx import layers
-from keras_tx.keras_internals import get_keras_mask
+from keras_tx.internals.keras_models import get_keras_mask
 from keras_tx.layers import masks
 from keras_tx.layers.mask_search import mask_of
 from keras_tx.models.pooling import TokenPooling

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx.keras_internals import get_keras_mask, set_keras_mask
+from keras_tx.internals.keras_models import get_keras_mask, set_keras_mask
 from keras_tx.layers.position_bias import AlibiBias, RelativePositionBias, buckets, slopes_of
 from tests.tools import assert_close, normal, randomize, to_numpy
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_tx.keras_internals import get_keras_mask, set_keras_mask
+from keras_tx.internals.keras_models import get_keras_mask, set_keras_mask
 from keras_tx.layers.rotary import RotaryEmbedding, rotate
 from keras_tx.layers.rotary_scaling import attention_factor, check_scaling, frequencies
 from tests.tools import assert_close, normal, to_numpy

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_tx.keras_internals import replace_dtype_policy, set_keras_mask
+from keras_tx.internals.keras_models import replace_dtype_policy, set_keras_mask
 from keras_tx.layers import (
     Decoder,
     DecoderLayer,

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx.keras_internals import get_keras_mask
+from keras_tx.internals.keras_models import get_keras_mask
 from keras_tx.layers import LearnedPositionalEncoding, TokenEmbedding
 from tests.tools import assert_close, normal, randomize, to_numpy
 

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from keras_tx import keras_internals, pretrained
+from keras_tx.internals import keras_models, pretrained
 from keras_tx.pretrained import PretrainedModel, generation_config, variable_loader
 from keras_tx.pretrained.config import LARGEST, MOST_LABELS
 from keras_tx.pretrained.files import write_tensors
@@ -111,7 +111,7 @@ def test_a_size_beyond_the_file_is_refused_before_anything_is_made(name, tmp_pat
 
     folder, begun = copied(name, tmp_path), time.monotonic()
     config = json.loads((folder / "config.json").read_text())
-    monkeypatch.setattr(keras_internals, "_initialize_all_variables", initialize)
+    monkeypatch.setattr(keras_models, "_initialize_all_variables", initialize)
     for index, key in enumerate(SIZES[name].split()):
         value = 10**18 if key == "local_attention" else (10**6, LARGEST + 1)[index % 2]
         (folder / "config.json").write_text(json.dumps({**config, key: value}))

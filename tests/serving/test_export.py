@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx.keras_internals import layers_within
+from keras_tx.internals.keras_models import layers_within
 from keras_tx.layers.exported_weights import exported_weights
 from keras_tx.layers.projection import HeadProjection, Projection
 from keras_tx.serving import check, export

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from keras_tx.generation import generate
-from keras_tx.keras_internals import layers_within
+from keras_tx.internals.keras_models import layers_within
 from keras_tx.layers.projection import HeadProjection, Projection
 from keras_tx.models import CausalLM, MaskedLM, Seq2Seq
 from keras_tx.pretrained import PretrainedModel

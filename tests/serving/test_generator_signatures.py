@@ -8,7 +8,7 @@ import pytest
 
 from keras_tx.generation import Beam, Greedy, Sample, Speculative, generate
 from keras_tx.generation.speculative import without_drafts
-from keras_tx.graph_internals import shared_shapes
+from keras_tx.internals.tensorflow_graphs import shared_shapes
 from keras_tx.layers import DecoderLayer, TokenEmbedding
 from keras_tx.layers import exported_weights as exported_weights_module
 from keras_tx.layers.exported_weights import exported_weights

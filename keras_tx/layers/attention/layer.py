@@ -12,7 +12,7 @@ import keras
 from keras import constraints, initializers, ops, regularizers
 
 from keras_tx import checks
-from keras_tx.keras_internals import keep_call_arguments
+from keras_tx.internals.keras_models import keep_call_arguments
 from keras_tx.layers import cache as caches
 from keras_tx.layers.attention import arguments, projections
 from keras_tx.layers.attention.axes import attended_axes, fold, fold_pairs, unfold, unfold_scores

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_tx.keras_internals import embeddings_of
+from keras_tx.internals.keras_models import embeddings_of
 from keras_tx.layers import Encoder, LearnedPositionalEncoding, TokenEmbedding
 from keras_tx.layers.projection import Projection
 from keras_tx.pretrained import table

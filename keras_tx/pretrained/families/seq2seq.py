@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tx.keras_internals import keep_call_arguments
+from keras_tx.internals.keras_models import keep_call_arguments
 from keras_tx.layers.projection import VocabularyProjection
 from keras_tx.pretrained import generation_config, table
 from keras_tx.pretrained.config import Config

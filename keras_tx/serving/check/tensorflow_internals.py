@@ -1,7 +1,7 @@
 """All uses of private parts of TensorFlow and tensorflow_text, for a process without Keras.
 
 `clean_process.py` runs as a script that must import neither Keras nor keras_tx, so it cannot use
-`keras_tx/keras_internals.py`. It imports this file from its own folder.
+`keras_tx/internals`. It imports this file from its own folder.
 """
 
 import ctypes

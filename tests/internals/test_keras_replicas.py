@@ -5,35 +5,34 @@ longer has is not applied, and can go.
 """
 
 import importlib
-from pathlib import Path
 from types import SimpleNamespace
 
 import keras
 import numpy as np
 import pytest
 
-from keras_tx import distribute_internals
-from tests.test_keras_internals import DISTRIBUTE_DOOR as DOOR
-from tests.test_keras_internals import still
+from keras_tx.internals import keras_replicas
+from tests.internals.doors import REPLICAS as DOOR
+from tests.internals.doors import still
 
 tf = pytest.importorskip("tensorflow")
 
 pytestmark = pytest.mark.tensorflow
 FAULTS = {  # the check that finds a fault, and what it concerns
-    distribute_internals.draws_a_batch_to_build: "_maybe_symbolic_build",
-    distribute_internals.averages_over_an_axis: "reduce_per_replica",
-    distribute_internals.loops_over_batches_in_a_graph: "_make_function",
-    distribute_internals.updates_across_replicas_from_one: "_overwrite_model_variables_with_average_value",
-    distribute_internals.clips_before_the_sum: "_clip_gradients",
-    distribute_internals.accumulates_in_one_replica: "_backend_apply_gradients",
-    distribute_internals.normalizes_no_examples_to_nan: "_moments",
+    keras_replicas.draws_a_batch_to_build: "_maybe_symbolic_build",
+    keras_replicas.averages_over_an_axis: "reduce_per_replica",
+    keras_replicas.loops_over_batches_in_a_graph: "_make_function",
+    keras_replicas.updates_across_replicas_from_one: "_overwrite_model_variables_with_average_value",
+    keras_replicas.clips_before_the_sum: "_clip_gradients",
+    keras_replicas.accumulates_in_one_replica: "_backend_apply_gradients",
+    keras_replicas.normalizes_no_examples_to_nan: "_moments",
 }
 
 
 @pytest.fixture
 def stock(monkeypatch):
     """Keras without mends, also if this process has applied them, until the end of a test."""
-    trainer, optimizer = distribute_internals._trainer, distribute_internals._optimizer
+    trainer, optimizer = keras_replicas._trainer, keras_replicas._optimizer
     owners = [trainer.TensorFlowTrainer, importlib.import_module("keras.src.backend.tensorflow.trainer")]
     for owner in [*owners, optimizer.TFOptimizer, keras.layers.BatchNormalization]:
         for name in FAULTS.values():
@@ -45,8 +44,8 @@ def stock(monkeypatch):
 @pytest.mark.parametrize("is_faulty", FAULTS, ids=lambda one: one.__name__)
 def test_a_fault_is_found_and_mended(is_faulty, stock):
     has = f"Keras {keras.__version__} no longer has the fault of {FAULTS[is_faulty]} or a function that the check calls"
-    assert is_faulty(), f"{has}: its mend in keras_tx/{DOOR.name} can go"
-    distribute_internals.mend()
+    assert is_faulty(), f"{has}: its mend in internals/{DOOR.name} can go"
+    keras_replicas.mend()
     assert not is_faulty()
 
 
@@ -54,19 +53,19 @@ def test_the_mean_of_no_examples_is_nan_unless_it_is_mended(stock):
     layer = keras.layers.BatchNormalization()
     layer.build((None, 2))
     nothing = tf.zeros((0, 2))
-    has = f"Keras {keras.__version__} no longer has the fault of _moments: its mend in keras_tx/{DOOR.name} can go"
+    has = f"Keras {keras.__version__} no longer has the fault of _moments: its mend in internals/{DOOR.name} can go"
     assert np.isnan(layer._moments(nothing, None)).all(), has
-    distribute_internals.mend()
+    keras_replicas.mend()
     np.testing.assert_array_equal(layer._moments(nothing, None), [[0, 0], [1, 1]])
     np.testing.assert_array_equal(layer._moments(tf.constant([[3.0, 5.0]]), None), [[3, 5], [0, 0]])
 
 
 def test_what_is_not_faulty_stays(stock, monkeypatch):
     for is_faulty in FAULTS:
-        monkeypatch.setattr(distribute_internals, is_faulty.__name__, lambda: False)
-    trainer = distribute_internals._trainer.TensorFlowTrainer
+        monkeypatch.setattr(keras_replicas, is_faulty.__name__, lambda: False)
+    trainer = keras_replicas._trainer.TensorFlowTrainer
     before = [trainer._maybe_symbolic_build, trainer._make_function]
-    distribute_internals.mend()
+    keras_replicas.mend()
     assert before == [trainer._maybe_symbolic_build, trainer._make_function]
 
 
@@ -82,20 +81,20 @@ def model_of(strategy):
 def test_what_models_know():
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     model = model_of(strategy)
-    assert distribute_internals.strategy_of(model) is strategy
-    assert distribute_internals.strategy_of_optimizer(model.optimizer) is strategy
-    default = distribute_internals.strategy_of_optimizer(keras.optimizers.SGD())
-    assert default is tf.distribute.get_strategy() and distribute_internals.strategy_of_optimizer(None) is None
-    assert distribute_internals.strategy_of(keras.Sequential([keras.layers.Dense(1)])) is None
-    first, second = distribute_internals.metrics_compiled_with(model)
+    assert keras_replicas.strategy_of(model) is strategy
+    assert keras_replicas.strategy_of_optimizer(model.optimizer) is strategy
+    default = keras_replicas.strategy_of_optimizer(keras.optimizers.SGD())
+    assert default is tf.distribute.get_strategy() and keras_replicas.strategy_of_optimizer(None) is None
+    assert keras_replicas.strategy_of(keras.Sequential([keras.layers.Dense(1)])) is None
+    first, second = keras_replicas.metrics_compiled_with(model)
     assert first == "mae" and isinstance(second, keras.metrics.MeanSquaredError)
-    assert distribute_internals.metrics_compiled_with(keras.Sequential([])) == []
-    assert not distribute_internals.is_multi_worker(strategy)
+    assert keras_replicas.metrics_compiled_with(keras.Sequential([])) == []
+    assert not keras_replicas.is_multi_worker(strategy)
 
 
 @still("builds a model from the specs of a data set", door=DOOR)
 def test_a_model_is_built_from_specs():
-    distribute_internals.mend()
+    keras_replicas.mend()
     x, y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
     model = model_of(tf.distribute.OneDeviceStrategy("CPU:0"))
     results = model.evaluate(x, y, verbose=0, return_dict=True)
@@ -106,25 +105,25 @@ def test_a_model_is_built_from_specs():
 @still("finds the batch size of a data set", library="tensorflow", door=DOOR)
 def test_batch_size_of():
     rows = tf.data.Dataset.range(10)
-    assert distribute_internals.batch_size_of(rows.batch(4)) == 4
-    assert distribute_internals.batch_size_of(rows.batch(4).repeat().prefetch(1)) == 4
-    assert distribute_internals.batch_size_of(rows) is None
+    assert keras_replicas.batch_size_of(rows.batch(4)) == 4
+    assert keras_replicas.batch_size_of(rows.batch(4).repeat().prefetch(1)) == 4
+    assert keras_replicas.batch_size_of(rows) is None
 
 
 @still("says whether its devices are set up", library="tensorflow", door=DOOR)
 def test_tensorflow_has_started(monkeypatch):
     tf.constant(1)
-    assert distribute_internals.tensorflow_has_started()
+    assert keras_replicas.tensorflow_has_started()
     context = SimpleNamespace(_context_handle=None)
-    monkeypatch.setattr(distribute_internals, "_context", SimpleNamespace(context=lambda: context))
-    assert not distribute_internals.tensorflow_has_started()
+    monkeypatch.setattr(keras_replicas, "_context", SimpleNamespace(context=lambda: context))
+    assert not keras_replicas.tensorflow_has_started()
 
 
 @still("has these options of the coordination service", library="tensorflow", door=DOOR)
 def test_coordination_options(monkeypatch):
-    context = distribute_internals._context.context()
+    context = keras_replicas._context.context()
     before = context.coordination_service
-    with distribute_internals.coordination_options(heartbeat_timeout_in_ms=7, cluster_register_timeout_in_ms=11):
+    with keras_replicas.coordination_options(heartbeat_timeout_in_ms=7, cluster_register_timeout_in_ms=11):
         context.configure_coordination_service(service_type="standalone", service_leader="/job:worker/task:0")
     found = context.coordination_service
     monkeypatch.setattr(context, "_coordination_service_config", before)
@@ -136,17 +135,9 @@ def test_coordination_options(monkeypatch):
 def test_fresh_collective_keys():
     bases = []
     for _ in range(2):
-        with distribute_internals.fresh_collective_keys(tf.distribute.MirroredStrategy):
+        with keras_replicas.fresh_collective_keys(tf.distribute.MirroredStrategy):
             bases.append(tf.distribute.MirroredStrategy(["CPU:0"]).extended._collective_key_base)
     assert tf.distribute.MirroredStrategy._collective_key_base == 0
-    with distribute_internals.fresh_collective_keys(tf.distribute.MultiWorkerMirroredStrategy):
+    with keras_replicas.fresh_collective_keys(tf.distribute.MultiWorkerMirroredStrategy):
         bases.append(tf.distribute.MultiWorkerMirroredStrategy._collective_key_base)
     assert len(set(bases)) == 3 and max(bases) < 2**31
-
-
-def test_the_door_is_documented_and_tested():
-    tests = Path(__file__).read_text()
-    for name, thing in vars(distribute_internals).items():
-        if getattr(thing, "__module__", None) == distribute_internals.__name__ and not name.startswith("_"):
-            assert thing.__doc__ and len(thing.__doc__.split()) > 5, name
-            assert f"distribute_internals.{name}" in tests, name

@@ -1,8 +1,4 @@
-"""The private parts of TensorFlow's graphs that exports need.
-
-This is a door like `keras_internals.py`, with a test for each function in `tests/test_graph_internals.py`, which names
-the version when TensorFlow has changed.
-"""
+"""The private parts of TensorFlow's graphs that exports need, and the private ops of tensorflow_text."""
 
 import contextlib
 import functools
@@ -13,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from keras_tx.optional import Lazy
-from keras_tx.types import Tensor
+from keras_tx.types import DType, Tensor
 
 tf = Lazy("tensorflow")
 _eager_context = Lazy("tensorflow.python.eager.context")
@@ -21,6 +17,7 @@ _control_flow = Lazy("tensorflow.python.ops.control_flow_util")
 _framework = Lazy("tensorflow.python.framework.ops")
 _fingerprinting = Lazy("tensorflow.python.saved_model.fingerprinting_utils")
 _func_graph = Lazy("tensorflow.python.framework.func_graph")
+_sentencepiece_ops = Lazy("tensorflow_text.python.ops.sentencepiece_tokenizer", extra="text")
 
 
 def is_compiled_by_xla(function: Any) -> bool:
@@ -159,3 +156,17 @@ def _constant(proto: Any, dtype: Any, **attributes: Any) -> Tensor:
 def write_fingerprint(folder: Any) -> None:
     """Writes fingerprint.pb of a SavedModel anew, for a file that has changed since `tf.saved_model.save`."""
     _fingerprinting.write_fingerprint(str(folder))
+
+
+# Ops of tensorflow_text that a stock TensorFlow Serving has, and that the public functions wrap in many others.
+
+
+def sentencepiece_tokenize(model: bytes, name: str, texts: Tensor, dtype: DType) -> tuple[Tensor, Tensor]:
+    """Texts (B,) tokenized by a SentencePiece `model`: all ids or pieces of `dtype`, and row splits (B + 1,).
+
+    Models of one `name` are loaded once.
+    """
+    ops = _sentencepiece_ops.gen_sentencepiece_tokenizer
+    processor = ops.sentencepiece_op(model=model, shared_name=name)
+    values, splits = ops.sentencepiece_tokenize_op(processor, texts, 0, 1.0, False, False, False, dtype)
+    return values, splits

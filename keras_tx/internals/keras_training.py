@@ -1,9 +1,4 @@
-"""The private parts of Keras that training on several devices, with gradient accumulation and on data of unknown size
-needs.
-
-This is a door like `keras_internals.py`, with a test for each function in `tests/test_training_internals.py`, which
-names the version when Keras has changed.
-"""
+"""The private parts of Keras for `fit`: losses, metrics, gradient accumulation, and data of unknown size."""
 
 import functools
 import types
@@ -25,7 +20,7 @@ try:
 except (ImportError, AttributeError) as _error:
     raise ImportError(
         f"Keras {keras.__version__} no longer has a private part that keras_tx needs ({_error}): install a version "
-        "of Keras that keras_tx supports, or update keras_tx/training_internals.py"
+        "of Keras that keras_tx supports, or update keras_tx/internals/keras_training.py"
     ) from _error
 
 
@@ -155,7 +150,7 @@ def map_batches(of_dataset: Callable[[Any], Any], of_batch: Callable[[Any], Any]
 
 
 def is_prepared(x: Any) -> bool:
-    """Whether data come from `map_batches`."""
+    """Whether data come from `map_batches`, so that nothing is left to do with them."""
     return isinstance(x, _MappedAdapter)
 
 
@@ -227,3 +222,58 @@ def _of_each_row(gradient: Any) -> Any:
     rows, places = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+# What a model was compiled with, and optimizers.
+
+
+def begin_fit_at(model: Any, epoch: int | None) -> None:
+    """Makes `fit` begin with this epoch; called in `on_train_begin`. None restores the default for the next `fit`."""
+    model._initial_epoch = epoch
+
+
+def loss_weights(model: Any) -> Any:
+    """The `loss_weights` that a model was compiled with."""
+    return model._compile_loss._user_loss_weights
+
+
+def loss_tracker(model: Any) -> Any:
+    """The metric that averages the loss of a compiled model over the batches of an epoch."""
+    return model._loss_tracker
+
+
+def metrics_are_built(model: Any) -> bool:
+    """Whether the metrics that a model was compiled with are built, or there are none."""
+    return model._compile_metrics is None or bool(model._compile_metrics.built)
+
+
+def build_metrics(model: Any, batch: Any) -> None:
+    """Builds the metrics that a model was compiled with for such a batch; on TensorFlow the first step does it."""
+    model._symbolic_build(data_batch=batch)
+
+
+def sum_of_added_losses(model: Any) -> Tensor:
+    """The sum of `model.losses` (regularizers, `add_loss`), as `fit` adds it to the loss."""
+    return sum(map(model._aggregate_additional_loss, model.losses))
+
+
+class MuonByVariable(keras.optimizers.Muon):
+    """`keras.optimizers.Muon` in which a subclass chooses the variables for AdamW and how the others are updated."""
+
+    def takes_adamw(self, variable: Any) -> bool:
+        """Whether AdamW updates `variable` (something with a `shape` and a `path`)."""
+        return bool(super()._should_use_adamw(variable))
+
+    def update_matrix(self, gradient: Tensor, variable: Any, learning_rate: Tensor, momentum: Any) -> None:
+        """Updates a variable that AdamW does not update, and its momentum."""
+        super()._muon_update_step(gradient, variable, learning_rate, momentum)
+
+    def index_of(self, variable: Any) -> int:
+        """The index of `variable` in the list that the optimizer was built with."""
+        return int(self._get_variable_index(variable))
+
+    def _should_use_adamw(self, variable: Any) -> bool:
+        return self.takes_adamw(variable)
+
+    def _muon_update_step(self, gradient: Tensor, variable: Any, lr: Tensor, m: Any) -> None:
+        self.update_matrix(gradient, variable, lr, m)

@@ -1,8 +1,7 @@
 """The private parts of Keras and TensorFlow for training under a strategy of `tf.distribute`, and what is mended there.
 
 A mend replaces a function of Keras in this process, and only if a check finds its fault in the Keras that is installed.
-This is a door like `keras_internals.py`, with a test for each function in `tests/test_distribute_internals.py`, which
-names the version when Keras or TensorFlow has changed. Nothing here is called on the other backends.
+Nothing here is called on the other backends.
 """
 
 import functools
@@ -18,7 +17,7 @@ from typing import Any
 
 import keras
 
-from keras_tx import training_internals
+from keras_tx.internals import keras_training
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -302,7 +301,7 @@ def _clip_the_sum() -> None:
     def clip_the_sum(self: Any, grads: Any) -> Any:
         if not (self.clipnorm or self.global_clipnorm or self.clipvalue) or not _has_several_replicas():
             return clip(self, grads)
-        _summed.gradients = list(clip(self, training_internals.without_duplicates(_sum_once(grads))))
+        _summed.gradients = list(clip(self, keras_training.without_duplicates(_sum_once(grads))))
         return _summed.gradients
 
     @functools.wraps(add_up)

@@ -1,11 +1,4 @@
-"""All uses of the private API of Keras, and of the private ops of tensorflow_text.
-
-keras_tx uses nothing that Keras does not promise to keep, except here, with one function for each use.
-`tests/test_keras_internals.py` checks that, and has a test for every function that names the version when Keras has
-changed. Other doors are `graph_internals.py`, for TensorFlow's graphs, and those for training; the private parts of
-TensorFlow's C++ library are in `serving/check/tensorflow_internals.py`, because the process that uses them must run
-without Keras and without keras_tx.
-"""
+"""The private parts of Keras for functional models, layers, variables and masks."""
 
 import functools
 import weakref
@@ -15,10 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_tx.optional import Lazy
 from keras_tx.types import DType, Tensor
-
-_sentencepiece_ops = Lazy("tensorflow_text.python.ops.sentencepiece_tokenizer", extra="text")
 
 try:
     from keras.src import backend as _backend
@@ -37,7 +27,7 @@ try:
 except (ImportError, AttributeError) as _error:
     raise ImportError(
         f"Keras {keras.__version__} no longer has a private part that keras_tx needs ({_error}): install a version "
-        "of Keras that keras_tx supports, or update keras_tx/keras_internals.py"
+        "of Keras that keras_tx supports, or update keras_tx/internals/keras_models.py"
     ) from _error
 
 
@@ -260,72 +250,3 @@ class FixedSeed(keras.random.SeedGenerator):
 
     def next(self, ordered: bool = True) -> Tensor:
         return self.fixed
-
-
-# Training.
-
-
-def begin_fit_at(model: Any, epoch: int | None) -> None:
-    """Makes `fit` begin with this epoch; called in `on_train_begin`. None restores the default for the next `fit`."""
-    model._initial_epoch = epoch
-
-
-def loss_weights(model: Any) -> Any:
-    """The `loss_weights` that a model was compiled with."""
-    return model._compile_loss._user_loss_weights
-
-
-def loss_tracker(model: Any) -> Any:
-    """The metric that averages the loss of a compiled model over the batches of an epoch."""
-    return model._loss_tracker
-
-
-def metrics_are_built(model: Any) -> bool:
-    """Whether the metrics that a model was compiled with are built, or there are none."""
-    return model._compile_metrics is None or bool(model._compile_metrics.built)
-
-
-def build_metrics(model: Any, batch: Any) -> None:
-    """Builds the metrics that a model was compiled with for such a batch; on TensorFlow the first step does it."""
-    model._symbolic_build(data_batch=batch)
-
-
-def sum_of_added_losses(model: Any) -> Tensor:
-    """The sum of `model.losses` (regularizers, `add_loss`), as `fit` adds it to the loss."""
-    return sum(map(model._aggregate_additional_loss, model.losses))
-
-
-class MuonByVariable(keras.optimizers.Muon):
-    """`keras.optimizers.Muon` in which a subclass chooses the variables for AdamW and how the others are updated."""
-
-    def takes_adamw(self, variable: Any) -> bool:
-        """Whether AdamW updates `variable` (something with a `shape` and a `path`)."""
-        return bool(super()._should_use_adamw(variable))
-
-    def update_matrix(self, gradient: Tensor, variable: Any, learning_rate: Tensor, momentum: Any) -> None:
-        """Updates a variable that AdamW does not update, and its momentum."""
-        super()._muon_update_step(gradient, variable, learning_rate, momentum)
-
-    def index_of(self, variable: Any) -> int:
-        """The index of `variable` in the list that the optimizer was built with."""
-        return int(self._get_variable_index(variable))
-
-    def _should_use_adamw(self, variable: Any) -> bool:
-        return self.takes_adamw(variable)
-
-    def _muon_update_step(self, gradient: Tensor, variable: Any, lr: Tensor, m: Any) -> None:
-        self.update_matrix(gradient, variable, lr, m)
-
-
-# Ops of tensorflow_text that a stock TensorFlow Serving has, and that the public functions wrap in many others.
-
-
-def sentencepiece_tokenize(model: bytes, name: str, texts: Tensor, dtype: DType) -> tuple[Tensor, Tensor]:
-    """Texts (B,) tokenized by a SentencePiece `model`: all ids or pieces of `dtype`, and row splits (B + 1,).
-
-    Models of one `name` are loaded once.
-    """
-    ops = _sentencepiece_ops.gen_sentencepiece_tokenizer
-    processor = ops.sentencepiece_op(model=model, shared_name=name)
-    values, splits = ops.sentencepiece_tokenize_op(processor, texts, 0, 1.0, False, False, False, dtype)
-    return values, splits

@@ -3,7 +3,7 @@
 import functools
 import importlib
 import traceback
-from pathlib import Path
+import types
 
 import keras
 import numpy as np
@@ -11,11 +11,11 @@ import pytest
 from keras import ops
 
 import keras_tx
-from keras_tx import graph_internals
-from tests.test_keras_internals import GRAPH_DOOR as DOOR
-from tests.test_keras_internals import still as still_in
+from keras_tx.internals import tensorflow_graphs
+from tests.internals.doors import GRAPHS, LIBRARY
+from tests.internals.doors import still as still_in
 
-still = functools.partial(still_in, library="tensorflow", door=DOOR)
+still = functools.partial(still_in, library="tensorflow", door=GRAPHS)
 
 
 pytestmark = pytest.mark.tensorflow
@@ -29,7 +29,7 @@ def test_is_compiled_by_xla():
         inner = tf.function(lambda x: x + 1, jit_compile=compiled)
         graph = tf.function(lambda x, inner=inner: inner(x)).get_concrete_function(tf.TensorSpec([2])).graph
         functions = graph.as_graph_def().library.function
-        assert any(map(graph_internals.is_compiled_by_xla, functions)) == compiled and functions
+        assert any(map(tensorflow_graphs.is_compiled_by_xla, functions)) == compiled and functions
 
 
 @still("marks a graph that is traced for XLA")
@@ -40,12 +40,12 @@ def test_traces_for_xla():
         seen = []
 
         def note(x, seen=seen):
-            seen.append(graph_internals.traces_for_xla())
+            seen.append(tensorflow_graphs.traces_for_xla())
             return x
 
         inner = tf.function(lambda x, note=note: tf.cond(x[0] > 0, lambda: note(x), lambda: x), jit_compile=compiled)
         tf.function(lambda x, inner=inner, note=note: note(inner(x)))(tf.ones(2))
-        assert seen == [compiled, False] and not graph_internals.traces_for_xla()
+        assert seen == [compiled, False] and not tensorflow_graphs.traces_for_xla()
         model = keras.Sequential([keras.layers.Lambda(note)])
         model.compile("sgd", jit_compile=compiled)
         model.predict(tf.ones((1, 2)), verbose=0)
@@ -65,7 +65,7 @@ def test_leave_out_of_autograph(tmp_path, monkeypatch):
         (tmp_path / package / "part.py").write_text(code)
     left_out, left_in = (importlib.import_module(f"{package}.part") for package in ("left_out", "left_in"))
     for _ in range(2):
-        graph_internals.leave_out_of_autograph("left_out")
+        tensorflow_graphs.leave_out_of_autograph("left_out")
     assert [rule.matches("left_out.part") for rule in config.CONVERSION_RULES].count(True) == 1
     assert tf.function(lambda x: left_in.sign(x))(tf.constant(-2)) == -1
     with pytest.raises(TypeError, match="as a Python `bool` is not allowed"):
@@ -106,7 +106,7 @@ def test_unoptimized():
         return context.context().function_call_options.config_proto_serialized
 
     before, options = settings(), tf.config.optimizer.get_experimental_options()
-    with pytest.raises(KeyError), graph_internals.unoptimized():
+    with pytest.raises(KeyError), tensorflow_graphs.unoptimized():
         assert settings() != before
         assert tf.config.optimizer.get_experimental_options()["disable_meta_optimizer"]
         raise KeyError
@@ -127,7 +127,7 @@ def test_shared_shapes(jit_compile):
         return ops.while_loop(lambda y, i: i < 2, lambda y, i: (y + 2.0 * 2.0, i + 1), (x, 0))[0]
 
     x, spec = np.arange(1.0, 7.0, dtype="float32").reshape(2, 3), tf.TensorSpec([None, None])
-    with graph_internals.shared_shapes():
+    with tensorflow_graphs.shared_shapes():
         shared = tf.function(reshaped, jit_compile=jit_compile).get_concrete_function(spec)
     alone = tf.function(reshaped, jit_compile=jit_compile).get_concrete_function(spec)
     np.testing.assert_array_equal(shared(tf.constant(x)), alone(tf.constant(x)))
@@ -148,7 +148,7 @@ def test_equal_small_tensors_from_outside_are_inputs_of_their_own(jit_compile):
     import tensorflow as tf
 
     one, two = tf.constant(3.0), tf.constant(3.0)
-    with graph_internals.shared_shapes():
+    with tensorflow_graphs.shared_shapes():
         concrete = tf.function(lambda x: x * one + two + 3.0, jit_compile=jit_compile).get_concrete_function(
             tf.TensorSpec([None])
         )
@@ -160,7 +160,7 @@ def test_quantized_constant():
     import tensorflow as tf
 
     for value in (np.array([[-128, 3], [0, 127]], "int8"), np.array([2**31 - 1, -7, 0], "int32")):
-        constant = functools.partial(graph_internals.quantized_constant, value)
+        constant = functools.partial(tensorflow_graphs.quantized_constant, value)
         with still("makes constants of quantized integers"):
             made = tf.function(lambda constant=constant: constant(), autograph=False)()
             assert made.dtype == {"int8": tf.qint8, "int32": tf.qint32}[value.dtype.name]
@@ -174,13 +174,13 @@ def test_numbered_constant_and_constant_number():
 
     @tf.function(input_signature=[], autograph=False)
     def constants():
-        return [graph_internals.numbered_constant(value, 3 + index) for index, value in enumerate(values)]
+        return [tensorflow_graphs.numbered_constant(value, 3 + index) for index, value in enumerate(values)]
 
     with still("lets constants have shapes, attributes and no values"):
         graph = constants.get_concrete_function().graph
         made = [(x.shape.as_list(), x.dtype) for x in graph.outputs]
         assert made == [([2, 3], tf.float32), ([5, 7], tf.int8), ([11], tf.bfloat16)]
-        numbers = [graph_internals.constant_number(node) for node in graph.as_graph_def().node]
+        numbers = [tensorflow_graphs.constant_number(node) for node in graph.as_graph_def().node]
         assert [one for one in numbers if one is not None] == [3, 4, 5]
         assert None in numbers  # the other nodes
 
@@ -192,14 +192,45 @@ def test_write_fingerprint(tmp_path):
     with still("writes the fingerprint of a SavedModel"):
         before = tf.saved_model.experimental.read_fingerprint(str(tmp_path))
         (tmp_path / "fingerprint.pb").unlink()
-        graph_internals.write_fingerprint(tmp_path)
+        tensorflow_graphs.write_fingerprint(tmp_path)
         after = tf.saved_model.experimental.read_fingerprint(str(tmp_path))
         assert after.saved_model_checksum == before.saved_model_checksum
 
 
-def test_the_door_is_documented_and_tested():
-    tests = Path(__file__).read_text()
-    for name, thing in vars(graph_internals).items():
-        if getattr(thing, "__module__", None) == graph_internals.__name__ and not name.startswith("_"):
-            assert thing.__doc__ and len(thing.__doc__.split()) > 5, name
-            assert f"graph_internals.{name}" in tests, name
+@still_in("has the ops behind SentencepieceTokenizer", library="tensorflow_text", door=GRAPHS)
+def test_sentencepiece_tokenize():
+    import tensorflow as tf
+
+    pytest.importorskip("tensorflow_text")
+    from keras_tx.text.sentencepiece_model import build_unigram_model
+
+    vocabulary = [["<unk>", 0.0], ["▁", -2.0], ["ab", -1.0], ["a", -3.0], ["b", -3.0]]
+    model = build_unigram_model({"model": {"unk_id": 0, "vocab": vocabulary}}, b"")
+    texts = tf.constant(["ab", "", "ba"])
+    ids, splits = tensorflow_graphs.sentencepiece_tokenize(model, "test_tensorflow_graphs", texts, tf.int32)
+    assert ids.numpy().tolist() == [1, 2, 1, 4, 3] and splits.numpy().tolist() == [0, 2, 2, 5]
+    pieces, _ = tensorflow_graphs.sentencepiece_tokenize(model, "test_tensorflow_graphs", texts, tf.string)
+    assert [piece.decode() for piece in pieces.numpy()] == ["▁", "ab", "▁", "b", "a"]
+
+
+def tensorflow_internals():
+    spec = importlib.util.spec_from_file_location("tensorflow_internals", LIBRARY)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@still_in("has its C API and the switch of XLA in libtensorflow_cc", library="tensorflow", door=LIBRARY)
+def test_the_library_of_tensorflow(monkeypatch):
+    door, called = tensorflow_internals(), []
+    assert door.library().TF_NewStatus and getattr(door.library(), door.XLA_OFF)  # not called: it is for good
+    monkeypatch.setattr(door, "library", lambda: types.SimpleNamespace(**{door.XLA_OFF: lambda: called.append(1)}))
+    door.turn_xla_off()
+    assert called == [1]
+
+
+@still_in("has its kernels in python/ops", library="tensorflow_text", door=LIBRARY)
+def test_the_op_libraries_of_tensorflow_text():
+    pytest.importorskip("tensorflow_text")
+    paths = tensorflow_internals().text_op_libraries()
+    assert any("regex_split" in path for path in paths) and any("sentencepiece" in path for path in paths)

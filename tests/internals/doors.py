@@ -1,0 +1,28 @@
+"""The modules that may use private parts of Keras and TensorFlow, and what a test of them says of a change."""
+
+import contextlib
+import importlib.metadata
+from pathlib import Path
+
+import keras_tx
+
+PACKAGE = Path(keras_tx.__file__).parent
+MODELS, TRAINING, REPLICAS, GRAPHS = (
+    PACKAGE / "internals" / f"{name}.py"
+    for name in ("keras_models", "keras_training", "keras_replicas", "tensorflow_graphs")
+)
+LIBRARY = PACKAGE / "serving" / "check" / "tensorflow_internals.py"
+CHANGED = "{library} {version} no longer {promise}: update {door} ({error!r})"
+
+
+@contextlib.contextmanager
+def still(promise, library="keras", door=MODELS):
+    """Around a test of a private part: says what has changed, in which version, and where that is to be mended."""
+    try:
+        yield
+    except Exception as error:
+        version = importlib.metadata.version(library)
+        name = {"keras": "Keras"}.get(library, library)
+        path = door.relative_to(PACKAGE.parent).as_posix()
+        text = CHANGED.format(library=name, version=version, promise=promise, door=path, error=error)
+        raise AssertionError(text) from error

@@ -1,0 +1,233 @@
+"""What is used of Keras' private parts for training on several devices and with gradient accumulation.
+
+A test that fails here because Keras has changed says so, with the version.
+"""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from keras_tx.internals import keras_training
+from tests.internals.doors import TRAINING, still
+
+X, Y = np.ones((4, 2), "float32"), np.arange(4.0, dtype="float32")[:, None]
+
+
+def compiled(**options):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+    options = {"loss": "mse", "metrics": ["mae"], "weighted_metrics": ["mse"], **options}
+    model.compile("sgd", run_eagerly=True, **options)
+    return model
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+@still("calls the losses and metrics that a model was compiled with one by one", door=TRAINING)
+def test_wrap_losses_and_metrics(is_built):
+    model = compiled()
+    expected = model.evaluate(X, Y, verbose=0, return_dict=True)
+    model = compiled()
+    if is_built:
+        model.evaluate(X, Y, verbose=0)
+    for _ in range(2):  # the second time changes nothing
+        keras_training.wrap_losses(model, lambda loss: lambda *args: 3 * loss(*args))
+        keras_training.wrap_metrics(model, _tripled)
+        keras_training.wrap_loss_trackers(model, lambda update: lambda v, sample_weight: update(7 * v, 1))
+    found = model.evaluate(X, Y, verbose=0, return_dict=True)
+    assert found == {"loss": 21 * expected["loss"], "mae": 3 * expected["mae"], "mse": expected["mse"]}
+
+
+def _tripled(update, is_weighted):
+    factor = 1 if is_weighted else 3
+    return lambda y, y_pred, sample_weight=None: update(factor * y, factor * y_pred, sample_weight)
+
+
+def test_a_model_without_losses_and_metrics_is_left_alone():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd")
+    keras_training.wrap_losses(model, None)
+    keras_training.wrap_metrics(model, None)
+
+
+@still("keeps the gradients of the batches of an update, and averages them", door=TRAINING)
+def test_weigh_micro_batches():
+    """Gradients 1 and 5 with the weights 1 and 3; with the weight 1 and a divisor of 1/2 each; and as in Keras."""
+    variable = keras.Variable([0.0])
+    optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+    shares = iter([(1.0, 1.0), (3.0, 3.0), (1.0, 0.5), (1.0, 0.5), None, None])
+    for _ in range(2):
+        keras_training.weigh_micro_batches(optimizer, lambda: next(shares), lambda: 1)
+    assert [one.name for one in optimizer.variables].count("accumulated_weight") == 1
+    optimizer.build([variable])
+    values = []
+    for gradient in (1.0, 5.0) * 3:
+        optimizer.apply([keras.ops.convert_to_tensor([gradient])])
+        values.append(-float(keras.ops.convert_to_numpy(variable)[0]))
+    assert values == [0, 4, 4, 10, 10, 13]
+    keras_training.weigh_micro_batches(keras.optimizers.SGD(), None, None)
+
+
+@still("makes batches of all kinds of data, which a data adapter may hand on", door=TRAINING)
+def test_map_batches():
+    def of_dataset(dataset):
+        return dataset.map(lambda x, y, weights: (x, y + 1, weights))
+
+    def of_batch(batch):
+        return batch[0], batch[1] + 1, batch[2]
+
+    options = {"y": Y, "batch_size": 3, "class_weight": {0: 1, 1: 2, 2: 3, 3: 4}}
+    if keras.backend.backend() == "torch":
+        pytest.skip("No devices share batches on this backend.")
+    data = keras_training.map_batches(of_dataset, of_batch, X, **options)
+    assert keras_training.is_prepared(data) and not keras_training.is_prepared(X)
+    assert data.num_batches == 2
+    model = compiled()
+    expected = model.evaluate(X, Y + 1, sample_weight=Y[:, 0] + 1, batch_size=3, verbose=0)
+    np.testing.assert_allclose(compiled().evaluate(data, verbose=0), expected, rtol=1e-6)
+    np.testing.assert_array_equal(np.concatenate([y for _, y, _ in data.get_numpy_iterator()]), Y + 1)
+
+
+@pytest.mark.tensorflow
+@still("weighs the classes of a data set, and splits arrays for validation", door=TRAINING)
+def test_class_weights_and_validation():
+    import tensorflow as tf
+
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y[:, 0])).batch(4)
+    weights = next(iter(keras_training.with_class_weight(dataset, {0: 1.0, 1: 5.0, 3: 2.0})))[2]
+    np.testing.assert_array_equal(weights, [1, 5, 1, 2])
+    (x, y, weights), (_, last, _) = keras_training.split_for_validation((X, Y, Y), 0.25)
+    np.testing.assert_array_equal(y, Y[:3])
+    np.testing.assert_array_equal(last, Y[3:])
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("options", [{"clipnorm": 1.0}, {"global_clipnorm": 1.0}, {"clipvalue": 0.5}, {}])
+@still("clips the gradients of an optimizer in one function", door=TRAINING)
+def test_clip_whole_gradients(options):
+    """Rows of a gradient that are added to the same row of a table are clipped as their sum."""
+    import tensorflow as tf
+
+    rows = tf.constant([[3.0, 4.0], [-3.0, -3.5], [1.0, 0.0]])
+    gradient = tf.IndexedSlices(rows, tf.constant([2, 2, 0]), tf.constant([4, 2]))
+    results = []
+    for one in (gradient, tf.convert_to_tensor(gradient)):
+        table, optimizer = keras.Variable(np.zeros((4, 2))), keras.optimizers.SGD(1.0, **options)
+        for _ in range(2):
+            keras_training.clip_whole_gradients(optimizer)
+        optimizer.apply([one], [table])
+        results.append(table.numpy())
+    np.testing.assert_allclose(*results, rtol=1e-6)
+
+
+@pytest.mark.tensorflow
+def test_without_duplicates():
+    """Each row occurs once, and the sum is the same; dense gradients and none are left as they are."""
+    import tensorflow as tf
+
+    sparse = tf.IndexedSlices(tf.reshape(tf.range(10.0), (5, 2)), tf.constant([3, 0, 3, 6, 0]), tf.constant([7, 2]))
+    found, dense, none = keras_training.without_duplicates([sparse, tf.ones(3), None])
+    assert sorted(found.indices.numpy()) == [0, 3, 6] and found.values.shape == (3, 2)
+    np.testing.assert_array_equal(tf.convert_to_tensor(found), tf.convert_to_tensor(sparse))
+    assert dense.shape == (3,) and none is None
+
+
+def batches(count, size=None):
+    """`count` batches of a data set that says `size`, if anything, about itself."""
+    tf = pytest.importorskip("tensorflow")
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter([(X, Y)] * count), output_signature=(tf.TensorSpec((4, 2)), tf.TensorSpec((4, 1)))
+    )
+    return dataset if size is None else dataset.apply(tf.data.experimental.assert_cardinality(size))
+
+
+@still("tells with `_interrupted_warning` that data ran out", door=TRAINING)
+def test_let_data_end(monkeypatch):
+    """Data of unknown size end without a warning, and the epochs are whole; data that are too short are still told."""
+    keras_training.let_data_end()
+    keras_training.let_data_end()  # changes nothing more
+    model = compiled()
+    seen = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: steps.append(batch))
+    steps = []
+    model.fit(batches(3), epochs=2, shuffle=False, verbose=0, callbacks=[seen], validation_data=batches(2))
+    assert steps == [0, 1, 2, 0, 1, 2]
+    with pytest.warns(UserWarning, match="Your input ran out of data"):
+        model.fit(batches(3), steps_per_epoch=5, shuffle=False, verbose=0)
+
+
+class Endless(keras.utils.PyDataset):
+    num_batches = None
+
+    def __getitem__(self, index):
+        return X, Y
+
+
+@still("can say which data it does not shuffle", door=TRAINING)
+def test_is_never_shuffled():
+    torch = pytest.importorskip("torch")
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 2)))
+    for data in (batches(1), (batch for batch in [(X, Y)]), loader, Endless()):
+        assert keras_training.is_never_shuffled(data)
+        with pytest.warns(UserWarning, match="`shuffle=True` was passed, but will be ignored"):
+            keras_training._data_adapters.get_data_adapter(data, shuffle=True)
+    assert not keras_training.is_never_shuffled(X) and not keras_training.is_never_shuffled([X, X])
+
+
+@still("lets a callback say with which epoch `fit` begins", door=TRAINING)
+def test_begin_fit_at():
+    class Callback(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            keras_training.begin_fit_at(self.model, begin)
+
+        def on_epoch_begin(self, epoch, logs=None):
+            epochs.append(epoch)
+
+    model = keras.Sequential([layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=keras.backend.backend() != "jax")
+    epochs, begin, data = [], 2, (np.ones((2, 3)), np.ones((2, 1)))
+    model.fit(*data, epochs=4, callbacks=[Callback()], verbose=0)
+    assert epochs == [2, 3]
+    keras_training.begin_fit_at(model, None)
+    begin = None
+    model.fit(*data, epochs=2, initial_epoch=1, callbacks=[Callback()], verbose=0)
+    assert epochs == [2, 3, 1]
+
+
+@still("keeps what a model was compiled with, its loss metric, and sums the losses that layers add", door=TRAINING)
+def test_parts_of_a_compiled_model():
+    model = keras.Sequential([layers.Dense(1, use_bias=False, kernel_initializer="ones", kernel_regularizer="l2")])
+    model.build((None, 3))
+    model.compile("sgd", ["mse"], loss_weights=[0.5], metrics=["mae"], run_eagerly=keras.backend.backend() != "jax")
+    assert keras_training.loss_weights(model) == [0.5] and not keras_training.metrics_are_built(model)
+    assert ops.convert_to_numpy(keras_training.sum_of_added_losses(model)) == pytest.approx(0.03)
+    results = model.evaluate(np.ones((2, 3)), np.ones((2, 1)), verbose=0, return_dict=True)
+    assert results["loss"] == pytest.approx(0.5 * 4 + 0.03) and keras_training.metrics_are_built(model)
+    tracker = keras_training.loss_tracker(model)
+    assert tracker.name == "loss" and float(tracker.result()) == pytest.approx(results["loss"])
+    model.compile("sgd", "mse")
+    assert keras_training.loss_weights(model) is None and keras_training.metrics_are_built(model)
+
+
+@still("builds the metrics that a model was compiled with for a batch", door=TRAINING)
+def test_build_metrics():
+    model = keras.Sequential([layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    keras_training.build_metrics(model, (np.ones((2, 3)), np.ones((2, 1))))
+    assert keras_training.metrics_are_built(model) and len(model.metrics_variables) == 4
+
+
+@still("lets a subclass of Muon say what AdamW updates, and how the others are updated", door=TRAINING)
+def test_muon_by_variable():
+    class Muon(keras_training.MuonByVariable):
+        def takes_adamw(self, variable):
+            return variable.path.endswith("adam") or super().takes_adamw(variable)
+
+        def update_matrix(self, gradient, variable, learning_rate, momentum):
+            updated.append(self.index_of(variable))
+            super().update_matrix(gradient, variable, learning_rate, momentum)
+
+    updated, names = [], ["vector", "matrix", "adam"]
+    shapes = [(3,), (3, 5), (3, 5)]
+    variables = [keras.Variable(np.ones(s, "float32"), name=name) for s, name in zip(shapes, names, strict=True)]
+    optimizer = Muon(0.1)
+    optimizer.apply([ops.ones(shape) for shape in shapes], variables)
+    assert updated == [1] and all((variable.numpy() < 1).all() for variable in variables)
