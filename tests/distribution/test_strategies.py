@@ -13,8 +13,9 @@ import keras
 import numpy as np
 import pytest
 
+from keras_tx import models, under_strategy
 from keras_tx.distribution import mirrored_strategy, multi_worker_strategy
-from keras_tx.internals import keras_replicas, models, under_strategy
+from keras_tx.internals import keras_replicas
 from keras_tx.training import PaddedAccuracy, PaddedCrossentropy, Perplexity
 from tests.distribution import cases, equal
 from tests.distribution.processes import Workers, free_addresses, tf_config

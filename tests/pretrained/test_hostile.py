@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from keras_tx.internals import keras_models, pretrained
+from keras_tx import pretrained
+from keras_tx.internals import keras_models
 from keras_tx.pretrained import PretrainedModel, generation_config, variable_loader
 from keras_tx.pretrained.config import LARGEST, MOST_LABELS
 from keras_tx.pretrained.files import write_tensors
