@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from keras_tx.internals import keras_replicas
-from tests.internals.doors import REPLICAS as DOOR
-from tests.internals.doors import still
+from tests.internals.doors import REPLICAS, still
 
 tf = pytest.importorskip("tensorflow")
 
@@ -44,7 +43,7 @@ def stock(monkeypatch):
 @pytest.mark.parametrize("is_faulty", FAULTS, ids=lambda one: one.__name__)
 def test_a_fault_is_found_and_mended(is_faulty, stock):
     has = f"Keras {keras.__version__} no longer has the fault of {FAULTS[is_faulty]} or a function that the check calls"
-    assert is_faulty(), f"{has}: its mend in internals/{DOOR.name} can go"
+    assert is_faulty(), f"{has}: its mend in internals/{REPLICAS.name} can go"
     keras_replicas.mend()
     assert not is_faulty()
 
@@ -53,7 +52,7 @@ def test_the_mean_of_no_examples_is_nan_unless_it_is_mended(stock):
     layer = keras.layers.BatchNormalization()
     layer.build((None, 2))
     nothing = tf.zeros((0, 2))
-    has = f"Keras {keras.__version__} no longer has the fault of _moments: its mend in internals/{DOOR.name} can go"
+    has = f"Keras {keras.__version__} no longer has the fault of _moments: its mend in internals/{REPLICAS.name} can go"
     assert np.isnan(layer._moments(nothing, None)).all(), has
     keras_replicas.mend()
     np.testing.assert_array_equal(layer._moments(nothing, None), [[0, 0], [1, 1]])
@@ -77,7 +76,7 @@ def model_of(strategy):
     return model
 
 
-@still("keeps the strategy of models and optimizers, and the metrics of a model", door=DOOR)
+@still("keeps the strategy of models and optimizers, and the metrics of a model", door=REPLICAS)
 def test_what_models_know():
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     model = model_of(strategy)
@@ -92,7 +91,7 @@ def test_what_models_know():
     assert not keras_replicas.is_multi_worker(strategy)
 
 
-@still("builds a model from the specs of a data set", door=DOOR)
+@still("builds a model from the specs of a data set", door=REPLICAS)
 def test_a_model_is_built_from_specs():
     keras_replicas.mend()
     x, y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
@@ -102,7 +101,7 @@ def test_a_model_is_built_from_specs():
     assert set(results) == {"loss", "mae", "mean_squared_error"}
 
 
-@still("finds the batch size of a data set", library="tensorflow", door=DOOR)
+@still("finds the batch size of a data set", library="tensorflow", door=REPLICAS)
 def test_batch_size_of():
     rows = tf.data.Dataset.range(10)
     assert keras_replicas.batch_size_of(rows.batch(4)) == 4
@@ -110,7 +109,7 @@ def test_batch_size_of():
     assert keras_replicas.batch_size_of(rows) is None
 
 
-@still("says whether its devices are set up", library="tensorflow", door=DOOR)
+@still("says whether its devices are set up", library="tensorflow", door=REPLICAS)
 def test_tensorflow_has_started(monkeypatch):
     tf.constant(1)
     assert keras_replicas.tensorflow_has_started()
@@ -119,7 +118,7 @@ def test_tensorflow_has_started(monkeypatch):
     assert not keras_replicas.tensorflow_has_started()
 
 
-@still("has these options of the coordination service", library="tensorflow", door=DOOR)
+@still("has these options of the coordination service", library="tensorflow", door=REPLICAS)
 def test_coordination_options(monkeypatch):
     context = keras_replicas._context.context()
     before = context.coordination_service
@@ -131,7 +130,7 @@ def test_coordination_options(monkeypatch):
     assert "configure_coordination_service" not in vars(context)
 
 
-@still("begins the keys of a strategy with a number that can be set", library="tensorflow", door=DOOR)
+@still("begins the keys of a strategy with a number that can be set", library="tensorflow", door=REPLICAS)
 def test_fresh_collective_keys():
     bases = []
     for _ in range(2):

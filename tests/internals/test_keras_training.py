@@ -1,4 +1,4 @@
-"""What is used of Keras' private parts for training on several devices and with gradient accumulation.
+"""What keras_tx uses of Keras' private parts for `fit` still is as it needs it.
 
 A test that fails here because Keras has changed says so, with the version.
 """
