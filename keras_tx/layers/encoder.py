@@ -99,6 +99,9 @@ class EncoderLayer(TransformerLayer):
         True
     """
 
+    # Here too, since `inspect.signature` of Python 3.11.0 to 3.11.3 finds `Layer.__new__` before what is inherited.
+    __init__ = TransformerLayer.__init__
+
     def build(self, inputs_shape: Shape) -> None:
         self._check_hidden_dim(inputs_shape)
         self.self_attention_norm = (
