@@ -195,15 +195,23 @@ def _free_axes(inputs: Tensor, num_axes: int) -> Sequence[Any]:
     return tf.unstack(tf.shape(inputs)[: len(free)], len(free)) if free.count(-1) > 1 else free
 
 
+def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`tf.custom_gradient`, but in an export the function alone: nobody takes a gradient there."""
+    if current() is None:
+        made: Callable[..., Any] = tf.custom_gradient(function)
+        return made
+    return lambda *tensors: function(*tensors)[0]
+
+
 def _by_rows(
     weights: ExportedWeights, inputs: Tensor, num_axes: int, products: Callable[[Tensor], list[Tensor]]
 ) -> list[Tensor]:
     """`products` of the rows (R, D) of `inputs` (..., *summed), so that few rows do not decide how others are read."""
     size = inputs.shape[-num_axes:].num_elements()
     rows = tf.reshape(inputs, (-1, size))
-    count = tf.shape(rows)[0]
 
     def of_enough() -> list[Tensor]:
+        count = tf.shape(rows)[0]
         return [x[:count] for x in products(_with_rows_of_zeros(rows, count))]
 
     of_tokens = 1 if len(inputs.shape) == num_axes + 1 else inputs.shape[1]  # rows for each example of the batch
@@ -211,7 +219,7 @@ def _by_rows(
         if weights.are_constants:
             return of_enough()
         if weights.precision == "float32":  # the layout for few rows is faster where it is made anew in each call
-            made: list[Tensor] = tf.cond(count <= FEWEST_ROWS, lambda: products(rows), of_enough)
+            made: list[Tensor] = tf.cond(tf.shape(rows)[0] <= FEWEST_ROWS, lambda: products(rows), of_enough)
             return made
     return products(rows)
 

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tx.layers.shapes import size_of
 from keras_tx.types import Tensor
 
 LARGEST_WINDOW = 2**31 - 1  # positions are int32
@@ -49,7 +50,7 @@ def allowed_by_bias(bias: Tensor) -> Tensor:
 def sees_any_key(mask: Tensor) -> Tensor:
     """A mask that broadcasts to (B, N, T, S) -> (B, N, T, 1), where B, N and T may be 1."""
     mask = ops.any(mask, axis=-1, keepdims=True)
-    return ops.reshape(mask, (1,) * (4 - len(mask.shape)) + tuple(ops.shape(mask)))
+    return mask if len(mask.shape) == 4 else ops.expand_dims(mask, tuple(range(4 - len(mask.shape))))
 
 
 def count_positions(mask: Tensor) -> Tensor:
@@ -176,6 +177,12 @@ class Visible:
             column = ops.arange(num_keys, dtype="int32")[None, None, None]
             parts.append(self.pairs(row, column, labels))
         return join(*parts)
+
+    def whole_of(self, query: Tensor, key: Tensor, key_axis: int = 1) -> Any:
+        """`whole` for queries (B, T, ...), and keys whose axis S is `key_axis`."""
+        if self.documents is None and self.reach == (None, None):  # no rule about positions asks for the lengths
+            return self.whole(None, None)
+        return self.whole(size_of(query, 1), size_of(key, key_axis))
 
 
 def padding_labels(dtype: str) -> tuple[int, int]:

@@ -47,9 +47,10 @@ def project(
     if activation is not None:
         products = activations.apply(activation, products)
     free = tuple(inputs.shape[: len(inputs.shape) - num_axes])
-    # Reshape infers a single unknown size; `ops.shape` would take three more operations in each decode step.
-    free = tuple(-1 if n is None else n for n in free) if free.count(None) == 1 else ops.shape(inputs)[: len(free)]
-    return ops.reshape(products, (*free, *made))
+    if free.count(None) > 1:  # on TensorFlow
+        return tf.reshape(products, tf.concat([tf.shape(inputs)[: len(free)], made], axis=0))
+    # Reshape infers a single unknown size; to ask for it would take three more operations in each decode step.
+    return ops.reshape(products, (*[-1 if n is None else n for n in free], *made))
 
 
 def _times(rows: Tensor, kernel: Tensor) -> Tensor:

@@ -1,6 +1,20 @@
-"""Checks the shapes of call arguments."""
+"""Checks the shapes of call arguments, and reads single sizes of tensors."""
 
+from typing import Any
+
+from keras_tx.optional import Lazy
 from keras_tx.types import Shape, Tensor
+
+tf = Lazy("tensorflow")
+
+
+def size_of(x: Tensor, axis: int) -> Any:
+    """The size of an axis: an integer, or a scalar tensor where the graph does not know it.
+
+    `ops.shape` would add four operations to a graph of TensorFlow for every axis whose size that does not know.
+    """
+    size = x.shape[axis]
+    return tf.shape(x)[axis] if size is None else size
 
 
 def check_shape(name: str, tensor: Tensor, expected: Shape, exact: bool = False) -> None:

@@ -95,38 +95,48 @@ class Unpadding:
 
     def remove(self, x: Tensor) -> Tensor:
         """(B, T, ...), or shorter rows, -> (1, R, ...): the real tokens."""
-        sizes = tf.shape(x)[:2], x.shape[:2]
 
         def with_gradient(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-            return self._gathered(x), lambda upstream: self._scattered(upstream, *sizes)
+            return self._gathered(x), lambda upstream: self._scattered(upstream, _two_sizes(x), x.shape[:2])
 
-        return tf.custom_gradient(with_gradient)(x)  # cheaper than TensorFlow's own gradient of `gather_nd`
+        # It is cheaper than TensorFlow's own gradient of `gather_nd`.
+        made: Tensor = exported_weights.custom_gradient(with_gradient)(x)
+        return made
 
-    def rows(self, x: Tensor) -> Tensor:
-        """(1, R, ...) -> rows with the length of `mask`, zeros at padding tokens."""
-        return self._restored(x, self.mask, self._row_sizes)
+    def rows(self, *tensors: Tensor) -> list[Tensor]:
+        """Each (1, R, ...) -> rows with the length of `mask`, zeros at padding tokens."""
+        return self._restored(tensors, self.mask, self._row_sizes)
 
     def whole(self, x: Tensor) -> Tensor:
         """(1, R, ...) -> (B, T, ...), also with `cut`; zeros at padding tokens."""
-        return self._restored(x, self._whole_mask, self._whole_sizes)
+        return self._restored([x], self._whole_mask, self._whole_sizes)[0]
 
-    def _restored(self, x: Tensor, mask: Tensor, sizes: Any) -> Tensor:
-        def with_gradient(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-            return self._scattered(x, tf.shape(mask), sizes), self._gathered
+    def _restored(self, tensors: Sequence[Tensor], mask: Tensor, static_sizes: Any) -> list[Tensor]:
+        def with_gradient(*tensors: Tensor) -> tuple[list[Tensor], Callable[..., list[Tensor]]]:
+            sizes = _two_sizes(mask)
+            restored = [self._scattered(x, sizes, static_sizes) for x in tensors]
+            return restored, lambda *upstream: [self._gathered(x) for x in upstream]
 
-        return tf.custom_gradient(with_gradient)(x)
+        made: list[Tensor] = exported_weights.custom_gradient(with_gradient)(*tensors)
+        return made
 
     def _gathered(self, x: Tensor) -> Tensor:
-        return tf.gather_nd(x, self._indices)[None]
+        return tf.expand_dims(tf.gather_nd(x, self._indices), 0)
 
     def _scattered(self, x: Tensor, sizes: Tensor, static_sizes: Any) -> Tensor:
         shape = tf.concat([sizes, x.shape[2:]], axis=0)
-        indices, rows = self._indices, x[0]
+        indices, rows = self._indices, tf.squeeze(x, 0)
         if self._count is not None:
             indices, rows = indices[: self._count], rows[: self._count]
-        x = tf.scatter_nd(indices, rows, tf.cast(shape, "int64"))
+        x = tf.scatter_nd(indices, rows, shape)
         x.set_shape((*static_sizes, *x.shape[2:]))
         return x
+
+
+def _two_sizes(x: Tensor) -> Tensor:
+    """The sizes of the first two axes."""
+    sizes = tf.shape(x, out_type="int64")
+    return sizes if len(x.shape) == 2 else sizes[:2]
 
 
 def _heads_of(layer: Any) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_tx.layers.attention.dense import attend
+from keras_tx.layers.masks import Visible
 from tests.tools import assert_close, normal, to_numpy
 
 
@@ -40,10 +41,15 @@ def test_attention_is_the_equation_for_every_shape_mask_and_bias(shape, seed, sc
     mask = rng.random(sides) < 0.6
     bias = rng.normal(size=[size if rng.random() < 0.5 else 1 for size in (batch, heads, queries, keys)])
     bias = bias.astype("float32") if rng.random() < 0.5 else None
-    output, scores = attend(query, key, value, mask=mask, bias=bias, scale=scale)
+    real = rng.random((batch, queries)) < 0.7 if rng.random() < 0.5 else None
+    output, scores = attend(query, key, value, mask=mask, queries=real, bias=bias, scale=scale)
+    mask = mask if real is None else mask & real[:, None, :, None]
     expected_output, expected_scores = by_the_equation(query, key, value, mask, 0 if bias is None else bias, scale)
     assert_close(output, expected_output, atol=3e-6)
     assert_close(scores, expected_scores, atol=1e-6)
+    alone, no_scores = attend(query, key, value, mask=mask, bias=bias, scale=scale, with_scores=False)
+    assert_close(alone, expected_output, atol=3e-6)
+    assert no_scores is None
 
 
 def test_the_default_scale_is_one_over_the_root_of_the_head_size():
@@ -104,3 +110,20 @@ def test_scores_are_float32_and_large_products_do_not_overflow(dtype):
     assert keras.backend.standardize_dtype(scores.dtype) == "float32"
     assert keras.backend.standardize_dtype(output.dtype) == dtype
     assert_close(scores, np.full((1, 1, 2, 2), 0.5))
+
+
+@pytest.mark.tensorflow
+def test_the_graph_of_attention_over_unknown_lengths_has_few_operations():
+    """What is traced, saved, optimized and started for every layer; 77 of them with products over one batch axis."""
+    import tensorflow as tf
+
+    heads, rows = tf.TensorSpec([None, None, 3, 5]), tf.TensorSpec([None, None], tf.bool)
+
+    @tf.function(input_signature=[heads, heads, heads, rows, rows])
+    def attention(query, key, value, queries, keys):
+        visible = Visible(keys=(keys,))
+        return attend(query, key, value, mask=visible.whole_of(query, key), queries=queries, with_scores=False)[0]
+
+    operations = attention.get_concrete_function().graph.get_operations()
+    made = [one for one in operations if one.type not in ("Const", "Placeholder")]
+    assert 10 < len(made) <= 25, [one.type for one in made]

@@ -56,7 +56,7 @@ def attend_blockwise(
         (B, T, N, V) in the dtype of `value`.
     """
     if 0 in (*query.shape[:2], key.shape[1]):  # no rows, queries or keys: there are no blocks, and nothing to save
-        mask = visible.whole(ops.shape(query)[1], ops.shape(key)[1])
+        mask = visible.whole_of(query, key)
         return attend(query, key, value, mask=mask, bias=bias, scale=scale)[0]
     size = block_size or _block_size(visible)
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale

@@ -4,10 +4,10 @@ B batch, T queries, S keys, N query heads, K key heads, H head, V value head. Al
 with dropout each drops different scores.
 """
 
+import dataclasses
 from typing import Any
 
 import keras
-from keras import ops
 
 from keras_tx.layers.attention.blockwise import LONG, attend_blockwise
 from keras_tx.layers.attention.dense import attend
@@ -60,11 +60,11 @@ def dispatch_attention(
             query, key, value, visible, bias=bias, training=training, long=in_blocks
         )
     if not fused:
-        return _without_kernels(layer, heads, visible, bias, in_blocks, training)
+        return _without_kernels(layer, heads, visible, bias, in_blocks, training, return_attention_scores)
     if layer.flash_attention is None and keras.backend.backend() == "jax":
 
         def otherwise(*heads: Tensor) -> Tensor:
-            return _without_kernels(layer, heads, visible, bias, in_blocks, training)[0]
+            return _without_kernels(layer, heads, visible, bias, in_blocks, training, False)[0]
 
         return attend_on_cuda(query, key, value, visible, otherwise, scale=layer.scale), None
     options = {"bias": bias, "scale": layer.scale, "flash_attention": layer.flash_attention}
@@ -81,14 +81,28 @@ def uses_blocks(layer: Any, num_queries: int | None, num_keys: int | None, train
 
 
 def _without_kernels(
-    layer: Any, heads: Heads, visible: Visible, bias: Tensor | None, in_blocks: bool, training: bool | None
+    layer: Any,
+    heads: Heads,
+    visible: Visible,
+    bias: Tensor | None,
+    in_blocks: bool,
+    training: bool | None,
+    with_scores: bool,
 ) -> tuple[Tensor, Tensor | None]:
     query, key, value = heads
     if in_blocks:
         rate = layer.dropout if training else 0.0
         seed = layer._dropout_layer.next_seed() if rate else None
         return attend_blockwise(query, key, value, visible, bias=bias, scale=layer.scale, dropout=rate, seed=seed), None
-    mask = visible.whole(ops.shape(query)[1], ops.shape(key)[1])
+    mask = dataclasses.replace(visible, queries=None).whole_of(query, key)
     dropout = (lambda x: layer._dropout_layer(x, training=training)) if layer.dropout else None
     hard = layer.hard_attention and not training
-    return attend(query, key, value, mask=mask, bias=bias, scale=layer.scale, dropout=dropout, hard=hard)
+    options = {
+        "mask": mask,
+        "queries": visible.queries,
+        "bias": bias,
+        "scale": layer.scale,
+        "dropout": dropout,
+        "hard": hard,
+    }
+    return attend(query, key, value, with_scores=with_scores, **options)

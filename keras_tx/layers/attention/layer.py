@@ -285,7 +285,7 @@ class MultiHeadAttention(Composite):
         if parts is not None:
             positions = parts.positions[None]
         elif unpadding is not None:
-            query, key, value = (unpadding.rows(x) for x in (query, key, value))
+            query, key, value = unpadding.rows(query, key, value)
         if self.rotary is not None:
             rotated = rotate_heads(self.rotary, query, key, positions, query_mask, value_mask, start)
             query, key = (ops.cast(x, self.compute_dtype) for x in rotated)

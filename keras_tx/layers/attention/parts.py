@@ -51,16 +51,16 @@ class Parts:
         least = tf.minimum(num_copies, 1)  # they need a place, too
         count = _num_parts(length)
         for index in range(count):
-            part = pairs[num_pairs * index // count : num_pairs * (index + 1) // count]
-            text, head = part // key_heads, part % key_heads
-            real, size = tf.gather(lengths, text)[:, None], tf.shape(part)[0]
-            most = tf.reduce_max(tf.concat([real[:, 0], [least]], axis=0))
-            place = tf.range(most)
+            part = pairs if count == 1 else pairs[num_pairs * index // count : num_pairs * (index + 1) // count]
+            text, head = part // key_heads, tf.expand_dims(part % key_heads, 1)
+            real, size = tf.gather(lengths, text), tf.shape(part)[0]
+            most = tf.maximum(tf.reduce_max(real), least)
+            place, real = tf.range(most), tf.expand_dims(real, 1)
             # Padding is filled up with the last token of the text itself, so that a NaN stays in its text.
-            token = tf.maximum(tf.gather(starts, text)[:, None] + tf.minimum(place, real - 1), 0)
-            self.masks.append(tf.where(place < real, 0.0, MASKED)[:, None])  # (X, 1, L)
-            self.keys.append(token * key_heads + head[:, None])  # (X, L)
-            query = token[:, None] * heads + (head[:, None] * groups + tf.range(groups))[:, :, None]
+            token = tf.maximum(tf.expand_dims(tf.gather(starts, text), 1) + tf.minimum(place, real - 1), 0)
+            self.masks.append(tf.expand_dims(tf.where(place < real, 0.0, MASKED), 1))  # (X, 1, L)
+            self.keys.append(token * key_heads + head)  # (X, L)
+            query = tf.expand_dims(token, 1) * heads + tf.expand_dims(head * groups + tf.range(groups), 2)
             self.queries.append(tf.reshape(query, (size, groups * most)))
             bases.append(base + tf.range(size) * most)
             longest.append(tf.repeat(most, size))
@@ -81,34 +81,34 @@ class Parts:
 
     def cut(self, x: Tensor, indices: Sequence[Tensor]) -> list[Tensor]:
         """(1, R, N, H) -> (X, G * L, H) for each part; keys and values (1, R, K, H) -> (X, L, H)."""
-        shape, size = tf.shape(x), x.shape[3]
         places = self._places_of_queries if indices is self.queries else self._places_of_keys
 
         def with_gradient(x: Tensor) -> tuple[list[Tensor], Callable[..., Tensor]]:
             def gradient(*upstream: Tensor) -> Tensor:
-                return tf.reshape(tf.gather(_flat(upstream), places), shape)
+                return tf.reshape(tf.gather(_flat(upstream), places), tf.shape(x))
 
-            rows = tf.reshape(x, (-1, size))
+            rows = tf.reshape(x, (-1, x.shape[3]))
             return [tf.gather(rows, one) for one in indices], gradient
 
-        made: list[Tensor] = tf.custom_gradient(with_gradient)(x)
+        made: list[Tensor] = exported_weights.custom_gradient(with_gradient)(x)
         return made
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
         """(X, G * L, V) for each part -> (1, R, N, V)."""
-        shapes, size = [tf.shape(part) for part in parts], parts[0].shape[-1]
-        places = self._places_of_queries
+        size, places = parts[0].shape[-1], self._places_of_queries
 
         def with_gradient(*parts: Tensor) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
             def gradient(upstream: Tensor) -> list[Tensor]:
+                shapes = [tf.shape(part) for part in parts]
                 counts = [shape[0] * shape[1] for shape in shapes]
                 upstream = tf.reshape(upstream, (-1, size))
                 flat = tf.scatter_nd(tf.reshape(places, (-1, 1)), upstream, tf.stack([sum(counts), size]))
                 return [tf.reshape(x, shape) for x, shape in zip(tf.split(flat, counts), shapes, strict=True)]
 
-            return tf.gather(_flat(parts), places)[None], gradient
+            return tf.expand_dims(tf.gather(_flat(parts), places), 0), gradient
 
-        return tf.custom_gradient(with_gradient)(*parts)
+        made: Tensor = exported_weights.custom_gradient(with_gradient)(*parts)
+        return made
 
 
 def _num_parts(length: int | None) -> int:
