@@ -5,7 +5,7 @@ import resource
 import sys
 from pathlib import Path
 
-from tests import no_autotune, xla_flags
+from tests import plain_tf_data, xla_flags
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("XLA_FLAGS", xla_flags.OF_BACKEND)
@@ -22,7 +22,7 @@ settings.register_profile("keras_tx", deadline=None, max_examples=EXAMPLES, dera
 settings.load_profile("keras_tx")
 
 if BACKEND == "tensorflow":
-    no_autotune.turn_off()
+    plain_tf_data.set_up()
 
 MOST_MEMORY = 2.0  # GiB that a process may hold before it gives back what it can
 

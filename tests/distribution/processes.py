@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 
-from tests import forked, no_autotune
+from tests import forked, plain_tf_data
 
 MARK = "\x01"  # begins a line that is an answer
 LIMIT = 120  # seconds that a call may take
@@ -137,7 +137,7 @@ def main(kind):
 
     from keras_tx.distribution import mirrored_strategy, multi_worker_strategy
 
-    no_autotune.turn_off()
+    plain_tf_data.set_up()
     if kind == "devices":
         devices = [tf.config.LogicalDeviceConfiguration()] * 4
         tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)

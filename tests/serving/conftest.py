@@ -3,6 +3,7 @@
 import fcntl
 import os
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import keras
@@ -57,9 +58,11 @@ def live():
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory):
-    """Exports a version once for all workers of a run, since nothing here takes longer."""
+    """Exports a version once for all processes of a run, since nothing here takes longer."""
     base = tmp_path_factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    base = Path(os.environ.get("KERAS_TX_TEST_EXPORTS", base))  # of `scripts/check`
+    base.mkdir(exist_ok=True)
 
     def once(name, write):
         with open(base / f"{name}.lock", "w") as lock:
