@@ -63,14 +63,15 @@ def unoptimized() -> Iterator[None]:
         of_thread.function_call_options = call_options
 
 
-_SHARED = ("Const", "Shape", "StridedSlice", "Pack")  # operations that `keras.ops.shape` and `reshape` are made of
+# Operations that sizes of tensors and masks of attention are made of.
+_SHARED = ("Const", "Shape", "StridedSlice", "Pack", "ExpandDims", "Range", "AddV2", "LessEqual", "LogicalAnd", "Any")
 _LARGE = 2**16  # bytes
 _made: ContextVar[dict[Any, Any] | None] = ContextVar("keras_tx_made", default=None)
 
 
 @contextmanager
 def shared_shapes() -> Iterator[None]:
-    """Within this context, a graph that this thread traces has each constant and each size of a tensor only once.
+    """Within this context, a graph that this thread traces has each constant, size of a tensor and mask only once.
 
     TensorFlow makes them anew for each use, and they are half of the nodes of a transformer.
     """

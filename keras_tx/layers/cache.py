@@ -72,8 +72,9 @@ def write(cache: KeyValue, key: Tensor, value: Tensor, start: Any) -> KeyValue:
 
 
 def _write(buffer: Tensor, update: Tensor, start: Any) -> Tensor:
-    update, shape = ops.cast(update, buffer.dtype), ops.shape(buffer)
+    update = ops.cast(update, buffer.dtype)
     if xla.is_traced() or keras.backend.backend() == "torch":
+        shape = ops.shape(buffer)
         buffer, update = (ops.reshape(x, (-1, *ops.shape(x)[2:])) for x in (buffer, update))  # see `merged`
         buffer = ops.slice_update(buffer, (0, start, 0), update)  # in place; on TensorFlow it is an operation of XLA
         return ops.reshape(buffer, shape)

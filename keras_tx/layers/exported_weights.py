@@ -195,14 +195,6 @@ def _free_axes(inputs: Tensor, num_axes: int) -> Sequence[Any]:
     return tf.unstack(tf.shape(inputs)[: len(free)], len(free)) if free.count(-1) > 1 else free
 
 
-def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`tf.custom_gradient`, but in an export the function alone: nobody takes a gradient there."""
-    if current() is None:
-        made: Callable[..., Any] = tf.custom_gradient(function)
-        return made
-    return lambda *tensors: function(*tensors)[0]
-
-
 def _by_rows(
     weights: ExportedWeights, inputs: Tensor, num_axes: int, products: Callable[[Tensor], list[Tensor]]
 ) -> list[Tensor]:
@@ -289,7 +281,17 @@ def _bfloat16_kernel(weights: ExportedWeights, kernel: np.ndarray, bias: np.ndar
 
 def _bfloat16_product(rows: Tensor, kernels: tuple[Any, Any], bias: Any) -> Tensor:
     kernel, bias = kernels
-    return tf.nn.bias_add(tf.matmul(tf.cast(rows, "bfloat16"), kernel), bias)
+    return tf.nn.bias_add(tf.matmul(_in_bfloat16(rows), kernel), bias)
+
+
+def _in_bfloat16(rows: Tensor) -> Tensor:
+    """Rows (R, D) in bfloat16: where they were cast from it, as the output of another product, that itself."""
+    source = rows.op
+    while source.type == "Reshape":
+        source = source.inputs[0].op
+    if source.type == "Cast" and source.inputs[0].dtype == tf.bfloat16:
+        return tf.reshape(source.inputs[0], (-1, rows.shape[1]))
+    return tf.cast(rows, "bfloat16")
 
 
 def _int8_kernel(weights: ExportedWeights, kernel: np.ndarray, bias: np.ndarray) -> tuple[Any, Any, Any]:

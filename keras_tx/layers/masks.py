@@ -178,11 +178,11 @@ class Visible:
             parts.append(self.pairs(row, column, labels))
         return join(*parts)
 
-    def whole_of(self, query: Tensor, key: Tensor, key_axis: int = 1) -> Any:
-        """`whole` for queries (B, T, ...), and keys whose axis S is `key_axis`."""
+    def whole_of(self, query: Tensor, key: Tensor) -> Any:
+        """`whole` for queries (B, T, ...) and keys (B, S, ...)."""
         if self.documents is None and self.reach == (None, None):  # no rule about positions asks for the lengths
             return self.whole(None, None)
-        return self.whole(size_of(query, 1), size_of(key, key_axis))
+        return self.whole(size_of(query, 1), size_of(key, 1))
 
 
 def padding_labels(dtype: str) -> tuple[int, int]:

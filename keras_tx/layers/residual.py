@@ -12,11 +12,12 @@ from typing import Any
 import keras
 
 from keras_tx.layers.configs import serialized
+from keras_tx.layers.layer_normalization import LayerNormalization
 from keras_tx.types import Tensor
 
 NORMALIZATIONS = {
-    "layer_norm": keras.layers.LayerNormalization,
-    "layer_norm_no_bias": functools.partial(keras.layers.LayerNormalization, center=False),
+    "layer_norm": LayerNormalization,
+    "layer_norm_no_bias": functools.partial(LayerNormalization, center=False),
     "rms_norm": keras.layers.RMSNormalization,
 }
 EPSILON = 1e-5  # the default of `layer_norm_epsilon`

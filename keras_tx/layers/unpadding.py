@@ -16,6 +16,7 @@ from keras import ops
 from keras_tx.internals.tensorflow_graphs import traces_for_xla
 from keras_tx.layers import exported_weights, xla
 from keras_tx.layers.attention.parts import Parts, can_attend_in_parts
+from keras_tx.layers.gradients import custom_gradient
 from keras_tx.optional import Lazy
 from keras_tx.types import Shape, Tensor
 
@@ -100,7 +101,7 @@ class Unpadding:
             return self._gathered(x), lambda upstream: self._scattered(upstream, _two_sizes(x), x.shape[:2])
 
         # It is cheaper than TensorFlow's own gradient of `gather_nd`.
-        made: Tensor = exported_weights.custom_gradient(with_gradient)(x)
+        made: Tensor = custom_gradient(with_gradient)(x)
         return made
 
     def rows(self, *tensors: Tensor) -> list[Tensor]:
@@ -117,7 +118,7 @@ class Unpadding:
             restored = [self._scattered(x, sizes, static_sizes) for x in tensors]
             return restored, lambda *upstream: [self._gathered(x) for x in upstream]
 
-        made: list[Tensor] = exported_weights.custom_gradient(with_gradient)(*tensors)
+        made: list[Tensor] = custom_gradient(with_gradient)(*tensors)
         return made
 
     def _gathered(self, x: Tensor) -> Tensor:

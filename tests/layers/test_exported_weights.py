@@ -4,10 +4,11 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx.layers import TokenEmbedding, projection
+from keras_tx.layers import FeedForward, TokenEmbedding, projection
 from keras_tx.layers import exported_weights as exported
-from tests.tools import assert_close, skip_without_int8_products, to_numpy
+from tests.tools import assert_close, normal, skip_without_int8_products, to_numpy
 
+tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tensorflow
 FREE, IN, HEADS, SIZE = (3, 5), 14, 3, 7
 
@@ -32,8 +33,6 @@ def made(kind, activation=None, use_bias=True, biases="normal"):
 
 def traced(layer, shape, precision="float32", **options):
     """The layer as a function traced with exported weights, and what was made for it."""
-    import tensorflow as tf
-
     function = tf.function(lambda x: layer(x), input_signature=[tf.TensorSpec(shape, tf.float32)], autograph=False)
     with exported.exported_weights(precision, **options) as weights:
         function.get_concrete_function()
@@ -122,8 +121,6 @@ def test_int8_of_rows_of_zeros_and_of_a_kernel_of_zeros_is_the_bias():
 
 @pytest.mark.parametrize("constants", [True, False])
 def test_bfloat16_rounds_the_inputs_and_the_weights(constants):
-    import tensorflow as tf
-
     layer, shape = made("dense")
     x = np.random.default_rng(2).normal(size=(*FREE, IN)).astype("float32")
     function, weights = traced(layer, shape, "bfloat16", constants=constants)
@@ -138,9 +135,32 @@ def test_bfloat16_rounds_the_inputs_and_the_weights(constants):
     assert weights.size == constants * (2 * (IN * 11 + 11) + 4 * 11)
 
 
-def test_a_graph_has_the_weights_of_a_layer_once_and_nothing_changes_outside():
-    import tensorflow as tf
+@pytest.mark.parametrize("gated", [False, True])
+def test_what_a_product_in_bfloat16_gave_is_not_cast_there_and_back(gated, monkeypatch):
+    """The bits are those that they have with both casts, since float32 holds every bfloat16."""
+    layer, x = FeedForward(11, activation="relu", gated=gated), normal(3, 5, IN)
+    layer.build((None, None, IN))
 
+    def casts(function):
+        """How many of the two products take what was cast from bfloat16 to float32 and back."""
+        count = 0
+        for product in (op for op in function.get_concrete_function().graph.get_operations() if op.type == "MatMul"):
+            cast = product.inputs[0].op
+            source = cast.inputs[0].op
+            while source.type == "Reshape":
+                source = source.inputs[0].op
+            count += cast.type == source.type == "Cast"
+        return count
+
+    shape = (None, None, IN)
+    found, _ = traced(layer, shape, "bfloat16")
+    monkeypatch.setattr(exported, "_in_bfloat16", lambda rows: tf.cast(rows, "bfloat16"))
+    usual, _ = traced(layer, shape, "bfloat16")
+    assert (casts(found), casts(usual)) == ((0, 0) if gated else (0, 1))
+    assert_close(found(x), usual(x), atol=0, rtol=0)
+
+
+def test_a_graph_has_the_weights_of_a_layer_once_and_nothing_changes_outside():
     layer, shape = made("dense")
     spec = [tf.TensorSpec(shape, tf.float32)]
     twice = tf.function(lambda x: layer(x) + layer(2 * x), input_signature=spec)
@@ -156,8 +176,6 @@ def test_a_graph_has_the_weights_of_a_layer_once_and_nothing_changes_outside():
 
 
 def test_all_graphs_share_the_variables_of_a_layer():
-    import tensorflow as tf
-
     layer, shape = made("dense")
     x = np.random.default_rng(2).normal(size=(*FREE, IN)).astype("float32")
     functions = [tf.function(lambda x, n=n: layer(n * x), input_signature=[tf.TensorSpec(shape)]) for n in (1.0, 2.0)]
@@ -169,8 +187,6 @@ def test_all_graphs_share_the_variables_of_a_layer():
 
 
 def test_a_part_of_a_graph_can_have_variables_only():
-    import tensorflow as tf
-
     layer, shape = made("dense")
     x = np.random.default_rng(2).normal(size=(*FREE, IN)).astype("float32")
     for precision, atol in (("float32", 1e-5), ("bfloat16", 0.2)):
@@ -218,8 +234,6 @@ def test_later_changes_of_the_weights_need_a_new_trace():
 @pytest.mark.parametrize("shape", [(None, IN), (None, 1, IN)], ids=str)
 def test_a_product_has_at_least_eight_rows(shape, monkeypatch):
     """With fewer in the first call, oneDNN would lay out the kernel for few rows, and later calls lay it out again."""
-    import tensorflow as tf
-
     product = exported._PRODUCTS["float32"]
 
     def checked(rows, kernel, bias):
@@ -239,8 +253,6 @@ def test_a_product_has_at_least_eight_rows(shape, monkeypatch):
 @pytest.mark.parametrize("shape", [(None, IN), (None, 1, IN)], ids=str)
 def test_variables_have_a_product_of_their_own_for_few_rows(shape, use_bias, monkeypatch):
     """In float32, one product may lay out its kernel for few rows, and the other never gets few."""
-    import tensorflow as tf
-
     product, seen = exported._PRODUCTS["float32"], []
 
     def noted(rows, kernel, bias):
@@ -272,8 +284,6 @@ def test_variables_have_a_product_of_their_own_for_few_rows(shape, use_bias, mon
 
 
 def test_several_layers_are_computed_together_with_their_variables():
-    import tensorflow as tf
-
     layers, shape = zip(*[made("to heads", use_bias=use_bias) for use_bias in (True, False, True)], strict=True)
     spec = [tf.TensorSpec(shape[0])]
     function = tf.function(lambda x: projection.project_together(layers, x), input_signature=spec, autograph=False)
@@ -291,8 +301,6 @@ def test_several_layers_are_computed_together_with_their_variables():
 @pytest.mark.parametrize("use_padding", [True, False])
 def test_logits_of_tied_embeddings(precision, atol, constants, use_padding):
     """In bfloat16 and int8, the table and the hidden states are rounded to bfloat16, and sums at their end."""
-    import tensorflow as tf
-
     padding = {"padding_id": 3, "zero_padding": True} if use_padding else {}
     layer = TokenEmbedding(23, IN, **padding, position_encoding=None)
     layer.build((None, None))

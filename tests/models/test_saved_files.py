@@ -35,5 +35,5 @@ def test_a_file_of_an_earlier_version_gives_what_it_gave(path):
     inputs, expected = recorded(path)
     model = keras.saving.load_model(path)
     by_order = [inputs[tensor.name] for tensor in model.inputs]
-    close = {"atol": 1e-6 if keras.backend.backend() == "tensorflow" else 1e-5}
+    close = {"atol": 3e-6 if keras.backend.backend() == "tensorflow" else 1e-5}  # rounding, in another order
     assert_close(model(by_order[0] if len(by_order) == 1 else by_order), expected, **close)

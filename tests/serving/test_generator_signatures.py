@@ -112,6 +112,21 @@ def test_every_product_with_weights_in_an_export_has_a_bias(precision):
     assert products == {"float32": (2 * 6 + 1) * 3 + 1, "bfloat16": (2 * 4 + 1) * 2}[precision]
 
 
+def test_all_layers_of_a_decode_step_have_the_same_mask():
+    """The first layer has one of its own, since it also knows which queries are real."""
+
+    def masks(num_layers):
+        model = CausalLM(V, num_layers=num_layers, hidden_dim=6, num_heads=2)
+        definition = Traced(model, None, None, {"max_new_tokens": NEW})["tokens"].graph.as_graph_def()
+        (body,) = (one for one in definition.library.function if "while_body" in one.signature.name)
+        nodes = [node for node in body.node_def if "decoder" in node.name]
+        updates = sum(node.op == "TensorStridedSliceUpdate" for node in nodes)
+        assert updates == 2 * num_layers
+        return sum(node.op in ("LessEqual", "LogicalAnd", "Range", "Any") for node in nodes)
+
+    assert 0 < masks(2) == masks(4)
+
+
 def test_each_row_has_its_own_numbers(models, signatures, tokenizer):
     model, answer, texts = models["language_model"], signatures["language_model"]["generate"], TEXTS[:3]
     rows = [

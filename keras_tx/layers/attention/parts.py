@@ -13,6 +13,7 @@ from typing import Any
 
 from keras_tx.layers import exported_weights
 from keras_tx.layers.attention.dense import product_without_onednn, softmax_without_onednn
+from keras_tx.layers.gradients import custom_gradient
 from keras_tx.layers.masks import MASKED
 from keras_tx.layers.precision import wide_dtype
 from keras_tx.optional import Lazy
@@ -90,7 +91,7 @@ class Parts:
             rows = tf.reshape(x, (-1, x.shape[3]))
             return [tf.gather(rows, one) for one in indices], gradient
 
-        made: list[Tensor] = exported_weights.custom_gradient(with_gradient)(x)
+        made: list[Tensor] = custom_gradient(with_gradient)(x)
         return made
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
@@ -107,7 +108,7 @@ class Parts:
 
             return tf.expand_dims(tf.gather(_flat(parts), places), 0), gradient
 
-        made: Tensor = exported_weights.custom_gradient(with_gradient)(*parts)
+        made: Tensor = custom_gradient(with_gradient)(*parts)
         return made
 
 
