@@ -184,6 +184,14 @@ class Visible:
             return self.whole(None, None)
         return self.whole(size_of(query, 1), size_of(key, 1))
 
+    def whole_of_cache(self, num_queries: Any, key: Tensor) -> Any:
+        """`whole` for the keys of a cache (B, K, S, H).
+
+        Each layer has a cache of its own, but all layers have the same key mask. With the size of that mask, and not
+        that of the cache, a graph needs only one mask of attention for all layers.
+        """
+        return self.whole(num_queries, size_of(self.keys[0], 1) if self.keys else size_of(key, 2))
+
 
 def padding_labels(dtype: str) -> tuple[int, int]:
     """The labels of padding queries and of padding keys. They differ, so that padding does not attend to padding."""

@@ -171,6 +171,15 @@ def test_an_empty_batch_has_an_empty_answer(exported):
     assert run(exported.signatures["tokens"], **none)["probabilities"].shape == (0, 3)
 
 
+def test_an_export_holds_no_gradients(exported):
+    """Those of functions with a gradient of their own would be saved with it."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    saved = saved_model_pb2.SavedModel.FromString((exported.path / "saved_model.pb").read_bytes())
+    names = [one.signature.name for one in saved.meta_graphs[0].graph_def.library.function]
+    assert len(names) > 5 and not [name for name in names if "grad" in name]
+
+
 def test_each_weight_is_saved_once_and_the_optimizer_is_not(exported):
     import tensorflow as tf
 

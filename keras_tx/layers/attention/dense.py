@@ -105,7 +105,7 @@ def can_attend_cached(length: int | None, axes: Axes, start: Any) -> bool:
 
     A decode step has few tokens; `start` is the slot of the first, an integer 0 in the prefill.
     """
-    is_prefill = isinstance(start, int) and start == 0  # its masks are those of its own keys
+    is_prefill = isinstance(start, int) and start == 0  # whose masks are as long as its own keys, not as the cache
     is_step = length is not None and length <= MOST_QUERIES and not is_prefill
     return axes == (1,) and is_step and keras.backend.backend() == "tensorflow" and not xla.is_traced()
 
@@ -125,9 +125,7 @@ def attend_cached(
     """
     key, value = cache
     length, heads, size = query.shape[1:]
-    # With the size of the mask, which is not that of a layer, all layers of a graph have the same mask, and one of it.
-    num_slots = size_of(visible.keys[0], 1) if visible.keys else size_of(key, 2)
-    key_heads, mask = key.shape[1], visible.whole(length, num_slots)
+    key_heads, mask = key.shape[1], visible.whole_of_cache(length, key)
     rows = heads // key_heads * length  # G * T, all queries of a key head
     dtype = wide_dtype(query, key, value)
     query = ops.cast(query, dtype) * (1 / math.sqrt(size) if scale is None else scale)
