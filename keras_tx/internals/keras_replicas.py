@@ -17,7 +17,7 @@ from typing import Any
 
 import keras
 
-from keras_tx.internals import keras_training
+from keras_tx.internals import keras_optimizers, keras_training
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -156,16 +156,11 @@ def _build_from_specs() -> None:
     @functools.wraps(original)
     def build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         if self._distribute_strategy is not None and iterator is not None:
-            data_batch = keras.tree.map_structure(_of_one_replica, iterator._distributed_dataset.element_spec)
+            spec = iterator._distributed_dataset.element_spec
+            data_batch = keras.tree.map_structure(keras_training.shape_in_replica, spec)
         original(self, data_batch=data_batch)
 
     _trainer.TensorFlowTrainer._maybe_symbolic_build = build
-
-
-def _of_one_replica(spec: Any) -> Any:
-    """The shape and dtype of a tensor in a replica's batch; None for an optional value, which stands for None."""
-    spec = getattr(spec, "_value_specs", (spec,))[0]
-    return spec if hasattr(spec, "shape") else None
 
 
 def averages_over_an_axis() -> bool:
@@ -301,7 +296,7 @@ def _clip_the_sum() -> None:
     def clip_the_sum(self: Any, grads: Any) -> Any:
         if not (self.clipnorm or self.global_clipnorm or self.clipvalue) or not _has_several_replicas():
             return clip(self, grads)
-        _summed.gradients = list(clip(self, keras_training.without_duplicates(_sum_once(grads))))
+        _summed.gradients = list(clip(self, keras_optimizers.without_duplicates(_sum_once(grads))))
         return _summed.gradients
 
     @functools.wraps(add_up)

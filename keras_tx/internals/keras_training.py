@@ -1,4 +1,4 @@
-"""The private parts of Keras for `fit`: losses, metrics, gradient accumulation, and data of unknown size."""
+"""The private parts of Keras for `fit`: losses, metrics, and data of unknown size."""
 
 import functools
 import types
@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_tx.internals import keras_models, keras_optimizers
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -164,67 +165,7 @@ def split_for_validation(arrays: Any, validation_split: float) -> Any:
     return _array_slicing.train_validation_split(arrays, validation_split=validation_split)
 
 
-def weigh_micro_batches(
-    optimizer: Any, shares: Callable[[], tuple[Tensor, Tensor] | None], num_replicas: Callable[[], int]
-) -> None:
-    """Lets an optimizer with `gradient_accumulation_steps` weigh the gradients of the batches of an update.
-
-    Keras takes their mean. `shares()` is called in each step and returns None for that, or (weight, divisor) of the
-    batch: then the update has the sum of gradient * weight over its batches, divided by the sum of the divisors. The
-    sum so far is a variable of the optimizer. The gradients of `num_replicas()` replicas are added up.
-    """
-    steps = optimizer.gradient_accumulation_steps
-    if not steps or "_backend_apply_gradients" in vars(optimizer):
-        return
-    so_far = optimizer.add_variable((), dtype="float32", name="accumulated_weight", aggregation="only_first_replica")
-
-    def weigh_and_apply(gradients: Any, variables: Any) -> None:
-        share = shares()
-        if share is not None:
-            weight, divisor = share
-            is_first = keras.ops.equal(optimizer._iterations % steps, 0)
-            before = keras.ops.where(is_first, 0.0, keras.ops.convert_to_tensor(so_far))
-            after = before + divisor
-            optimizer.assign(so_far, after)
-            # Keras adds this to what it has accumulated, and divides by the number of batches at the end.
-            own = steps * keras.ops.divide_no_nan(weight, after)
-            others = keras.ops.divide_no_nan(before, after) - 1
-            others = others / num_replicas()
-            kept = [optimizer._accumulated_gradients[optimizer._get_variable_index(one)] for one in variables]
-            gradients = [
-                keras.ops.convert_to_tensor(g) * keras.ops.cast(own, g.dtype)
-                + keras.ops.convert_to_tensor(k) * keras.ops.cast(others, g.dtype)
-                for g, k in zip(gradients, kept, strict=True)
-            ]
-        type(optimizer)._backend_apply_gradients(optimizer, gradients, variables)  # may be mended later
-
-    optimizer._backend_apply_gradients = weigh_and_apply
-
-
-def clip_whole_gradients(optimizer: Any) -> None:
-    """Lets an optimizer clip the gradient of a table of embeddings, where Keras clips its parts on TensorFlow.
-
-    There the gradient has one row for each token, and Keras' norm is that of these rows, even if several of them are to
-    be added to the same row of the table.
-    """
-    is_clipped = any(getattr(optimizer, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue"))
-    if keras.backend.backend() == "tensorflow" and is_clipped and "_clip_gradients" not in vars(optimizer):
-        kind = type(optimizer)  # whose function may be mended later
-        optimizer._clip_gradients = lambda gradients: kind._clip_gradients(optimizer, without_duplicates(gradients))
-
-
-def without_duplicates(gradients: list[Any]) -> list[Any]:
-    """Gradients on TensorFlow in which no row of a table occurs twice."""
-    return [_of_each_row(one) if isinstance(one, tf.IndexedSlices) else one for one in gradients]
-
-
-def _of_each_row(gradient: Any) -> Any:
-    rows, places = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
-    return tf.IndexedSlices(values, rows, gradient.dense_shape)
-
-
-# What a model was compiled with, and optimizers.
+# What a model was compiled with.
 
 
 def begin_fit_at(model: Any, epoch: int | None) -> None:
@@ -252,28 +193,51 @@ def build_metrics(model: Any, batch: Any) -> None:
     model._symbolic_build(data_batch=batch)
 
 
+class TracedOnce(keras_models.Cloned):
+    """A functional model whose metrics are built before a step is traced on TensorFlow.
+
+    See `keras_optimizers.are_built_in_steps`.
+    """
+
+    @property
+    def has_metrics_in_each_step(self) -> bool:
+        """Whether steps give their outputs to the metrics. If not, these are built as Keras does, when first used."""
+        return True
+
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)
+        if not keras_optimizers.are_built_in_steps(self) or not self.has_metrics_in_each_step:
+            return
+        batch = data_batch if iterator is None else iterator._distributed_dataset.element_spec
+        y = keras.tree.map_structure(shape_in_replica, keras.utils.unpack_x_y_sample_weight(batch)[1])
+        outputs, metrics, losses = self.output, self._compile_metrics, self._compile_loss
+        if not keras.tree.flatten(y) or any(one is None for one in keras.tree.flatten(y)):
+            return  # Keras says what is wrong with these labels
+        if metrics is not None and not metrics.built:
+            metrics.build(y, outputs)
+        if losses is not None and not losses.built and _are_nested_alike(y, outputs):
+            losses.build(keras.tree.pack_sequence_as(outputs, keras.tree.flatten(y)), outputs)
+
+
+def shape_in_replica(spec: Any) -> Any:
+    """What has the shape and dtype of a tensor in a replica's batch; None for an optional value, which means None.
+
+    Args:
+        spec: from the `element_spec` of a data set, also of a strategy, or an array.
+    """
+    spec = getattr(spec, "_value_specs", (spec,))[0]
+    return spec if hasattr(spec, "shape") else None
+
+
+def _are_nested_alike(y: Any, outputs: Any) -> bool:
+    """Whether labels are nested as outputs, but for lists and tuples, which Keras does not distinguish here."""
+    try:
+        keras.tree.assert_same_paths(y, outputs)
+    except ValueError:
+        return False
+    return True
+
+
 def sum_of_added_losses(model: Any) -> Tensor:
     """The sum of `model.losses` (regularizers, `add_loss`), as `fit` adds it to the loss."""
     return sum(map(model._aggregate_additional_loss, model.losses))
-
-
-class MuonByVariable(keras.optimizers.Muon):
-    """`keras.optimizers.Muon` in which a subclass chooses the variables for AdamW and how the others are updated."""
-
-    def takes_adamw(self, variable: Any) -> bool:
-        """Whether AdamW updates `variable` (something with a `shape` and a `path`)."""
-        return bool(super()._should_use_adamw(variable))
-
-    def update_matrix(self, gradient: Tensor, variable: Any, learning_rate: Tensor, momentum: Any) -> None:
-        """Updates a variable that AdamW does not update, and its momentum."""
-        super()._muon_update_step(gradient, variable, learning_rate, momentum)
-
-    def index_of(self, variable: Any) -> int:
-        """The index of `variable` in the list that the optimizer was built with."""
-        return int(self._get_variable_index(variable))
-
-    def _should_use_adamw(self, variable: Any) -> bool:
-        return self.takes_adamw(variable)
-
-    def _muon_update_step(self, gradient: Tensor, variable: Any, lr: Tensor, m: Any) -> None:
-        self.update_matrix(gradient, variable, lr, m)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_tx.internals.keras_models import FixedSeed
 from keras_tx.optional import Lazy
@@ -50,49 +51,68 @@ class Dropout(keras.layers.Dropout):
         if keras.backend.backend() != "tensorflow":
             seed = FixedSeed(self.next_seed()) if self in (_GIVEN.get() or ()) else self.seed_generator
             return keras.random.dropout(inputs, self.rate, noise_shape=self.noise_shape, seed=seed)
-        sizes = enumerate(self.noise_shape or inputs.shape)
-        shape = [tf.shape(inputs)[axis] if size is None else size for axis, size in sizes]
+        sizes: Any = tuple(inputs.shape)
+        shape = tf.shape(inputs) if None in sizes else sizes
+        if self.noise_shape is not None:
+            sizes = [sizes[axis] if size is None else size for axis, size in enumerate(self.noise_shape)]
+            shape = tf.stack([shape[axis] if size is None else size for axis, size in enumerate(sizes)])
         rate = min(self.rate, HIGHEST_RATE)
-        kept = tf.cast(random_keep(shape, rate, self.next_seed()), inputs.dtype)
+        kept = tf.cast(random_keep(shape, rate, self.next_seed(), sizes), inputs.dtype)
         return inputs * (kept * tf.cast(1 / (1 - rate), inputs.dtype))
 
     def next_seed(self) -> Tensor:
         """The seed (2,) of the next call."""
         given = (_GIVEN.get() or {}).get(self)
         if given is None:
-            return self.seed_generator.next()
+            if keras.backend.backend() != "tensorflow":
+                return self.seed_generator.next()
+            state = self.seed_generator.state  # `next` makes twice as many operations of this
+            seed = tf.convert_to_tensor(state)
+            state.assign(seed + [0, 1])
+            return seed
         seed, uses = given
         given[1] += 1
         return seed + keras.ops.convert_to_tensor([uses * _NEXT_USE, 0], dtype=seed.dtype)
 
 
-def random_keep(shape: Any, rate: float, seed: Tensor) -> Tensor:
-    """Booleans of this shape, each False with the probability `rate`, from a seed (2,). On TensorFlow.
+def random_keep(shape: Any, rate: float, seed: Tensor, sizes: Any = None) -> Tensor:
+    """Booleans, each False with the probability `rate`, from a seed (2,). On TensorFlow.
 
     Rates above 1 - 2^-16 are treated as 1 - 2^-16.
+
+    Args:
+        shape: a tuple or list of integers and scalar tensors, or a tensor of integers.
+        sizes: the sizes that are known before a graph runs; the others are None or tensors. By default `shape`.
     """
+    sizes = shape if sizes is None else sizes
+    last = sizes[-1] if sizes else 1
+    last = shape[-1] if last is None else last
     seed = tf.cast(seed, "int32")
     is_8_bit = _LOWEST_8_BIT_RATE <= rate <= 1 - _LOWEST_8_BIT_RATE
     levels, dtype = (2**8, "uint8") if is_8_bit else (2**16, "uint16")
     whole, part = divmod(rate * levels, 1)
-    raised = _raised_thresholds(shape[-1] if shape else 1, part, seed)
-    dropped = tf.minimum(int(whole) + (raised if shape else raised[0]), levels - 1)  # the largest number of the dtype
-    return _random_bits(shape, seed, dtype) >= tf.cast(dropped, dtype)
+    low, high = int(whole), min(int(whole) + 1, levels - 1)  # the largest number of the dtype
+    dropped = tf.where(_is_raised(last, part, seed), tf.constant(high, dtype), tf.constant(low, dtype))
+    per_draw = 8 // tf.dtypes.as_dtype(dtype).size
+    if sizes and isinstance(last, int) and last % per_draw == 0:
+        draws = tf.convert_to_tensor(shape) // [*[1] * (len(sizes) - 1), per_draw]
+        bits = tf.reshape(tf.bitcast(_64_bits(draws, seed), dtype), shape)
+    else:
+        size = tf.reduce_prod(tf.cast(shape, "int64"))  # there can be more than 2^31 scores
+        bits = tf.bitcast(_64_bits(((size + per_draw - 1) // per_draw,), seed), dtype)
+        bits = tf.reshape(tf.reshape(bits, (-1,))[:size], shape)
+    return bits >= (dropped if sizes else dropped[0])
 
 
-def _raised_thresholds(size: Any, part: float, seed: Tensor) -> Tensor:
-    """1 for the fraction `part` of `size` indices, and of the calls for each index; 0 for the others.
+def _64_bits(shape: Any, seed: Tensor) -> Tensor:
+    return tf.random.stateless_uniform(shape, seed, minval=None, maxval=None, dtype="uint64")
+
+
+def _is_raised(size: Any, part: float, seed: Tensor) -> Tensor:
+    """True for the fraction `part` of `size` indices, and of the calls for each index.
 
     This is a Weyl sequence instead of random numbers, which XLA would compute again for every element of the tensor.
     """
-    mixed = tf.range(size, dtype="int32") * _MIXERS[0] + (seed[0] * _MIXERS[1] + seed[1] * _MIXERS[2])
-    return tf.cast(mixed < min(round(part * 2**32), 2**32 - 1) - 2**31, "int32")
-
-
-def _random_bits(shape: Any, seed: Tensor, dtype: str) -> Tensor:
-    """Uniform integers of this shape and dtype, several from each 64 random bits."""
-    size = tf.reduce_prod(tf.cast(shape, "int64"))  # there can be more than 2^31 scores
-    per_draw = 8 // tf.dtypes.as_dtype(dtype).size
-    draws = (size + per_draw - 1) // per_draw
-    bits = tf.random.stateless_uniform((draws,), seed, minval=None, maxval=None, dtype="uint64")
-    return tf.reshape(tf.reshape(tf.bitcast(bits, dtype), (-1,))[:size], shape)
+    multiples: Any = np.arange(size) * _MIXERS[0] if isinstance(size, int) else tf.range(size) * _MIXERS[0]
+    multiples = multiples.astype("int32") if isinstance(size, int) else multiples
+    return multiples + tf.reduce_sum(seed * _MIXERS[1:]) < min(round(part * 2**32), 2**32 - 1) - 2**31

@@ -179,6 +179,7 @@ class TokenEmbedding(Composite):
                 shape=(self.num_segments, self._width),
                 initializer=clone_initializer(self.embeddings_initializer),
                 name="segments",
+                autocast=False,  # rows are converted, so that gradients are summed in the dtype of the table
             )
         if self.normalization is not None:
             self.norm = make_norm(self.normalization, self.layer_norm_epsilon, dtype=self.dtype_policy, name="norm")

@@ -5,13 +5,19 @@ outside the table. Elsewhere no error can be raised: on a GPU TensorFlow reads z
 the first or the last row. The `fit`, `evaluate` and `predict` of the models of this package therefore check ids before.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_tx.layers.gradients import custom_gradient
+from keras_tx.layers.precision import wide_dtype
+from keras_tx.optional import Lazy
 from keras_tx.types import DType, Tensor
+
+tf = Lazy("tensorflow")
 
 
 def check_ids(name: str, ids: Tensor, size: int) -> Tensor:
@@ -103,7 +109,28 @@ def look_up(name: str, table: Tensor, ids: Tensor, dtype: DType, offset: int = 0
     if offset:
         narrow = keras.backend.standardize_dtype(rows.dtype) in ("int8", "uint8", "int16", "uint16")
         rows = (ops.cast(rows, "int32") if narrow else rows) + offset
-    return ops.cast(ops.take(table, rows, axis=0), dtype)
+    return ops.cast(take_rows(table, rows), dtype)
+
+
+def take_rows(table: Tensor, ids: Tensor) -> Tensor:
+    """The rows `ids` (...) of `table` (V, D) as (..., D), whose gradient has one row for each of the table.
+
+    TensorFlow's own gradient has a row for each id. Where an id occurs several times, optimizers of Keras that square
+    gradients, such as Adam, would add up the squares of its rows, and not square their sum.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return ops.take(table, ids, axis=0)
+    ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, "int32")
+
+    def with_gradient(table: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        def gradient(upstream: Tensor) -> Tensor:
+            rows = tf.cast(tf.reshape(upstream, (-1, table.shape[1])), wide_dtype(upstream))
+            return tf.cast(tf.math.unsorted_segment_sum(rows, tf.reshape(ids, (-1,)), table.shape[0]), table.dtype)
+
+        return tf.gather(table, ids), gradient
+
+    made: Tensor = custom_gradient(with_gradient)(tf.convert_to_tensor(table))
+    return made
 
 
 def check_positions(positions: Tensor, inputs: Tensor, num_axes: int = 1) -> Tensor:

@@ -14,7 +14,7 @@ from keras import initializers, ops
 
 from keras_tx import checks
 from keras_tx.layers.configs import StrictLayer
-from keras_tx.layers.ids import check_integers
+from keras_tx.layers.ids import check_integers, take_rows
 from keras_tx.layers.precision import wide_dtype
 from keras_tx.types import Shape, Tensor
 
@@ -188,7 +188,7 @@ class RelativePositionBias(PositionBias):
     def bias(self, relative: Tensor) -> Tensor:
         index = ops.clip(relative + self.max_distance, 0, 2 * self.max_distance)
         by_distance = ops.take(ops.convert_to_tensor(self._buckets, dtype="int32"), index)  # (T, S)
-        biases = ops.take(ops.cast(self.embeddings, self._bias_dtype), by_distance, axis=0)  # (T, S, N)
+        biases = take_rows(ops.cast(self.embeddings, self._bias_dtype), by_distance)  # (T, S, N)
         return ops.transpose(biases, (2, 0, 1))
 
     def get_config(self) -> dict[str, Any]:

@@ -186,6 +186,7 @@ class LearnedPositionalEncoding(MaskedLayer):
             shape=(self.max_length + self.offset, inputs_shape[-1]),
             initializer=self.embeddings_initializer,
             name="embeddings",
+            autocast=False,  # rows are converted, so that gradients are summed in the dtype of the table
         )
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: inputs_shape[-1]})
 

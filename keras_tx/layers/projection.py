@@ -14,6 +14,7 @@ from keras import ops, quantizers
 
 from keras_tx.internals.keras_models import embeddings_of
 from keras_tx.layers import activations, exported_weights, xla
+from keras_tx.layers.ids import take_rows
 from keras_tx.layers.loops import product
 from keras_tx.layers.quantization import Quantizable
 from keras_tx.layers.splitting import Split
@@ -119,16 +120,26 @@ VocabularyProjection.__name__ = Projection.__name__
 
 
 class TiedEmbedding(Quantizable, keras.layers.ReversibleEmbedding):
-    """`ReversibleEmbedding` that under XLA and in exports computes logits without a transposed copy of its table."""
+    """`ReversibleEmbedding` with the gradient of `take_rows`.
+
+    Under XLA and in exports it computes logits without a transposed copy of its table.
+    """
 
     split = Split("vocabulary_size", 0, other=1)
 
     def call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
-        weights = exported_weights.current([self]) if reverse else None
+        if not reverse:
+            is_tensorflow = keras.backend.backend() == "tensorflow"
+            return (
+                ops.cast(take_rows(self.embeddings, inputs), self.compute_dtype)
+                if is_tensorflow
+                else super().call(inputs)
+            )
+        weights = exported_weights.current([self])
         if weights is not None:
             return exported_weights.logits(weights, self, inputs)
-        if not (reverse and xla.is_traced()):
-            return super().call(inputs, reverse=reverse)
+        if not xla.is_traced():
+            return super().call(inputs, reverse=True)
         # Keras transposes the table, also for an einsum of two axes. With a single row, XLA on a CPU fuses that and the
         # product into a slow loop over single elements. The axis X, of size 1, prevents it.
         rows = ops.reshape(inputs, (1, -1, self.output_dim))

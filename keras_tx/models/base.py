@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import keras
 
-from keras_tx.internals import keras_models
+from keras_tx.internals import keras_models, keras_training
 from keras_tx.layers.splitting import whole_model_first
 
 _WITH_KERNELS = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding)
@@ -32,7 +32,7 @@ def clonable(constructor: Constructor) -> Constructor:
     return construct  # type: ignore[return-value]
 
 
-class BaseModel(keras_models.Cloned):
+class BaseModel(keras_training.TracedOnce):
     """A functional model. A subclass decorates its constructor with `clonable`, and defines `_take_over`."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:

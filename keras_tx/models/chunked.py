@@ -47,14 +47,21 @@ class VocabularyModel(TokenModel):
         with padding_unread(self._padding_is_unread(training)):
             return self._hidden_model(self._listed(inputs), training=training)
 
-    def train_step(self, *args: Any) -> Any:
+    @property
+    def has_metrics_in_each_step(self) -> bool:
+        return not self._trains_in_chunks()
+
+    def _trains_in_chunks(self) -> bool:
         loss = getattr(self, "loss", None)
-        if not isinstance(loss, PaddedCrossentropy) or loss.chunk_size is None:
+        return isinstance(loss, PaddedCrossentropy) and loss.chunk_size is not None
+
+    def train_step(self, *args: Any) -> Any:
+        if not self._trains_in_chunks():
             return super().train_step(*args)
         if any(layer.quantization_mode is not None for layer in keras_models.layers_within(self)):
             raise ValueError(
                 "`chunk_size` of the loss must be None for a quantized model, whose table of logits holds integers. "
-                f"Received: chunk_size={loss.chunk_size}"
+                f"Received: chunk_size={self.loss.chunk_size}"
             )
         with _trained(self):
             return super().train_step(*args)

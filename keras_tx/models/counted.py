@@ -12,7 +12,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tx.internals import keras_models, keras_training
+from keras_tx.internals import keras_models, keras_optimizers, keras_training
 from keras_tx.models.base import BaseModel
 from keras_tx.training import PaddedCrossentropy, replicas
 from keras_tx.types import Tensor
@@ -41,8 +41,9 @@ class CountedModel(BaseModel):
         super().compile(*args, **kwargs)
         optimizer = self._updating_optimizer()
         if optimizer is not None:
-            keras_training.weigh_micro_batches(optimizer, _MICRO_BATCH.get, replicas.num_replicas)
-            keras_training.clip_whole_gradients(optimizer)
+            keras_optimizers.weigh_micro_batches(optimizer, _MICRO_BATCH.get, replicas.num_replicas)
+            keras_optimizers.use_whole_gradients(optimizer)
+            keras_optimizers.update_with_kernels(optimizer)
 
     def compile_from_config(self, config: Any) -> None:
         self.compile(**keras.saving.deserialize_keras_object(config))

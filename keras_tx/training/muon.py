@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tx.internals.keras_training import MuonByVariable
+from keras_tx.internals.keras_optimizers import MuonByVariable
 from keras_tx.types import Tensor
 
 _KERNEL = re.compile(r"(^|/)(query|key|value|gate|attention_output)/kernel$")

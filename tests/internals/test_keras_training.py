@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from keras_tx.internals import keras_training
+from keras_tx.internals import keras_optimizers, keras_training
 from tests.internals.doors import TRAINING, still
 
 X, Y = np.ones((4, 2), "float32"), np.arange(4.0, dtype="float32")[:, None]
@@ -49,24 +49,6 @@ def test_a_model_without_losses_and_metrics_is_left_alone():
     keras_training.wrap_metrics(model, None)
 
 
-@still("keeps the gradients of the batches of an update, and averages them", door=TRAINING)
-def test_weigh_micro_batches():
-    """Gradients 1 and 5 with the weights 1 and 3; with the weight 1 and a divisor of 1/2 each; and as in Keras."""
-    variable = keras.Variable([0.0])
-    optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
-    shares = iter([(1.0, 1.0), (3.0, 3.0), (1.0, 0.5), (1.0, 0.5), None, None])
-    for _ in range(2):
-        keras_training.weigh_micro_batches(optimizer, lambda: next(shares), lambda: 1)
-    assert [one.name for one in optimizer.variables].count("accumulated_weight") == 1
-    optimizer.build([variable])
-    values = []
-    for gradient in (1.0, 5.0) * 3:
-        optimizer.apply([keras.ops.convert_to_tensor([gradient])])
-        values.append(-float(keras.ops.convert_to_numpy(variable)[0]))
-    assert values == [0, 4, 4, 10, 10, 13]
-    keras_training.weigh_micro_batches(keras.optimizers.SGD(), None, None)
-
-
 @still("makes batches of all kinds of data, which a data adapter may hand on", door=TRAINING)
 def test_map_batches():
     def of_dataset(dataset):
@@ -98,37 +80,6 @@ def test_class_weights_and_validation():
     (x, y, weights), (_, last, _) = keras_training.split_for_validation((X, Y, Y), 0.25)
     np.testing.assert_array_equal(y, Y[:3])
     np.testing.assert_array_equal(last, Y[3:])
-
-
-@pytest.mark.tensorflow
-@pytest.mark.parametrize("options", [{"clipnorm": 1.0}, {"global_clipnorm": 1.0}, {"clipvalue": 0.5}, {}])
-@still("clips the gradients of an optimizer in one function", door=TRAINING)
-def test_clip_whole_gradients(options):
-    """Rows of a gradient that are added to the same row of a table are clipped as their sum."""
-    import tensorflow as tf
-
-    rows = tf.constant([[3.0, 4.0], [-3.0, -3.5], [1.0, 0.0]])
-    gradient = tf.IndexedSlices(rows, tf.constant([2, 2, 0]), tf.constant([4, 2]))
-    results = []
-    for one in (gradient, tf.convert_to_tensor(gradient)):
-        table, optimizer = keras.Variable(np.zeros((4, 2))), keras.optimizers.SGD(1.0, **options)
-        for _ in range(2):
-            keras_training.clip_whole_gradients(optimizer)
-        optimizer.apply([one], [table])
-        results.append(table.numpy())
-    np.testing.assert_allclose(*results, rtol=1e-6)
-
-
-@pytest.mark.tensorflow
-def test_without_duplicates():
-    """Each row occurs once, and the sum is the same; dense gradients and none are left as they are."""
-    import tensorflow as tf
-
-    sparse = tf.IndexedSlices(tf.reshape(tf.range(10.0), (5, 2)), tf.constant([3, 0, 3, 6, 0]), tf.constant([7, 2]))
-    found, dense, none = keras_training.without_duplicates([sparse, tf.ones(3), None])
-    assert sorted(found.indices.numpy()) == [0, 3, 6] and found.values.shape == (3, 2)
-    np.testing.assert_array_equal(tf.convert_to_tensor(found), tf.convert_to_tensor(sparse))
-    assert dense.shape == (3,) and none is None
 
 
 def batches(count, size=None):
@@ -215,19 +166,86 @@ def test_build_metrics():
     assert keras_training.metrics_are_built(model) and len(model.metrics_variables) == 4
 
 
-@still("lets a subclass of Muon say what AdamW updates, and how the others are updated", door=TRAINING)
-def test_muon_by_variable():
-    class Muon(keras_training.MuonByVariable):
-        def takes_adamw(self, variable):
-            return variable.path.endswith("adam") or super().takes_adamw(variable)
+def small(outputs=1, metrics=None, **options):
+    """A `TracedOnce`, and a list that gets an element each time that a step of it is traced."""
 
-        def update_matrix(self, gradient, variable, learning_rate, momentum):
-            updated.append(self.index_of(variable))
-            super().update_matrix(gradient, variable, learning_rate, momentum)
+    class Model(keras_training.TracedOnce):
+        def train_step(self, data):
+            traced.append("train")
+            return super().train_step(data)
 
-    updated, names = [], ["vector", "matrix", "adam"]
-    shapes = [(3,), (3, 5), (3, 5)]
-    variables = [keras.Variable(np.ones(s, "float32"), name=name) for s, name in zip(shapes, names, strict=True)]
-    optimizer = Muon(0.1)
-    optimizer.apply([ops.ones(shape) for shape in shapes], variables)
-    assert updated == [1] and all((variable.numpy() < 1).all() for variable in variables)
+        def test_step(self, data):
+            traced.append("test")
+            return super().test_step(data)
+
+    keras.utils.set_random_seed(5)
+    x, traced = keras.Input((2,)), []
+    y = [layers.Dense(3, activation="softmax", name=name)(x) for name in "ab"[:outputs]]
+    model = Model(x, y if outputs > 1 else y[0])
+    loss = keras.losses.SparseCategoricalCrossentropy()
+    model.compile("adam", [loss] * outputs if outputs > 1 else loss, metrics=metrics, **options)
+    return model, traced
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("metrics", [None, "accuracy"])
+@still("builds losses, metrics and the optimizer of a model within the first step on TensorFlow", door=TRAINING)
+def test_steps_are_traced_once(outputs, metrics):
+    def trained(is_prepared):
+        model, traced = small(outputs, metrics and [[metrics]] * outputs)
+        if is_prepared:
+            keras_optimizers.build(model)
+            assert model.optimizer.built
+        else:
+            type(model)._maybe_symbolic_build = keras.Model._maybe_symbolic_build
+        found = [model.evaluate(x, y, verbose=0, batch_size=5, return_dict=True)]
+        found += [model.fit(x, y, verbose=0, batch_size=5, shuffle=False).history]
+        return model, traced, found
+
+    x, y = np.random.default_rng(3).normal(size=(10, 2)), [np.arange(10) % 3] * outputs
+    y = y if outputs > 1 else y[0]
+    model, traced, found = trained(True)
+    other, traced_by_keras, expected = trained(False)
+    assert traced == ["test", "train"] and traced_by_keras.count("train") == 2
+    assert [list(one) for one in found] == [list(one) for one in expected]
+    for one, two in zip(found, expected, strict=True):
+        np.testing.assert_allclose([*map(np.ravel, one.values())], [*map(np.ravel, two.values())], rtol=1e-6)
+    for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.tensorflow
+def test_steps_on_a_batch_are_traced_once():
+    model, traced = small(metrics=["accuracy"])
+    model.test_on_batch(np.ones((5, 2)), np.ones(5))
+    assert model.metrics_names == ["loss", "compile_metrics"] and not model.optimizer.built
+    keras_optimizers.build(model)
+    model.train_on_batch(np.ones((5, 2)), np.ones(5))
+    assert traced == ["test", "train"]
+
+
+@pytest.mark.tensorflow
+def test_what_is_left_to_the_first_step():
+    """Metrics of a model whose steps do not use them, and without labels."""
+    model, _ = small(metrics=["accuracy"])
+    type(model).has_metrics_in_each_step = False
+    model._maybe_symbolic_build(data_batch=(np.ones((5, 2)), np.ones(5), None))
+    assert not keras_training.metrics_are_built(model)
+    model, _ = small(metrics=["accuracy"])
+    for y in (None, (), [1, 2]):
+        model._maybe_symbolic_build(data_batch=(np.ones((5, 2)), y, None))
+        assert not keras_training.metrics_are_built(model)
+
+
+@pytest.mark.tensorflow
+def test_shape_in_replica():
+    import tensorflow as tf
+
+    assert keras_training.shape_in_replica(tf.TensorSpec((None, 3), "int32")).shape == (None, 3)
+    assert keras_training.shape_in_replica(np.ones((2, 3))).shape == (2, 3)
+    assert keras_training.shape_in_replica(tf.OptionalSpec(tf.TensorSpec((2,)))) is None
+    two = tf.distribute.MirroredStrategy(["cpu:0"] * 1).experimental_distribute_dataset(
+        tf.data.Dataset.from_tensors(np.ones((4, 3)))
+    )
+    assert keras_training.shape_in_replica(two.element_spec).shape == (4, 3)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_tx.layers.dropout import Dropout, _raised_thresholds, random_keep
+from keras_tx.layers.dropout import Dropout, _is_raised, random_keep
 from tests.tools import to_numpy
 
 ONES = np.ones((101, 53, 7), "float32")
@@ -40,13 +40,36 @@ def test_a_noise_shape_drops_whole_slices_also_in_half_precision():
 def test_graphs_drop_as_eager_calls_do_whatever_the_length():
     import tensorflow as tf
 
-    inputs = [ONES[:, :size] for size in (1, 5, 8)]
+    inputs = [ONES[:, :size] for size in (1, 5, 8)] + [np.ones((3, 5, size), "float32") for size in (16, 24)]
     eager = [Dropout(0.4, seed=5)(x, training=True) for x in inputs]
+    for x, expected in zip(inputs, eager, strict=True):
+        for shape in ((None, None, x.shape[2]), (None, None, None)):
+            layer = Dropout(0.4, seed=5)
+            call = tf.function(lambda x, layer=layer: layer(x, training=True), [tf.TensorSpec(shape, "float32")])
+            np.testing.assert_array_equal(to_numpy(call(x)), to_numpy(expected))
     for jit_compile in (False, True):
         layers = [Dropout(0.4, seed=5) for _ in inputs]
         call = lambda *inputs, layers=layers: [one(x, training=True) for one, x in zip(layers, inputs, strict=True)]
         for found, expected in zip(tf.function(call, jit_compile=jit_compile)(*inputs), eager, strict=True):
             np.testing.assert_array_equal(to_numpy(found), to_numpy(expected))
+
+
+@pytest.mark.tensorflow
+def test_the_seeds_are_those_of_keras():
+    layer, generator = Dropout(0.4, seed=5), keras.random.SeedGenerator(5)
+    for _ in range(3):
+        np.testing.assert_array_equal(to_numpy(layer.next_seed()), to_numpy(generator.next()))
+
+
+@pytest.mark.tensorflow
+def test_a_dropout_adds_few_operations():
+    """Each time that a model is traced, for each of its dropouts; the last size is known."""
+    import tensorflow as tf
+
+    layer = Dropout(0.1)
+    call = tf.function(lambda x: layer(x, training=True), [tf.TensorSpec((None, None, 16))])
+    operations = call.get_concrete_function().graph.get_operations()
+    assert len([one for one in operations if one.type not in ("Const", "Placeholder", "Identity", "NoOp")]) <= 20
 
 
 def over_seeds(function, calls):
@@ -63,7 +86,7 @@ def over_seeds(function, calls):
 @pytest.mark.parametrize("part", [0.0, 0.01, 0.25, 0.6, 0.99])
 def test_thresholds_share_themselves_out_evenly_over_indices_and_calls(part):
     """From 8 bits 0.1 is 25/256 or 26/256, the latter for 0.6 of all numbers."""
-    more = over_seeds(lambda seed: _raised_thresholds(211, part, seed), 1009)
+    more = over_seeds(lambda seed: _is_raised(211, part, seed), 1009)
     assert np.abs(more.mean(axis=0) - part).max() < 0.01  # random ones would be off by up to 0.05
     assert np.abs(more.mean(axis=1) - part).max() < 0.03
 

@@ -155,7 +155,8 @@ def test_outputs_are_those_of_each_layer_on_its_own(name, traced):
         set_keras_mask(inputs, tf.constant(REAL))
         return stack(inputs, training=False, return_hidden_states=True, **given)
 
-    atol = 0.02 if name == "bfloat16" else 1e-5
+    # Not every processor has products of bfloat16 numbers; there TensorFlow cuts digits off where it should round.
+    atol = 0.04 if name in ("bfloat16", "float32 within") else 1e-5
     each = tf.function(outputs)
     expected = each()
     traced.clear()

@@ -1,0 +1,56 @@
+"""The first step of models of this package is traced once, and updates tables as on other backends."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.models import CausalLM, MaskedLM, Seq2Seq, TextClassifier
+from keras_tx.training import PaddedAccuracy, PaddedCrossentropy
+
+SIZES = {"hidden_dim": 8, "num_heads": 2, "intermediate_dim": 8}
+IDS = np.array([[2, 3, 3, 5], [3, 3, 4, 0], [7, 3, 2, 3]])
+LABELS = np.array([0, 2, 1])
+
+
+def classifier():
+    return TextClassifier(11, num_classes=3, num_layers=1, **SIZES)
+
+
+def translator():
+    return Seq2Seq(11, 13, num_layers=1, **SIZES)
+
+
+MODELS = {
+    "classifier": (classifier, IDS, LABELS, {"metrics": ["accuracy"]}),
+    "classifier in half precision": (classifier, IDS, LABELS, {"dtype": "mixed_float16"}),
+    "translator": (translator, [IDS, IDS], IDS, {"metrics": [PaddedAccuracy()]}),
+    "language model in chunks": (
+        lambda: CausalLM(11, num_layers=1, **SIZES),
+        IDS,
+        IDS,
+        {"metrics": [PaddedAccuracy()], "loss": PaddedCrossentropy(chunk_size=3)},
+    ),
+    "masked language model": (lambda: MaskedLM(11, num_layers=1, **SIZES), IDS, IDS, {}),
+}
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("method", ["fit", "train_on_batch"])
+def test_the_first_step_is_traced_once(name, method, monkeypatch):
+    make, x, y, options = MODELS[name]
+    options = {"loss": PaddedCrossentropy(), **options}
+    if y is LABELS:
+        options["loss"] = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    keras.config.set_dtype_policy(options.pop("dtype", "float32"))
+    try:
+        model, traced = make(), []
+    finally:
+        keras.config.set_dtype_policy("float32")
+    step = model.train_step
+    monkeypatch.setattr(model, "train_step", lambda data: traced.append(1) or step(data))
+    model.compile("adam", jit_compile=False, **options)
+    begun = model.get_weights()
+    getattr(model, method)(x, y, **({"verbose": 0, "batch_size": 3} if method == "fit" else {}))
+    assert traced == [1]
+    assert any((one != other).any() for one, other in zip(begun, model.get_weights(), strict=True))
