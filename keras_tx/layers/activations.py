@@ -10,7 +10,10 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
+
+tf = Lazy("tensorflow")
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")  # type: ignore[untyped-decorator]  # as all of Keras
@@ -34,13 +37,29 @@ def get(identifier: Any) -> Any:
     return NAMES[identifier] if is_ours else keras.activations.get(identifier)
 
 
-def apply(activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def apply(activation: Callable[[Tensor], Tensor], x: Tensor, training: bool | None = None) -> Tensor:
     """Returns `activation(x)`. On TensorFlow in float32 the exact "gelu" is computed by the error function.
 
-    Keras uses the complementary error function there: half precision needs it, but ONNX does not have it.
+    Keras uses the complementary error function there: half precision needs it, but ONNX does not have it. In training
+    "gelu" has a gradient of its own, which takes half of the time of the one that TensorFlow derives.
     """
     by_erf = activation is keras.activations.gelu and keras.backend.backend() == "tensorflow" and x.dtype == "float32"
-    return 0.5 * x * (1 + ops.erf(x * math.sqrt(0.5))) if by_erf else activation(x)
+    if not by_erf:
+        return activation(x)
+    if training:
+        made: Tensor = tf.custom_gradient(_gelu_with_gradient)(x)
+        return made
+    return 0.5 * x * (1 + ops.erf(x * math.sqrt(0.5)))
+
+
+def _gelu_with_gradient(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    both_tails = 1 + tf.math.erf(x * math.sqrt(0.5))
+
+    def gradient(upstream: Tensor) -> Tensor:
+        density = tf.exp(-0.5 * tf.square(x)) * (1 / math.sqrt(2 * math.pi))
+        return upstream * (0.5 * both_tails + x * density)
+
+    return 0.5 * x * both_tails, gradient
 
 
 serialize = keras.activations.serialize

@@ -34,6 +34,7 @@ def project(
     num_axes: int = 1,
     bias: Tensor | None = None,
     activation: Callable[[Tensor], Tensor] | None = None,
+    training: bool | None = None,
 ) -> Tensor:
     """`inputs` (..., *summed) times `kernel` (*summed, *made) -> (..., *made), contracted over `num_axes` axes.
 
@@ -46,7 +47,7 @@ def project(
     if bias is not None:
         products = _plus(products, bias if len(bias.shape) == 1 else ops.reshape(bias, (-1,)))
     if activation is not None:
-        products = activations.apply(activation, products)
+        products = activations.apply(activation, products, training)
     free = tuple(inputs.shape[: len(inputs.shape) - num_axes])
     if free.count(None) > 1:  # on TensorFlow
         return tf.reshape(products, tf.concat([tf.shape(inputs)[: len(free)], made], axis=0))
@@ -70,12 +71,12 @@ def _plus(rows: Tensor, bias: Tensor) -> Tensor:
     return tf.nn.bias_add(rows, bias) if keras.backend.backend() == "tensorflow" else rows + bias
 
 
-def _dense(layer: Any, inputs: Tensor, num_axes: int = 1) -> Tensor:
+def _dense(layer: Any, inputs: Tensor, training: bool | None, num_axes: int = 1) -> Tensor:
     weights = exported_weights.current([layer])
     if weights is not None:
         return exported_weights.dense(weights, [layer], inputs, num_axes)[0]
     kernel, bias = (None if x is None else ops.cast(x, inputs.dtype) for x in (layer.kernel, layer.bias))
-    return project(inputs, kernel, num_axes, bias, layer.activation)
+    return project(inputs, kernel, num_axes, bias, layer.activation, training)
 
 
 def project_together(layers: Sequence[Any], inputs: Tensor) -> list[Tensor] | None:
@@ -93,7 +94,7 @@ class HeadProjection(Quantizable, keras.layers.EinsumDense):
     """`EinsumDense` that contracts the last axes of its input, as the projections of attention do."""
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        return _dense(self, inputs, self._num_summed())
+        return _dense(self, inputs, training, self._num_summed())
 
     def _num_summed(self) -> int:
         return len(set.intersection(*[set(part) for part in self.equation.split("->")[0].split(",")]))
@@ -106,7 +107,7 @@ class Projection(Quantizable, keras.layers.Dense):
     """`Dense` that computes with `project`."""
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        return _dense(self, inputs)
+        return _dense(self, inputs, training)
 
 
 class VocabularyProjection(Projection):

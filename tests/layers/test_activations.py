@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from keras_tx.layers import FeedForward, activations
-from tests.tools import assert_close, normal, to_numpy
+from tests.tools import assert_close, gradients, normal, to_numpy
 
 X = np.linspace(-6, 6, 173)
 FORMULAS = {
@@ -50,3 +50,33 @@ def test_a_layer_takes_them_and_comes_back_from_its_config(activation):
 def test_an_unknown_activation_is_refused():
     with pytest.raises(ValueError, match="Could not interpret activation function identifier: gelu_old"):
         activations.get("gelu_old")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_gelu_and_its_gradient_are_the_formulas(training):
+    """The derivative is Phi(x) + x * phi(x), with the normal distribution and its density."""
+    x = X.astype("float32")
+    found, slope = gradients(lambda x: activations.apply(keras.activations.gelu, x, training), [x])
+    assert_close(found, FORMULAS["gelu"], atol=2e-6)
+    distribution = 0.5 * (1 + np.array([math.erf(x / math.sqrt(2)) for x in X]))
+    derivative = distribution + X * np.exp(-(X**2) / 2) / math.sqrt(2 * math.pi)
+    assert_close(slope, derivative * normal(*X.shape, seed=99), atol=3e-6)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_the_second_gradient_of_gelu_in_training_is_that_of_keras(mode):
+    import tensorflow as tf
+
+    def second(x, training):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = activations.apply(keras.activations.gelu, x, training)
+            slope = inner.gradient(y, x)
+        return outer.gradient(slope, x)
+
+    compiled = second if mode == "eager" else tf.function(second, jit_compile=mode == "xla")
+    x = tf.constant(X, "float32")
+    assert_close(compiled(x, True), second(x, False), atol=3e-6)
