@@ -3,9 +3,12 @@
 python -m benchmarks fit
 python -m benchmarks fit --width 512 --batch 16 --length 128 --rounds 3
 python -m benchmarks fit --pytorch
+python -m benchmarks fit --first-step
 
 A CausalLM of 4 layers and 4 heads over 65 characters, dropout 0.1, AdamW, 32 steps of `fit` on a tf.data.Dataset. With
 --pytorch a model of the same sizes in PyTorch is trained beside it, as nanoGPT does, eagerly and by `torch.compile`.
+--first-step measures something else: the time until a new model has made the first step of `fit`, beside one of
+KerasHub's decoder layers, without XLA on both sides.
 """
 
 import argparse
@@ -31,11 +34,59 @@ OPTIONS = {
 }
 
 
+def our_model(arguments: argparse.Namespace) -> keras.Model:
+    width = arguments.width
+    sizes = {"num_layers": LAYERS, "hidden_dim": width, "num_heads": HEADS, "intermediate_dim": 4 * width}
+    return models.CausalLM(VOCABULARY, **sizes)
+
+
+def keras_hub_model(arguments: argparse.Namespace) -> keras.Model:
+    """The same of KerasHub's layers, with learned positions."""
+    import keras_hub
+
+    ids, width = keras.Input((None,), dtype="int32"), arguments.width
+    embedding = keras_hub.layers.TokenAndPositionEmbedding(VOCABULARY, arguments.length, width, tie_weights=True)
+    hidden = keras.layers.Dropout(0.1)(embedding(ids))
+    for _ in range(LAYERS):
+        decoder = keras_hub.layers.TransformerDecoder(
+            4 * width, HEADS, dropout=0.1, activation="gelu", normalize_first=True
+        )
+        hidden = decoder(hidden)
+    hidden = keras.layers.LayerNormalization()(hidden)
+    return keras.Model(ids, embedding.token_embedding(hidden, reverse=True))
+
+
+def first_step(arguments: argparse.Namespace, make: Callable[[argparse.Namespace], keras.Model], loss: keras.Loss):
+    """A function that makes a model and trains one step."""
+    ids = some_ids(arguments)
+
+    def train() -> None:
+        model = make(arguments)
+        model.compile(keras.optimizers.AdamW(1e-3), loss, metrics=["accuracy"], jit_compile=False)
+        model.fit(ids, ids, batch_size=len(ids), shuffle=False, verbose=0)
+
+    return train
+
+
+def first_steps(arguments: argparse.Namespace) -> None:
+    runs = {
+        alternating.OURS: first_step(arguments, our_model, PaddedCrossentropy()),
+        "KerasHub": first_step(
+            arguments, keras_hub_model, keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        ),
+    }
+    for function in runs.values():  # what is imported and started in the first call of a process
+        function()
+    case = f"from a new model to the first step, width {arguments.width}, {arguments.batch} x {arguments.length}"
+    times = alternating.in_turns(runs, arguments.rounds)
+    alternating.report(case, times, 1, "models", file=arguments.json)
+    for name, taken in times.items():
+        print(f"  {name:32} {alternating.spread(taken, '.2f'):>36} s")
+
+
 def run(arguments: argparse.Namespace, options: dict):
     """A function that trains `STEPS` steps."""
-    ids, width = some_ids(arguments), arguments.width
-    sizes = {"num_layers": LAYERS, "hidden_dim": width, "num_heads": HEADS, "intermediate_dim": 4 * width}
-    model = models.CausalLM(VOCABULARY, **sizes)
+    ids, model = some_ids(arguments), our_model(arguments)
     model.compile(keras.optimizers.AdamW(1e-3), PaddedCrossentropy(), **options)
     data = tf.data.Dataset.from_tensors((ids, ids)).repeat(STEPS).prefetch(4)
     settings = tf.data.Options()
@@ -110,7 +161,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=12)
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--pytorch", action="store_true", help="a model of these sizes in PyTorch, too")
+    parser.add_argument("--first-step", action="store_true", help="only the time until the first step of a new model")
     arguments = parser.parse_args()
+    if arguments.first_step:
+        first_steps(arguments)
+        return
     runs = {name: run(arguments, options) for name, options in OPTIONS.items()}
     if arguments.pytorch:
         runs |= {"PyTorch": pytorch(arguments, False), "PyTorch, torch.compile": pytorch(arguments, True)}

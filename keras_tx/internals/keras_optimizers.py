@@ -36,22 +36,12 @@ def use_whole_gradients(optimizer: Any) -> None:
     """
     if keras.backend.backend() == "tensorflow" and "_clip_gradients" not in vars(optimizer):
         kind = type(optimizer)  # whose function may be mended later
-        optimizer._clip_gradients = lambda gradients: kind._clip_gradients(optimizer, without_duplicates(gradients))
+        optimizer._clip_gradients = lambda gradients: kind._clip_gradients(optimizer, whole_gradients(gradients))
 
 
-def without_duplicates(gradients: list[Any]) -> list[Any]:
-    """Gradients on TensorFlow in which no row of a table occurs twice, also after those of several replicas are added.
-
-    With several replicas they are dense.
-    """
-    whole = tf.convert_to_tensor if tf.distribute.get_strategy().num_replicas_in_sync > 1 else _of_each_row
-    return [whole(one) if isinstance(one, tf.IndexedSlices) else one for one in gradients]
-
-
-def _of_each_row(gradient: Any) -> Any:
-    rows, places = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
-    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+def whole_gradients(gradients: list[Any]) -> list[Any]:
+    """Gradients on TensorFlow as dense tensors, in which all look-ups of a row are added up."""
+    return [tf.convert_to_tensor(one) if isinstance(one, tf.IndexedSlices) else one for one in gradients]
 
 
 def update_with_kernels(optimizer: Any) -> None:

@@ -296,7 +296,7 @@ def _clip_the_sum() -> None:
     def clip_the_sum(self: Any, grads: Any) -> Any:
         if not (self.clipnorm or self.global_clipnorm or self.clipvalue) or not _has_several_replicas():
             return clip(self, grads)
-        _summed.gradients = list(clip(self, keras_optimizers.without_duplicates(_sum_once(grads))))
+        _summed.gradients = list(clip(self, keras_optimizers.whole_gradients(_sum_once(grads))))
         return _summed.gradients
 
     @functools.wraps(add_up)

@@ -90,12 +90,14 @@ def _sharing(create: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(create)
     def shared(graph: Any, kind: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        made = _made.get()
-        attributes = sorted((kwargs.get("attrs") or {}).items())
-        is_large = sum(value.ByteSize() for _, value in attributes) > _LARGE  # a weight
+        made = _made.get() if kind in _SHARED else None
+        if made is None:
+            return create(graph, kind, inputs, *args, **kwargs)
+        attributes = kwargs.get("attrs") or {}
+        is_large = sum(value.ByteSize() for value in attributes.values()) > _LARGE  # a weight
         context = graph._get_control_flow_context()
         is_within = context is not None and not context.IsXLAContext()  # a loop or condition of TensorFlow 1
-        if made is None or kind not in _SHARED or is_within or is_large:
+        if is_within or is_large:
             return create(graph, kind, inputs, *args, **kwargs)
         inputs = [graph.capture(x) for x in inputs]
         stacks = graph._device_function_stack, graph._colocation_stack
@@ -104,7 +106,7 @@ def _sharing(create: Callable[..., Any]) -> Callable[..., Any]:
             kind,
             tuple(sorted((name, repr(value)) for name, value in graph._attr_scope_map.items())),
             tuple(x.name for x in inputs),
-            tuple((name, value.SerializeToString(deterministic=True)) for name, value in attributes),
+            frozenset((name, value.SerializeToString(deterministic=True)) for name, value in attributes.items()),
             frozenset(op.name for op in graph._current_control_dependencies()),
             tuple(str(one) for stack in stacks for one in stack.peek_objs()),
         )
