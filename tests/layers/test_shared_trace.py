@@ -156,7 +156,7 @@ def test_outputs_are_those_of_each_layer_on_its_own(name, traced):
         return stack(inputs, training=False, return_hidden_states=True, **given)
 
     # Not every processor has products of bfloat16 numbers; there TensorFlow cuts digits off where it should round.
-    atol = 0.04 if name in ("bfloat16", "float32 within") else 1e-5
+    atol = 0.1 if name in ("bfloat16", "float32 within") else 1e-5
     each = tf.function(outputs)
     expected = each()
     traced.clear()
@@ -168,7 +168,7 @@ def test_outputs_are_those_of_each_layer_on_its_own(name, traced):
         assert_close(one, other, atol=atol)
     stack.layers[1].feed_forward.output_dense.bias.assign_add(np.eye(D)[0])
     after = each()[0]
-    assert np.abs(to_numpy(after) - to_numpy(expected[0])).max() > 0.05
+    assert np.abs(to_numpy(after) - to_numpy(expected[0])).max() > max(0.05, 2 * atol)
     assert_close(function()[0], after, atol=atol)  # the weights are no constants
 
 
