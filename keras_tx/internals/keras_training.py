@@ -194,19 +194,38 @@ def build_metrics(model: Any, batch: Any) -> None:
 
 
 class TracedOnce(keras_models.Cloned):
-    """A functional model whose metrics are built before a step is traced on TensorFlow.
+    """A functional model that builds its optimizer, metrics and losses before it traces a step on TensorFlow.
 
-    See `keras_optimizers.are_built_in_steps`.
+    Keras builds them within the step there, unless there is a strategy. A function may create variables only the first
+    time that TensorFlow traces it. So such a step is traced twice, and each variable gets conditions that initialize
+    it.
+
+    A subclass of the user whose steps differ may give other outputs or labels to the metrics, and train other
+    variables; then all is left to Keras.
     """
 
     @property
-    def has_metrics_in_each_step(self) -> bool:
-        """Whether steps give their outputs to the metrics. If not, these are built as Keras does, when first used."""
+    def steps_update_metrics(self) -> bool:
+        """Whether a step gives the outputs of the model to the metrics. If not, they are built when first used."""
         return True
+
+    def make_train_function(self, force: bool = False) -> Any:
+        made = super().make_train_function(force)
+        function: Any = vars(self).get("train_function")
+        if self._builds_first() and not hasattr(function, "keras_tx"):
+
+            @functools.wraps(function)
+            def build_and_train(*arguments: Any) -> Any:
+                keras_optimizers.build_optimizer(self)  # here callbacks have set what is trainable
+                return function(*arguments)
+
+            build_and_train.keras_tx = True  # type: ignore[attr-defined]
+            self.train_function = build_and_train
+        return made
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)
-        if not keras_optimizers.are_built_in_steps(self) or not self.has_metrics_in_each_step:
+        if not self._builds_first() or not self.steps_update_metrics:
             return
         batch = data_batch if iterator is None else iterator._distributed_dataset.element_spec
         y = keras.tree.map_structure(shape_in_replica, keras.utils.unpack_x_y_sample_weight(batch)[1])
@@ -217,6 +236,18 @@ class TracedOnce(keras_models.Cloned):
             metrics.build(y, outputs)
         if losses is not None and not losses.built and _are_nested_alike(y, outputs):
             losses.build(keras.tree.pack_sequence_as(outputs, keras.tree.flatten(y)), outputs)
+
+    def _builds_first(self) -> bool:
+        if keras.backend.backend() != "tensorflow" or self._distribute_strategy is not None:
+            return False
+        return not any(name in vars(self) or not _is_ours(getattr(type(self), name)) for name in _STEPS)
+
+
+_STEPS = ("call", "train_step", "test_step", "compute_loss", "compute_metrics")
+
+
+def _is_ours(method: Any) -> bool:
+    return keras_models.is_of_keras(method) or (method.__module__ or "").startswith("keras_tx.")
 
 
 def shape_in_replica(spec: Any) -> Any:

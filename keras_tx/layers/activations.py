@@ -41,7 +41,7 @@ def apply(activation: Callable[[Tensor], Tensor], x: Tensor, training: bool | No
     """Returns `activation(x)`. On TensorFlow in float32 the exact "gelu" is computed by the error function.
 
     Keras uses the complementary error function there: half precision needs it, but ONNX does not have it. In training
-    "gelu" has a gradient of its own, which takes half of the time of the one that TensorFlow derives.
+    "gelu" has a gradient of its own, of fewer operations than the one that TensorFlow derives.
     """
     by_erf = activation is keras.activations.gelu and keras.backend.backend() == "tensorflow" and x.dtype == "float32"
     if not by_erf:

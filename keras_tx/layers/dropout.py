@@ -51,13 +51,13 @@ class Dropout(keras.layers.Dropout):
         if keras.backend.backend() != "tensorflow":
             seed = FixedSeed(self.next_seed()) if self in (_GIVEN.get() or ()) else self.seed_generator
             return keras.random.dropout(inputs, self.rate, noise_shape=self.noise_shape, seed=seed)
-        sizes: Any = tuple(inputs.shape)
-        shape = tf.shape(inputs) if None in sizes else sizes
+        static: Any = tuple(inputs.shape)
+        shape = tf.shape(inputs) if None in static else static
         if self.noise_shape is not None:
-            sizes = [sizes[axis] if size is None else size for axis, size in enumerate(self.noise_shape)]
-            shape = tf.stack([shape[axis] if size is None else size for axis, size in enumerate(sizes)])
+            static = [static[axis] if size is None else size for axis, size in enumerate(self.noise_shape)]
+            shape = tf.stack([shape[axis] if size is None else size for axis, size in enumerate(static)])
         rate = min(self.rate, HIGHEST_RATE)
-        kept = tf.cast(random_keep(shape, rate, self.next_seed(), sizes), inputs.dtype)
+        kept = tf.cast(random_keep(shape, rate, self.next_seed(), static), inputs.dtype)
         return inputs * (kept * tf.cast(1 / (1 - rate), inputs.dtype))
 
     def next_seed(self) -> Tensor:
@@ -75,17 +75,17 @@ class Dropout(keras.layers.Dropout):
         return seed + keras.ops.convert_to_tensor([uses * _NEXT_USE, 0], dtype=seed.dtype)
 
 
-def random_keep(shape: Any, rate: float, seed: Tensor, sizes: Any = None) -> Tensor:
+def random_keep(shape: Any, rate: float, seed: Tensor, static_shape: Any = None) -> Tensor:
     """Booleans, each False with the probability `rate`, from a seed (2,). On TensorFlow.
 
     Rates above 1 - 2^-16 are treated as 1 - 2^-16.
 
     Args:
         shape: a tuple or list of integers and scalar tensors, or a tensor of integers.
-        sizes: the sizes that are known before a graph runs; the others are None or tensors. By default `shape`.
+        static_shape: the sizes that are known before a graph runs; the others are None or tensors. By default `shape`.
     """
-    sizes = shape if sizes is None else sizes
-    last = sizes[-1] if sizes else 1
+    static_shape = shape if static_shape is None else static_shape
+    last = static_shape[-1] if static_shape else 1
     last = shape[-1] if last is None else last
     seed = tf.cast(seed, "int32")
     is_8_bit = _LOWEST_8_BIT_RATE <= rate <= 1 - _LOWEST_8_BIT_RATE
@@ -94,14 +94,14 @@ def random_keep(shape: Any, rate: float, seed: Tensor, sizes: Any = None) -> Ten
     low, high = int(whole), min(int(whole) + 1, levels - 1)  # the largest number of the dtype
     dropped = tf.where(_is_raised(last, part, seed), tf.constant(high, dtype), tf.constant(low, dtype))
     per_draw = 8 // tf.dtypes.as_dtype(dtype).size
-    if sizes and isinstance(last, int) and last % per_draw == 0:
-        draws = tf.convert_to_tensor(shape) // [*[1] * (len(sizes) - 1), per_draw]
+    if static_shape and isinstance(last, int) and last % per_draw == 0:
+        draws = tf.convert_to_tensor(shape) // [*[1] * (len(static_shape) - 1), per_draw]
         bits = tf.reshape(tf.bitcast(_64_bits(draws, seed), dtype), shape)
     else:
         size = tf.reduce_prod(tf.cast(shape, "int64"))  # there can be more than 2^31 scores
         bits = tf.bitcast(_64_bits(((size + per_draw - 1) // per_draw,), seed), dtype)
         bits = tf.reshape(tf.reshape(bits, (-1,))[:size], shape)
-    return bits >= (dropped if sizes else dropped[0])
+    return bits >= (dropped if static_shape else dropped[0])
 
 
 def _64_bits(shape: Any, seed: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_tx.internals import keras_optimizers, keras_training
+from keras_tx.internals import keras_training
 from keras_tx.layers.ids import check_integers, check_no_texts, check_range, values_of
 from keras_tx.models.counted import CountedModel
 from keras_tx.models.filled_data import fill_arguments
@@ -212,8 +212,6 @@ class CheckedModel(CountedModel):
             is_arrays = isinstance(data, (list, tuple))
             given["validation_data"] = (_checked(check, *data), *data[1:]) if is_arrays else _checked(check, data)
         without_filling = fill_arguments(self, name, given)
-        if name in ("fit", "train_on_batch"):
-            keras_optimizers.build(self)
         try:
             return without_filling(getattr(super(), name)(*bound.args, **bound.kwargs))
         except Exception as error:

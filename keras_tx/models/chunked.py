@@ -48,7 +48,7 @@ class VocabularyModel(TokenModel):
             return self._hidden_model(self._listed(inputs), training=training)
 
     @property
-    def has_metrics_in_each_step(self) -> bool:
+    def steps_update_metrics(self) -> bool:
         return not self._trains_in_chunks()
 
     def _trains_in_chunks(self) -> bool:

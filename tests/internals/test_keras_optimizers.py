@@ -62,19 +62,18 @@ def test_whole_gradients():
     assert dense.shape == (3,) and none is None
 
 
-@pytest.mark.tensorflow
-def test_build():
-    """Builds the optimizer of a compiled model that can be trained, once."""
+def test_build_optimizer():
+    """Builds the optimizer of a compiled model for what can be trained, once."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    keras_optimizers.build(model)  # not compiled
+    model.compile(None, "mse")
+    keras_optimizers.build_optimizer(model)
     model.compile("adam", "mse")
     model.trainable = False
-    keras_optimizers.build(model)
+    keras_optimizers.build_optimizer(model)
     assert not model.optimizer.built
     model.trainable = True
-    assert keras_optimizers.are_built_in_steps(model)
     for _ in range(2):
-        keras_optimizers.build(model)
+        keras_optimizers.build_optimizer(model)
         assert model.optimizer.built and len(model.optimizer.variables) == 6
 
 
@@ -98,6 +97,7 @@ def test_whole_gradients_are_squared(name):
 ADAMS = {
     "defaults": {},
     "betas": {"beta_1": 0.7, "beta_2": 0.9, "epsilon": 1e-3},
+    "variable": {"beta_1": keras.Variable(0.8)},
     "weight_decay": {"weight_decay": 0.1},
     "clipnorm": {"clipnorm": 0.3},
     "ema": {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2},
@@ -163,6 +163,11 @@ def test_other_optimizers_are_left_to_keras():
     for optimizer in (Own(), keras.optimizers.Adam(amsgrad=True), keras.optimizers.SGD(), keras.optimizers.Nadam()):
         keras_optimizers.update_with_kernels(optimizer)
         assert "_backend_update_step" not in vars(optimizer)
+    called, optimizer = [], keras.optimizers.Adam()
+    keras_optimizers.update_with_kernels(optimizer)
+    optimizer.update_step = lambda *arguments: called.append(arguments)
+    optimizer.apply([tf.ones(3)], [keras.Variable(np.ones(3, "float32"))])
+    assert len(called) == 1
     for shapes in ([("bfloat16", 1.0)], [("float32", 1.0), ("float64", 1.0)]):
         ends = []
         for has_kernels in (True, False):

@@ -3,12 +3,14 @@
 A test that fails here because Keras has changed says so, with the version.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 from keras import layers, ops
 
-from keras_tx.internals import keras_optimizers, keras_training
+from keras_tx.internals import keras_training
 from tests.internals.doors import TRAINING, still
 
 X, Y = np.ones((4, 2), "float32"), np.arange(4.0, dtype="float32")[:, None]
@@ -166,48 +168,57 @@ def test_build_metrics():
     assert keras_training.metrics_are_built(model) and len(model.metrics_variables) == 4
 
 
-def small(outputs=1, metrics=None, **options):
-    """A `TracedOnce`, and a list that gets an element each time that a step of it is traced."""
-
-    class Model(keras_training.TracedOnce):
-        def train_step(self, data):
-            traced.append("train")
-            return super().train_step(data)
-
-        def test_step(self, data):
-            traced.append("test")
-            return super().test_step(data)
-
+def small(outputs=1, metrics=None, kind=keras_training.TracedOnce, **options):
     keras.utils.set_random_seed(5)
-    x, traced = keras.Input((2,)), []
+    x = keras.Input((2,))
     y = [layers.Dense(3, activation="softmax", name=name)(x) for name in "ab"[:outputs]]
-    model = Model(x, y if outputs > 1 else y[0])
+    model = kind(x, y if outputs > 1 else y[0])
     loss = keras.losses.SparseCategoricalCrossentropy()
     model.compile("adam", [loss] * outputs if outputs > 1 else loss, metrics=metrics, **options)
-    return model, traced
+    return model
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """A list that gets an element each time that a step of a model is traced."""
+    calls = []
+
+    def count(name):
+        step = getattr(keras.Model, name)
+
+        @functools.wraps(step)
+        def counted(self, data):
+            calls.append(name)
+            return step(self, data)
+
+        monkeypatch.setattr(keras_training.TracedOnce, name, counted, raising=False)
+
+    count("train_step")
+    count("test_step")
+    return calls
+
+
+X10, Y10 = np.random.default_rng(3).normal(size=(10, 2)), np.arange(10) % 3
 
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("metrics", [None, "accuracy"])
 @still("builds losses, metrics and the optimizer of a model within the first step on TensorFlow", door=TRAINING)
-def test_steps_are_traced_once(outputs, metrics):
-    def trained(is_prepared):
-        model, traced = small(outputs, metrics and [[metrics]] * outputs)
-        if is_prepared:
-            keras_optimizers.build(model)
-            assert model.optimizer.built
-        else:
-            type(model)._maybe_symbolic_build = keras.Model._maybe_symbolic_build
-        found = [model.evaluate(x, y, verbose=0, batch_size=5, return_dict=True)]
-        found += [model.fit(x, y, verbose=0, batch_size=5, shuffle=False).history]
-        return model, traced, found
+def test_steps_are_traced_once(outputs, metrics, traced, monkeypatch):
+    def trained():
+        traced.clear()
+        model = small(outputs, metrics and [[metrics]] * outputs)
+        y = [Y10] * outputs if outputs > 1 else Y10
+        found = [model.evaluate(X10, y, verbose=0, batch_size=5, return_dict=True)]
+        assert not model.optimizer.built
+        found += [model.fit(X10, y, verbose=0, batch_size=5, shuffle=False).history]
+        return model, found, list(traced)
 
-    x, y = np.random.default_rng(3).normal(size=(10, 2)), [np.arange(10) % 3] * outputs
-    y = y if outputs > 1 else y[0]
-    model, traced, found = trained(True)
-    other, traced_by_keras, expected = trained(False)
-    assert traced == ["test", "train"] and traced_by_keras.count("train") == 2
+    model, found, calls = trained()
+    monkeypatch.setattr(keras_training.TracedOnce, "_builds_first", lambda self: False)
+    other, expected, calls_of_keras = trained()
+    assert calls == ["test_step", "train_step"] and calls_of_keras.count("train_step") == 2
     assert [list(one) for one in found] == [list(one) for one in expected]
     for one, two in zip(found, expected, strict=True):
         np.testing.assert_allclose([*map(np.ravel, one.values())], [*map(np.ravel, two.values())], rtol=1e-6)
@@ -216,26 +227,59 @@ def test_steps_are_traced_once(outputs, metrics):
 
 
 @pytest.mark.tensorflow
-def test_steps_on_a_batch_are_traced_once():
-    model, traced = small(metrics=["accuracy"])
+def test_steps_on_a_batch_are_traced_once(traced):
+    model = small(metrics=["accuracy"])
     model.test_on_batch(np.ones((5, 2)), np.ones(5))
     assert model.metrics_names == ["loss", "compile_metrics"] and not model.optimizer.built
-    keras_optimizers.build(model)
     model.train_on_batch(np.ones((5, 2)), np.ones(5))
-    assert traced == ["test", "train"]
+    assert traced == ["test_step", "train_step"]
 
 
 @pytest.mark.tensorflow
-def test_what_is_left_to_the_first_step():
-    """Metrics of a model whose steps do not use them, and without labels."""
-    model, _ = small(metrics=["accuracy"])
-    type(model).has_metrics_in_each_step = False
-    model._maybe_symbolic_build(data_batch=(np.ones((5, 2)), np.ones(5), None))
-    assert not keras_training.metrics_are_built(model)
-    model, _ = small(metrics=["accuracy"])
+def test_what_is_left_to_the_first_step(monkeypatch):
+    """Metrics without labels, and of a model whose steps do not use them."""
+    model = small(metrics=["accuracy"])
     for y in (None, (), [1, 2]):
         model._maybe_symbolic_build(data_batch=(np.ones((5, 2)), y, None))
         assert not keras_training.metrics_are_built(model)
+    monkeypatch.setattr(keras_training.TracedOnce, "steps_update_metrics", False)
+    model._maybe_symbolic_build(data_batch=(np.ones((5, 2)), np.ones(5), None))
+    assert not keras_training.metrics_are_built(model)
+
+
+@pytest.mark.tensorflow
+def test_steps_of_a_subclass_give_other_labels_to_the_metrics():
+    """Labels become one-hot vectors within the step, and "accuracy" is that of one-hot vectors."""
+
+    class OneHot(keras_training.TracedOnce):
+        def train_step(self, data):
+            return super().train_step((data[0], ops.one_hot(data[1], 3)))
+
+        def test_step(self, data):
+            return super().test_step((data[0], ops.one_hot(data[1], 3)))
+
+    model = small(metrics=["accuracy"], kind=OneHot)
+    model.compile("adam", "categorical_crossentropy", metrics=["accuracy"])
+    right = (model.predict(X10, verbose=0).argmax(1) == Y10).mean()
+    assert model.evaluate(X10, Y10, verbose=0)[1] == pytest.approx(right)
+    model.fit(X10, Y10, verbose=0)
+    model = small()
+    model.train_step = lambda data: keras.Model.train_step(model, data)
+    model.fit(X10, Y10, verbose=0)
+
+
+@pytest.mark.tensorflow
+def test_what_is_trainable_may_change_until_the_first_step():
+    model = small()
+    layer = model.layers[1]
+    layer.trainable = False
+    with pytest.raises(ValueError, match="cardinality"):
+        model.fit(X10, Y10[:3], verbose=0)
+    assert not model.optimizer.built
+    unfreeze = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: setattr(layer, "trainable", True))
+    before = layer.get_weights()
+    model.fit(X10, Y10, verbose=0, callbacks=[unfreeze])
+    assert (before[0] != layer.get_weights()[0]).all()
 
 
 @pytest.mark.tensorflow

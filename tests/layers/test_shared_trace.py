@@ -1,6 +1,7 @@
 """Layers that are alike are traced once for XLA, and outputs are those of each layer on its own."""
 
 import inspect
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -155,8 +156,9 @@ def test_outputs_are_those_of_each_layer_on_its_own(name, traced):
         set_keras_mask(inputs, tf.constant(REAL))
         return stack(inputs, training=False, return_hidden_states=True, **given)
 
-    # Not every processor has products of bfloat16 numbers; there TensorFlow cuts digits off where it should round.
-    atol = 0.1 if name in ("bfloat16", "float32 within") else 1e-5
+    atol = 0.02 if name == "bfloat16" else 1e-5
+    if name in ("bfloat16", "float32 within") and "bf16" not in Path("/proc/cpuinfo").read_text():
+        atol = 0.1  # without products of bfloat16 numbers TensorFlow cuts digits off where it should round
     each = tf.function(outputs)
     expected = each()
     traced.clear()
