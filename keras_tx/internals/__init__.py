@@ -3,7 +3,8 @@
 keras_tx uses nothing that Keras and TensorFlow do not promise to keep, except here, with one function for each use:
 
 - `keras_models`: functional models, layers, variables and masks,
-- `keras_training`: losses, metrics, data and optimizers of `fit`,
+- `keras_training`: losses, metrics and data of `fit`, and what is built before its first step,
+- `keras_optimizers`: optimizers, and how they update weights,
 - `keras_replicas`: strategies of `tf.distribute`, and what is mended in Keras for them,
 - `tensorflow_graphs`: graphs, and the ops of tensorflow_text.
 

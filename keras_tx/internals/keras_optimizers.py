@@ -14,7 +14,7 @@ tf = Lazy("tensorflow")
 
 
 def build_optimizer(model: Any) -> None:
-    """Builds the optimizer of a model for what is trainable now, if Keras would do it within the next step."""
+    """Builds the optimizer of a compiled model, unless it is built already, for the weights that are trainable now."""
     optimizer = model.optimizer
     if optimizer is not None and not optimizer.built and model.trainable_variables:
         optimizer.build(model.trainable_variables)

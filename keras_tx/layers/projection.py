@@ -130,12 +130,7 @@ class TiedEmbedding(Quantizable, keras.layers.ReversibleEmbedding):
 
     def call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
         if not reverse:
-            is_tensorflow = keras.backend.backend() == "tensorflow"
-            return (
-                ops.cast(take_rows(self.embeddings, inputs), self.compute_dtype)
-                if is_tensorflow
-                else super().call(inputs)
-            )
+            return ops.cast(take_rows(self.embeddings, inputs), self.compute_dtype)
         weights = exported_weights.current([self])
         if weights is not None:
             return exported_weights.logits(weights, self, inputs)

@@ -63,7 +63,8 @@ def check_same(name, mask, training=False, **arguments):
     expected = gradients(lambda x: plain(x, mask=mask, training=training, **arguments) * kept, [x])
     found = gradients(lambda x: skipping(x, mask=mask, training=training, **arguments), [x])
     for got, wanted in zip(found, expected, strict=True):
-        assert_close(got, wanted, atol=5e-5)  # norms divide by small deviations; gradients are up to 6
+        # The gradient of a norm divides by deviations, which can be small in rows that no norm has prepared.
+        assert_close(got, wanted, atol=5e-5 if name == "pre-norm" else 2e-5)
     assert (found[0][~mask] == 0).all() and (found[1][~mask] == 0).all()
 
 

@@ -1,4 +1,4 @@
-"""The first step of models of this package is traced once, and updates tables as on other backends."""
+"""The first training step of the models of this package is traced once, and changes their weights."""
 
 import functools
 
