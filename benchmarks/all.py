@@ -17,6 +17,7 @@ from pathlib import Path
 
 from benchmarks import alternating, table
 from benchmarks.parts import Job, Part, Result, last_line, run
+from benchmarks.processor import processor
 from benchmarks.reports import Report, cell, read_rows
 
 # The parts in their order: their options, and their shares of the time. N is the number of rounds.
@@ -143,22 +144,6 @@ def document(machine: Mapping[str, str], results: Sequence[Result], rows: Sequen
     lines += ["## Parts", "", *table.lines(["part", "result", "time", "what"], parts)]
     lines += ["## Aims", "", aims_table(rows), "## All rows", "", table.tables(rows)]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def processor() -> str:
-    """The name of the processor, and which of the instructions that matter here it has."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    # Each core has the same lines. Of equal keys the last counts, so reversed it is the first core.
-    words = dict(reversed([[one.strip() for one in line.split(":", 1)] for line in lines if ":" in line]))
-    flags = [
-        flag
-        for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8")
-        if flag in words.get("flags", "").split()
-    ]
-    return f"{words.get('model name', platform.machine())}, family {words.get('cpu family', '?')} ({', '.join(flags)})"
 
 
 def parser() -> argparse.ArgumentParser:

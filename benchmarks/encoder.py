@@ -187,8 +187,11 @@ def serve(sides: Sides) -> None:
 
 
 def matrix_products(dtype: str, rows: int, inner: int, columns: int) -> Callable[[], object]:
-    """A product of `rows` x `inner` and `inner` x `columns` numbers; waits for the last one."""
-    a, b = keras.ops.ones((rows, inner), dtype), keras.ops.ones((inner, columns), dtype)
+    """A product of `rows` x `inner` and `inner` x `columns` numbers; waits for the last one.
+
+    The numbers are random: GPUs multiply zeros and ones faster than what a model has.
+    """
+    a, b = (keras.random.normal(shape, dtype=dtype, seed=7) for shape in ((rows, inner), (inner, columns)))
     return lambda: keras.ops.convert_to_numpy(keras.ops.matmul(a, b)[-1:, -1:])
 
 

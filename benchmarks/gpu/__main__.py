@@ -27,6 +27,7 @@ BENCHMARKS = ("encoder", "fused", "decode", "pretrained", "memory", "profile")
 SHARES = {"tests": 120, "fit": 50, "kernels": 40}
 SHARES |= {"encoder": 110, "fused": 50, "decode": 50, "pretrained": 45, "memory": 55, "profile": 20}
 TESTS = ("tests/layers/test_fused_attention.py", "tests/layers", "tests/models", "tests/generation", "tests/training")
+WORKERS = {"jax": 0.6, "torch": 0.3}  # for each core: JAX compiles, and takes three times as long
 FEW_TESTS = ("tests/layers/test_activations.py", "tests/layers/test_masks.py", "tests/training/test_schedules.py")
 # The options of the benchmarks.
 GPU_SIZES = {
@@ -136,19 +137,19 @@ def tests_summary(output: str) -> str:
     return lines[-1] if lines else last_line(output)
 
 
-def tests(small: bool) -> list[str]:
+def tests(small: bool, backend: str) -> list[str]:
     """pytest's options. Warnings of other versions than ours fail nothing here."""
     options = ["-q", "-rfE", "-p", "no:cacheprovider", "-W", "default", "--disable-warnings", "--tb=short"]
-    workers = 0 if small else min(6, (os.cpu_count() or 1) // 2)
+    workers = 0 if small else int(WORKERS[backend] * (os.cpu_count() or 1))
     options += ["-n", str(workers), "--dist", "worksteal"] if workers > 1 else []
     paths = [path for path in (FEW_TESTS if small else TESTS) if (ROOT / path).exists()]
     return [*options, "-m", "not slow and not process", *paths]
 
 
-def command_of(name: str, small: bool, rows: Path) -> list[str]:
-    """The command of part `name`."""
+def command_of(name: str, backend: str, small: bool, rows: Path) -> list[str]:
+    """The command of part `name` on `backend`."""
     if name == "tests":
-        words = ["pytest", *tests(small)]
+        words = ["pytest", *tests(small, backend)]
     elif name in SMALL_SIZES:
         words = ["benchmarks", name, "--json", str(rows), *(SMALL_SIZES if small else GPU_SIZES)[name].split()]
     else:
@@ -164,7 +165,7 @@ def parts(chosen: Sequence[str], environment: Mapping[str, str], small: Mapping[
     for name in chosen:
         shared = {**environment, **(EXACT if name in CORRECTNESS else {})}
         jobs = [
-            Job(title, command_of(name, small[backend], rows), {**shared, "KERAS_BACKEND": backend})
+            Job(title, command_of(name, backend, small[backend], rows), {**shared, "KERAS_BACKEND": backend})
             for backend, title in NAMES.items()
             if backend == "jax" or name not in ON_JAX_ALONE
         ]
