@@ -10,6 +10,8 @@ from tests.tools import assert_close, normal, to_numpy
 
 SHAPES = {"rows": (7, 5), "tokens": (2, 3, 5), "more axes": (2, 3, 4, 5), "no rows": (0, 3, 5), "one number": (2, 3, 1)}
 EPSILON = 1e-3
+DTYPES = ["float32", "mixed_bfloat16", "float16"]
+DTYPES += [] if keras.backend.backend() == "jax" else ["float64"]  # which JAX turns into float32
 
 
 def made(cls, size, center=True, **options):
@@ -20,7 +22,7 @@ def made(cls, size, center=True, **options):
 
 
 @pytest.mark.parametrize("center", [True, False])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "mixed_bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_outputs_are_those_of_the_equation(shape, dtype, center):
     layer, x = made(LayerNormalization, shape[-1], center, dtype=dtype), 3.0 + normal(*shape)
