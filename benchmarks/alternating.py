@@ -1,6 +1,7 @@
 """Times several runs in turns and reports their rates, as lines of text and as JSON lines."""
 
 import argparse
+import concurrent.futures
 import json
 import os
 import statistics
@@ -34,6 +35,28 @@ def in_turns(runs: Runs, rounds: int) -> dict[str, list[float]]:
         for name in list(runs)[:: 1 if turn % 2 else -1]:
             times[name].append(seconds(runs[name]))
     return times
+
+
+def warm_up(sides: Mapping[str, Sequence[Callable[[], object]]], times: int = 2) -> None:
+    """Calls the functions of every side, so that what they compile is compiled.
+
+    On JAX each side has a thread, because XLA takes long to compile for a GPU, and needs the processor for it. XLA sees
+    to it that no two threads measure on the GPU at the same time.
+    """
+    import keras
+
+    policy = keras.config.dtype_policy()
+
+    def call(functions: Sequence[Callable[[], object]]) -> None:
+        keras.config.set_dtype_policy(policy)  # each thread has its own
+        for function in functions:
+            function()
+
+    with concurrent.futures.ThreadPoolExecutor(len(sides) if keras.backend.backend() == "jax" else 1) as pool:
+        list(pool.map(call, sides.values()))
+    for _ in range(times - 1):
+        for functions in sides.values():
+            call(functions)
 
 
 def spread(numbers: Sequence[float], form: str) -> str:

@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import os
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 
@@ -147,6 +146,16 @@ def first_calls(arguments: argparse.Namespace) -> None:
         print(f"{name:42} {alternating.seconds(lambda: model.predict(rows, verbose=0)):6.2f} s")
 
 
+def checked(run: Callable[[], object], shape: tuple[int, int]) -> Callable[[], None]:
+    """`run`, which must return ids of this shape."""
+
+    def checking() -> None:
+        found = np.shape(run())
+        assert found == shape, found
+
+    return checking
+
+
 def side_by_side(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> None:
     prompts = random_prompts(arguments.batch_size, PROMPT)
     new_tokens, ours, theirs = arguments.new_tokens, our_model(arguments.layers), their_model(arguments.layers)
@@ -172,11 +181,8 @@ def side_by_side(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> 
     for name, precision in exported.items():
         answer = servables.exported(stack, ours, precision, prompts, {"max_new_tokens": new_tokens})
         runs[name] = lambda answer=answer: np.concatenate([prompts, answer()], axis=1)
-    for name, run in runs.items():  # also the warm-up
-        started = time.perf_counter()
-        shape = np.shape(run())
-        assert shape == (arguments.batch_size, PROMPT + new_tokens), shape
-        print(f"{name:14} first call {time.perf_counter() - started:.1f} s")
+    runs = {name: checked(run, (arguments.batch_size, PROMPT + new_tokens)) for name, run in runs.items()}
+    alternating.warm_up({name: [run] for name, run in runs.items()}, times=1)
 
     case = f"greedy, batch {arguments.batch_size}, {new_tokens} tokens after {PROMPT}, {arguments.policy}"
     size = int(arguments.memory * 2**30)

@@ -244,10 +244,12 @@ def main() -> None:
     for shape in arguments.shapes:
         size, length = sizes(shape)
         sides = {name: make(*batch(size, length, arguments.padding)) for name, make in makers.items()}
+        chosen = [PARTS.index(part) for part in arguments.parts]
+        alternating.warm_up({name: [side[index] for index in chosen] for name, side in sides.items()})
+        product()
         for part in arguments.parts:
             passes = 3 if part == "training" else 1
             runs = {name: side[PARTS.index(part)] for name, side in sides.items()} | {"matrix products": product}
-            alternating.in_turns(runs, 2)  # compiles
             times = alternating.in_turns(runs, arguments.rounds)
             products = product_operations / np.median(times.pop("matrix products"))  # operations a second
             limit = products * size * length / (passes * operations(size, length))

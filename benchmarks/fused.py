@@ -56,9 +56,9 @@ def main() -> None:
             "keras.layers": keras.layers.MultiHeadAttention(HEADS, WIDTH // HEADS),
         }
         made = {name: sides(layer, size, length) for name, layer in layers.items()}
+        alternating.warm_up(made)
         for part, case in enumerate(("training", "inference")):
             runs = {name: side[part] for name, side in made.items()}
-            alternating.in_turns(runs, 2)  # compiles
             times = alternating.in_turns(runs, arguments.rounds)
             case = f"{case}, {shape}, {arguments.policy}, {keras.backend.backend()}"
             alternating.report(case, times, STEPS * size * length, "tokens", file=arguments.json, steps=STEPS)

@@ -153,9 +153,10 @@ def main() -> None:
         parameters, sides[name] = make(arguments.layers, inputs, labels)
         print(f"{name:24} {parameters:,} parameters")
     tokens = STEPS * int(real.sum())
+    chosen = [PARTS.index(part) for part in arguments.parts]
+    alternating.warm_up({name: [side[index] for index in chosen] for name, side in sides.items()}, times=1)
     for part in arguments.parts:
         runs = {name: side[PARTS.index(part)] for name, side in sides.items()}
-        alternating.in_turns(runs, 1)  # compiles
         times = alternating.in_turns(runs, arguments.rounds)
         case = f"{part}, {shape[0]} x {shape[1]}, {1 - real.mean():.0%} padding, {arguments.policy}"
         options = {"file": arguments.json, "variants": [COMPUTING] if skips else [], "steps": STEPS}

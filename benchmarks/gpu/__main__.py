@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.gpu import wheels
@@ -27,7 +27,7 @@ BENCHMARKS = ("encoder", "fused", "decode", "pretrained", "memory", "profile")
 SHARES = {"tests": 120, "fit": 50, "kernels": 40}
 SHARES |= {"encoder": 110, "fused": 50, "decode": 50, "pretrained": 45, "memory": 55, "profile": 20}
 TESTS = ("tests/layers/test_fused_attention.py", "tests/layers", "tests/models", "tests/generation", "tests/training")
-WORKERS = {"jax": 0.6, "torch": 0.3}  # for each core: JAX compiles, and takes three times as long
+WORKERS = {"jax": 2, "torch": 1}  # their shares of the cores: JAX compiles, which takes longer
 FEW_TESTS = ("tests/layers/test_activations.py", "tests/layers/test_masks.py", "tests/training/test_schedules.py")
 # The options of the benchmarks.
 GPU_SIZES = {
@@ -83,6 +83,8 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
         epilog=f"Parts: {', '.join(SHARES)}. `benchmarks` stands for {', '.join(BENCHMARKS)}.",
     )
     parser.add_argument("--parts", default=",".join(SHARES), help="names of parts, with commas between them")
+    parser.add_argument("--backends", nargs="+", choices=NAMES, default=list(NAMES), help="default: both")
+    parser.add_argument("--tests", nargs="+", default=[], help="files or tests that the part tests runs instead")
     parser.add_argument("--out", type=Path, default=Path("logs/gpu"), help="the folder of log, table and rows")
     parser.add_argument("--minutes", type=float, default=9.0, help="of the whole run; the parts share them")
     parser.add_argument("--wheels", type=Path, default=ROOT / "wheels", help="the folder with the missing packages")
@@ -137,20 +139,23 @@ def tests_summary(output: str) -> str:
     return lines[-1] if lines else last_line(output)
 
 
-def tests(small: bool, backend: str) -> list[str]:
-    """pytest's options. Warnings of other versions than ours fail nothing here."""
-    options = ["-q", "-rfE", "-p", "no:cacheprovider", "-W", "default", "--disable-warnings", "--tb=short"]
-    workers = 0 if small else int(WORKERS[backend] * (os.cpu_count() or 1))
+def tests(small: bool, backend: str, backends: Collection[str], chosen: Sequence[str]) -> list[str]:
+    """The command of pytest, for the `chosen` files or tests if there are any; all `backends` share the cores.
+
+    Warnings of other versions than ours fail nothing here.
+    """
+    options = ["-q", "-p", "benchmarks.gpu.failures", "-p", "no:cacheprovider", "-W", "default", "--disable-warnings"]
+    options += ["--tb=short", "--show-capture=no"]
+    share = WORKERS[backend] / sum(WORKERS[one] for one in backends)
+    workers = 0 if small else int(0.9 * share * (os.cpu_count() or 1))
     options += ["-n", str(workers), "--dist", "worksteal"] if workers > 1 else []
-    paths = [path for path in (FEW_TESTS if small else TESTS) if (ROOT / path).exists()]
-    return [*options, "-m", "not slow and not process", *paths]
+    options += ["-m", "not slow and not process"]
+    return [sys.executable, "-m", "pytest", *options, *(chosen or (FEW_TESTS if small else TESTS))]
 
 
-def command_of(name: str, backend: str, small: bool, rows: Path) -> list[str]:
-    """The command of part `name` on `backend`."""
-    if name == "tests":
-        words = ["pytest", *tests(small, backend)]
-    elif name in SMALL_SIZES:
+def command_of(name: str, small: bool, rows: Path) -> list[str]:
+    """The command of a part other than the tests."""
+    if name in SMALL_SIZES:
         words = ["benchmarks", name, "--json", str(rows), *(SMALL_SIZES if small else GPU_SIZES)[name].split()]
     else:
         few = {"fit": "--policies mixed_bfloat16", "kernels": "--cases causal padded window"}.get(name, "")
@@ -158,17 +163,26 @@ def command_of(name: str, backend: str, small: bool, rows: Path) -> list[str]:
     return [sys.executable, "-m", *words]
 
 
-def parts(chosen: Sequence[str], environment: Mapping[str, str], small: Mapping[str, bool], rows: Path) -> list[Part]:
+def parts(
+    chosen: Sequence[str],
+    environment: Mapping[str, str],
+    small: Mapping[str, bool],
+    rows: Path,
+    chosen_tests: Sequence[str] = (),
+) -> list[Part]:
     """The parts of these names. `small` says for each backend whether its sizes are those without a GPU."""
     summaries = {"tests": tests_summary, "fit": last_line, "kernels": last_line}
     made = []
     for name in chosen:
         shared = {**environment, **(EXACT if name in CORRECTNESS else {})}
-        jobs = [
-            Job(title, command_of(name, backend, small[backend], rows), {**shared, "KERAS_BACKEND": backend})
-            for backend, title in NAMES.items()
-            if backend == "jax" or name not in ON_JAX_ALONE
-        ]
+        shared |= {"OMP_NUM_THREADS": "1"} if name == "tests" else {}  # each core has a process of its own
+        jobs = []
+        for backend, is_small in small.items():
+            if backend != "jax" and name in ON_JAX_ALONE:
+                continue
+            is_tests = name == "tests"
+            command = tests(is_small, backend, small, chosen_tests) if is_tests else command_of(name, is_small, rows)
+            jobs.append(Job(NAMES[backend], command, {**shared, "KERAS_BACKEND": backend}))
         summary = summaries.get(name, lambda output: "")
         made.append(Part(name, jobs, SHARES[name], together=name in CORRECTNESS, summary=summary))
     return made
@@ -192,7 +206,7 @@ def main() -> None:
         }
         command = " ".join(["scripts/gpu", *sys.argv[1:]])
         words = {**machine(environment), "Command": f"`{command}`", "Packages": " ".join(packages.split())}
-        small = {backend: arguments.small or not has_gpu(words, backend) for backend in NAMES}
+        small = {backend: arguments.small or not has_gpu(words, backend) for backend in arguments.backends}
         if all(small.values()):
             environment["OMP_NUM_THREADS"] = "1"  # small sizes gain nothing from more
         report = Report(arguments.out.resolve(), words, functools.partial(document, any(small.values())))
@@ -203,7 +217,8 @@ def main() -> None:
             statuses.append(result.status)
             report.add(result)
 
-        run(parts(arguments.parts, environment, small, report.rows), left, done)
+        made = parts(arguments.parts, environment, small, report.rows, arguments.tests)
+        run([part for part in made if part.jobs], left, done)
         print(
             f"{statuses.count('ok')} of {len(statuses)} jobs ok; see {arguments.out}/table.md and log.txt", flush=True
         )

@@ -3,7 +3,8 @@
 KERAS_BACKEND=jax python -m benchmarks.gpu.fit --policies mixed_bfloat16 float32
 KERAS_BACKEND=torch python -m benchmarks.gpu.fit --small
 
-The tasks are made up and easy: to tell low ids from high ones, to fill in or continue a count, and to copy.
+The tasks are made up and easy: to tell low ids from high ones, to fill in or continue a count, and to copy. The counts
+take a tenth of the vocabulary, which a model learns in a few steps.
 """
 
 import argparse
@@ -38,7 +39,7 @@ class Size(NamedTuple):
     steps: int
 
 
-ON_A_GPU = Size(vocabulary=1000, layers=4, width=512, heads=8, batch=32, length=256, steps=16)
+ON_A_GPU = Size(vocabulary=1000, layers=2, width=512, heads=8, batch=32, length=256, steps=16)
 SMALL = Size(vocabulary=50, layers=1, width=32, heads=2, batch=8, length=16, steps=16)
 Data = tuple[dict[str, np.ndarray], np.ndarray]  # inputs and labels
 Made = tuple[keras.Model, keras.losses.Loss, Data]
@@ -48,7 +49,7 @@ def counts(size: Size) -> np.ndarray:
     """(rows, T) ids that count up from a random one. Every other row has padding in its second half."""
     rows = size.batch * size.steps
     starts = np.random.default_rng(7).integers(0, size.vocabulary, (rows, 1))
-    ids = FIRST + (starts + np.arange(size.length)) % (size.vocabulary - FIRST)
+    ids = FIRST + (starts + np.arange(size.length)) % (size.vocabulary // 10)
     ids[1::2, size.length // 2 :] = 0
     return ids.astype("int32")
 
@@ -129,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="a file that gets a JSON line for each model")
     parser.add_argument("--small", action="store_true", help="small sizes, for a machine without a GPU")
-    parser.add_argument("--policies", nargs="+", default=["mixed_bfloat16", "float32"], help="dtype policies")
+    parser.add_argument("--policies", nargs="+", default=["mixed_bfloat16"], help="dtype policies")
     arguments = parser.parse_args()
     failed = []
     for policy in arguments.policies:

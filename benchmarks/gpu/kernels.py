@@ -9,6 +9,7 @@ GPU has a kernel that keras_tx says it takes and that did not run.
 """
 
 import argparse
+import concurrent.futures
 import os
 import re
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 os.environ.setdefault("KERAS_BACKEND", "torch")
 os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # else JAX rounds float32 products on GPUs
 os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
+os.environ.setdefault("XLA_FLAGS", "--xla_gpu_autotune_level=0")  # the float32 side need not be fast
 
 import keras
 import numpy as np
@@ -45,6 +47,7 @@ CASES: dict[str, tuple[tuple[int, int, int, int, int, int], dict[str, Any]]] = {
     "window, causal, padded, grouped heads": ((4, 512, 512, 8, 2, 64), {"causal": True, "window": 64, "padded": True}),
     "odd lengths": ((4, 511, 511, 8, 8, 64), {"causal": True}),
 }
+THREADS = {"jax": 8, "torch": 1}  # cases at a time: JAX compiles each for seconds
 SMALLER = 8  # by what lengths are divided where there is no GPU
 Outputs = tuple[list[np.ndarray], list[str]]  # the output and the three gradients, and the kernels that ran
 
@@ -129,6 +132,17 @@ def row(name: str, dtype: str, small: bool) -> dict[str, Any]:
     return {"forward": forward, "backward": backward, "allowed": allowed, "kernels": kernels, "ok": ok, **reason}
 
 
+def row_or_reason(dtype: str, name: str, small: bool) -> dict[str, Any]:
+    """A line of the table; of a case that raises an error it has the reason, as the others are still worth having."""
+    one = {"kind": "kernel", "case": name, "backend": keras.backend.backend(), "dtype": dtype}
+    try:
+        return one | row(name, dtype, small)
+    except Exception as problem:
+        reason = f"{type(problem).__name__}: {problem}"
+        nothing = {"forward": float("nan"), "backward": float("nan"), "kernels": [], "allowed": ALLOWED[dtype]}
+        return one | {"ok": False, "reason": reason[:300], **nothing}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="a file that gets a JSON line for each case")
@@ -139,21 +153,15 @@ def main() -> None:
     dtypes = ["bfloat16", "float16", "float32"] if backend == "torch" else ["bfloat16"]
     if backend == "jax" and not arguments.small:
         dtypes.append("float16")  # JAX has it on GPUs alone; cuDNN has no kernel for float32
+    cases = [(dtype, name) for dtype in dtypes for name in arguments.cases]
     rows = []
-    for dtype in dtypes:
-        for name in arguments.cases:
-            one = {"kind": "kernel", "case": name, "backend": backend, "dtype": dtype}
-            try:
-                one |= row(name, dtype, arguments.small)
-            except Exception as problem:  # the other cases are still worth having
-                reason = f"{type(problem).__name__}: {problem}"
-                nothing = {"forward": float("nan"), "backward": float("nan"), "kernels": [], "allowed": ALLOWED[dtype]}
-                one |= {"ok": False, "reason": reason[:300], **nothing}
+    with concurrent.futures.ThreadPoolExecutor(THREADS[backend]) as pool:
+        for one in pool.map(lambda case: row_or_reason(*case, arguments.small), cases):
             rows.append(one)
             alternating.write(arguments.json, one)
             result = "ok" if one["ok"] else "FAILED"
             print(
-                f"{dtype:9} {name:38} forward {one['forward']:.1e}  backward {one['backward']:.1e}  "
+                f"{one['dtype']:9} {one['case']:38} forward {one['forward']:.1e}  backward {one['backward']:.1e}  "
                 f"{', '.join(one['kernels']) or 'no kernel'}  {result}  {one.get('reason', '')}",
                 flush=True,
             )
