@@ -99,7 +99,8 @@ class Running:
         elif self._interrupted:
             status, words = "out of time", "; ".join(filter(None, [f"limit {self.limit:.0f} s", words]))
         else:
-            status, words = "failed", words or last_line(output) or f"exit status {self._process.returncode}"
+            died = f"exit status {self._process.returncode}" if self._process.returncode < 0 or not output else ""
+            status, words = "failed", "; ".join(filter(None, [died, words or last_line(output)]))
         return Result(self.part.name, self.job.name, status, seconds, words, output)
 
     def _kill(self) -> None:

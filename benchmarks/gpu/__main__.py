@@ -24,8 +24,8 @@ from benchmarks.reports import Report
 NAMES = {"jax": "JAX", "torch": "PyTorch"}
 BENCHMARKS = ("encoder", "fused", "decode", "pretrained", "memory", "profile")
 # The parts in their order, and their shares of the time.
-SHARES = {"tests": 120, "fit": 50, "kernels": 40}
-SHARES |= {"encoder": 110, "fused": 50, "decode": 50, "pretrained": 45, "memory": 55, "profile": 20}
+SHARES = {"tests": 110, "fit": 45, "kernels": 45}
+SHARES |= {"encoder": 130, "fused": 45, "decode": 50, "pretrained": 45, "memory": 40, "profile": 30}
 TESTS = ("tests/layers/test_fused_attention.py", "tests/layers", "tests/models", "tests/generation", "tests/training")
 WORKERS = {"jax": 2, "torch": 1}  # their shares of the cores: JAX compiles, which takes longer
 FEW_TESTS = ("tests/layers/test_activations.py", "tests/layers/test_masks.py", "tests/training/test_schedules.py")
@@ -198,6 +198,7 @@ def main() -> None:
         environment = {
             "PYTHONPATH": os.pathsep.join(filter(None, [str(site), str(ROOT), os.environ.get("PYTHONPATH", "")])),
             "PYTHONUNBUFFERED": "1",
+            "PYTHONFAULTHANDLER": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
             "HF_HUB_OFFLINE": "1",
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # several processes share the GPU

@@ -9,7 +9,6 @@ GPU has a kernel that keras_tx says it takes and that did not run.
 """
 
 import argparse
-import concurrent.futures
 import os
 import re
 import sys
@@ -47,7 +46,6 @@ CASES: dict[str, tuple[tuple[int, int, int, int, int, int], dict[str, Any]]] = {
     "window, causal, padded, grouped heads": ((4, 512, 512, 8, 2, 64), {"causal": True, "window": 64, "padded": True}),
     "odd lengths": ((4, 511, 511, 8, 8, 64), {"causal": True}),
 }
-THREADS = {"jax": 8, "torch": 1}  # cases at a time: JAX compiles each for seconds
 SMALLER = 8  # by what lengths are divided where there is no GPU
 Outputs = tuple[list[np.ndarray], list[str]]  # the output and the three gradients, and the kernels that ran
 
@@ -155,16 +153,16 @@ def main() -> None:
         dtypes.append("float16")  # JAX has it on GPUs alone; cuDNN has no kernel for float32
     cases = [(dtype, name) for dtype in dtypes for name in arguments.cases]
     rows = []
-    with concurrent.futures.ThreadPoolExecutor(THREADS[backend]) as pool:
-        for one in pool.map(lambda case: row_or_reason(*case, arguments.small), cases):
-            rows.append(one)
-            alternating.write(arguments.json, one)
-            result = "ok" if one["ok"] else "FAILED"
-            print(
-                f"{one['dtype']:9} {one['case']:38} forward {one['forward']:.1e}  backward {one['backward']:.1e}  "
-                f"{', '.join(one['kernels']) or 'no kernel'}  {result}  {one.get('reason', '')}",
-                flush=True,
-            )
+    for dtype, name in cases:
+        one = row_or_reason(dtype, name, arguments.small)
+        rows.append(one)
+        alternating.write(arguments.json, one)
+        result = "ok" if one["ok"] else "FAILED"
+        print(
+            f"{dtype:9} {name:38} forward {one['forward']:.1e}  backward {one['backward']:.1e}  "
+            f"{', '.join(one['kernels']) or 'no kernel'}  {result}  {one.get('reason', '')}",
+            flush=True,
+        )
     failed = [one for one in rows if not one["ok"]]
     print(f"{len(rows) - len(failed)} of {len(rows)} cases within the allowed errors")
     sys.exit(bool(failed))

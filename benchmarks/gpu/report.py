@@ -20,7 +20,11 @@ def document(small: bool, machine: Mapping[str, str], results: Sequence[Result],
     failed = [name for result in results for name in failures(result.output)]
     lines += [f"- `{name}`" for name in failed] + ([""] if failed else [])
     for title, columns, made in (
-        ("`model.fit`", ["model", "backend", "policy", "loss of the epochs", "first epoch", "a step"], fits(rows)),
+        (
+            "`model.fit`",
+            ["model", "backend", "policy", "loss before and at the end", "first epoch", "a step"],
+            fits(rows),
+        ),
         ("Fused kernels", KERNEL_COLUMNS, kernels(rows)),
         (
             "Where the time goes",

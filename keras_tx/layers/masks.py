@@ -13,6 +13,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tx.layers.extremes import largest, smallest
 from keras_tx.layers.shapes import size_of
 from keras_tx.types import Tensor
 
@@ -202,8 +203,8 @@ def padding_labels(dtype: str) -> tuple[int, int]:
 def label_range(labels: Tensor, axis: int) -> Range:
     """The lowest and highest label of real tokens along `axis`; for padding only, a range that overlaps no other."""
     limits = np.iinfo(keras.backend.standardize_dtype(labels.dtype))
-    lowest, largest = int(limits.min), int(limits.max)
+    lowest, highest = int(limits.min), int(limits.max)
     is_padding = labels <= padding_labels(limits.dtype.name)[1]
-    largest_label = ops.convert_to_tensor(largest, dtype=labels.dtype)
-    first = ops.min(ops.where(is_padding, largest_label, labels), axis=axis, initial=largest)
-    return first, ops.max(labels, axis=axis, initial=lowest)
+    highest_label = ops.convert_to_tensor(highest, dtype=labels.dtype)
+    first = smallest(ops.where(is_padding, highest_label, labels), highest, axis)
+    return first, largest(labels, lowest, axis)

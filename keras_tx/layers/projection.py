@@ -22,6 +22,7 @@ from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
+torch = Lazy("torch")
 
 _PARTS = 8  # into which a kernel is split for few rows
 _FEW_ROWS = 8
@@ -41,6 +42,8 @@ def project(
     `bias` (*made) and `activation` directly follow the product, so that TensorFlow fuses the three operations.
     """
     made, size = tuple(kernel.shape[num_axes:]), math.prod(kernel.shape[:num_axes])
+    if keras.backend.backend() == "torch":
+        return _on_torch(inputs, kernel, num_axes, bias, activation)
     rows = ops.reshape(inputs, (-1, size))
     kernel = kernel if (num_axes, len(made)) == (1, 1) else ops.reshape(kernel, (size, math.prod(made)))
     products = _times(rows, kernel)
@@ -53,6 +56,17 @@ def project(
         return tf.reshape(products, tf.concat([tf.shape(inputs)[: len(free)], made], axis=0))
     # Reshape infers a single unknown size; to ask for it would take three more operations in each decode step.
     return ops.reshape(products, (*[-1 if n is None else n for n in free], *made))
+
+
+def _on_torch(
+    inputs: Any, kernel: Any, num_axes: int, bias: Any, activation: Callable[[Tensor], Tensor] | None
+) -> Tensor:
+    """`project` by PyTorch's own functions: calling Keras' ten takes longer than a GPU takes to compute them."""
+    made, free = kernel.shape[num_axes:], inputs.shape[: inputs.ndim - num_axes]
+    size = math.prod(kernel.shape[:num_axes])
+    rows, kernel = inputs.reshape(-1, size), kernel.reshape(size, math.prod(made))
+    products = rows @ kernel if bias is None else torch.addmm(bias.reshape(-1), rows, kernel)
+    return (products if activation is None else activation(products)).reshape(*free, *made)
 
 
 def _times(rows: Tensor, kernel: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from keras import ops
 from keras_tx import checks
 from keras_tx.layers import ids
 from keras_tx.layers.configs import StrictLayer
+from keras_tx.layers.extremes import largest
 from keras_tx.layers.masks import count_positions
 from keras_tx.layers.precision import wide_dtype
 from keras_tx.layers.rotary_scaling import attention_factor, check_scaling, frequencies
@@ -166,7 +167,7 @@ class RotaryEmbedding(StrictLayer):
             positions = ops.arange(length, dtype="int32")
         else:
             positions = ids.check_positions(positions, inputs, num_axes=2)
-            length = ops.max(positions, initial=0) + 1 if self._is_dynamic else None
+            length = largest(positions, 0) + 1 if self._is_dynamic else None
         radians = self._frequencies
         if self._is_dynamic:
             radians = frequencies(

@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_tx import checks
+from keras_tx.layers.extremes import largest
 from keras_tx.layers.masked_layer import MaskedLayer
 from keras_tx.layers.precision import wide_dtype
 from keras_tx.types import Shape, Tensor
@@ -43,10 +44,8 @@ class TokenPooling(MaskedLayer):
     def call(self, inputs: Tensor, mask: Tensor = None) -> Tensor:
         mask = ops.ones_like(inputs[..., 0], dtype="bool") if mask is None else ops.cast(mask, "bool")
         if self.pooling == "max":
-            if 0 in inputs.shape[:2]:
-                return ops.zeros_like(ops.sum(inputs, axis=1))  # `ops.max` refuses empty tensors
             lowest = float("-inf")
-            pooled = ops.max(ops.where(ops.expand_dims(mask, -1), inputs, lowest), axis=1, initial=lowest)
+            pooled = largest(ops.where(ops.expand_dims(mask, -1), inputs, lowest), lowest, axis=1)
             return ops.where(ops.any(mask, axis=1, keepdims=True), pooled, 0.0)
         dtype = wide_dtype(inputs)
         if self.pooling == "first":  # the first real token: padding may stand on the left

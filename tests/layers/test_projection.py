@@ -16,7 +16,8 @@ SIZE, MADE = 264, 251  # enough numbers for the product in parts, of a size that
 def test_products_of_few_rows_are_those_of_float64(rows, by_xla):
     x, kernel = normal(rows, SIZE), normal(SIZE, MADE)
     with xla.tracing(by_xla):
-        assert_close(project(x, kernel), x.astype("float64") @ kernel.astype("float64"), atol=1e-4, rtol=1e-5)
+        product = project(*map(keras.ops.convert_to_tensor, (x, kernel)))
+    assert_close(product, x.astype("float64") @ kernel.astype("float64"), atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("by_xla", [False, True])
@@ -26,14 +27,15 @@ def test_several_axes_are_summed_and_made(size, num_axes, by_xla):
     x, kernel = normal(2, 1, *summed), normal(*summed, 11, 31)
     expected = np.tensordot(x.astype("float64"), kernel.astype("float64"), num_axes)
     with xla.tracing(by_xla):
-        product = project(x, kernel, num_axes)
+        product = project(*map(keras.ops.convert_to_tensor, (x, kernel)), num_axes)
     assert tuple(product.shape) == (2, 1, 11, 31)
     assert_close(product, expected, atol=5e-5, rtol=1e-5)
 
 
 def test_several_axes_may_be_summed_to_none():
     x, kernel = normal(3, 4, 5), normal(4, 5, seed=1)
-    assert_close(project(x, keras.ops.convert_to_tensor(kernel), 2), np.einsum("BTD,TD->B", x, kernel), atol=1e-5)
+    product = project(*map(keras.ops.convert_to_tensor, (x, kernel)), 2)
+    assert_close(product, np.einsum("BTD,TD->B", x, kernel), atol=1e-5)
 
 
 @pytest.mark.tensorflow

@@ -13,6 +13,7 @@ from keras import ops
 
 from keras_tx.layers import masks
 from keras_tx.layers.dropout import HIGHEST_RATE, random_keep
+from keras_tx.layers.extremes import largest, smallest
 from keras_tx.layers.loops import at, corner, product
 from keras_tx.layers.masks import MASKED, Visible, label_range, padding_labels
 from keras_tx.layers.precision import wide_dtype
@@ -157,8 +158,8 @@ class Blocks:
         numbers = ops.arange(ops.shape(self.open)[axis], dtype="int32")
         numbers = numbers[:, None] if axis == 0 else numbers[None]
         count = ops.cast(ops.shape(self.open)[axis], "int32")
-        end = ops.max(ops.where(self.open, numbers + 1, 0), axis=axis, initial=0)
-        begin = ops.min(ops.where(self.open, numbers, count), axis=axis, initial=np.iinfo("int32").max)
+        end = largest(ops.where(self.open, numbers + 1, 0), 0, axis)
+        begin = smallest(ops.where(self.open, numbers, count), np.iinfo("int32").max, axis)
         return ops.minimum(begin, end), end
 
     def key_bounds(self) -> tuple[Tensor, Tensor]:

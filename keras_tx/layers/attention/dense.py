@@ -14,6 +14,7 @@ from keras import ops
 from keras_tx.internals.tensorflow_graphs import traces_for_xla
 from keras_tx.layers import masks, xla
 from keras_tx.layers.attention.axes import Axes
+from keras_tx.layers.attention.halves import half_product, half_weights, multiplies_halves
 from keras_tx.layers.cache import KeyValue, Memory
 from keras_tx.layers.masks import MASKED, Visible
 from keras_tx.layers.precision import wide_dtype
@@ -62,16 +63,24 @@ def attend(
         in float64 for such inputs.
     """
     dtype = wide_dtype(query, key, value)
-    query = ops.cast(query, dtype) * (1 / math.sqrt(query.shape[3]) if scale is None else scale)
-    logits, output_of = _logits(query, ops.cast(key, dtype), value)
+    scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
+    in_half = not (hard or with_scores) and multiplies_halves(query, key, value)
+    if in_half:
+        logits, output_of = _logits(query, key, value, half_product)
+        logits = logits * scale
+    else:
+        logits, output_of = _logits(ops.cast(query, dtype) * scale, ops.cast(key, dtype), value)
     if bias is not None:
         mask = masks.join(mask, masks.allowed_by_bias(bias))
         logits = ops.where(mask, logits + ops.cast(bias, dtype), MASKED)
     elif mask is not None:
         # MASKED absorbs any logit, so this equals `where`; but the gradient of a sum costs nothing.
         logits = logits + (1 - ops.cast(mask, dtype)) * MASKED
-    scores = _one_hot_of_best(logits) if hard else softmax(logits)
-    weights = ops.cast(scores if dropout is None else dropout(scores), value.dtype)
+    if in_half:
+        scores, weights = None, half_weights(logits, dropout, value.dtype)
+    else:
+        scores = _one_hot_of_best(logits) if hard else softmax(logits)
+        weights = ops.cast(scores if dropout is None else dropout(scores), value.dtype)
     output = output_of(weights)
     has_keys = None if mask is None else masks.sees_any_key(mask)
     attends = masks.join(has_keys, None if queries is None else masks.expand_query_mask(queries))
@@ -81,8 +90,13 @@ def attend(
     return output, scores if with_scores else None
 
 
-def _logits(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """The products of queries and keys (B, N, T, S), and a function: weights (B, N, T, S) -> output (B, T, N, V)."""
+def _logits(
+    query: Tensor, key: Tensor, value: Tensor, product: Callable[[Tensor, Tensor], Tensor] | None = None
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The products of queries and keys (B, N, T, S), and a function: weights (B, N, T, S) -> output (B, T, N, V).
+
+    `product` computes (X, Q, H), (X, S, H) -> (X, Q, S), by default in the dtype of `query`.
+    """
     heads, key_heads = query.shape[2], key.shape[2]
     if heads == key_heads and keras.backend.backend() == "tensorflow" and not (xla.is_traced() or traces_for_xla()):
         # Without XLA, products over two batch axes are as fast as over one, and need a third of the operations.
@@ -97,7 +111,8 @@ def _logits(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Callable
         output = ops.reshape(ops.einsum("XQS,XSV->XQV", weights, value), (batch, heads, length, value.shape[2]))
         return ops.swapaxes(output, 1, 2)
 
-    return ops.reshape(ops.einsum("XQH,XSH->XQS", query, key), (batch, heads, length, keys)), output
+    logits = ops.einsum("XQH,XSH->XQS", query, key) if product is None else product(query, key)
+    return ops.reshape(logits, (batch, heads, length, keys)), output
 
 
 def can_attend_cached(length: int | None, axes: Axes, start: Any) -> bool:

@@ -11,7 +11,7 @@ import keras
 
 from keras_tx.layers.attention.blockwise import LONG, attend_blockwise
 from keras_tx.layers.attention.dense import attend
-from keras_tx.layers.attention.fused import attend_fused, attend_on_cuda, prefers_fused
+from keras_tx.layers.attention.fused import attend_fused, attend_on_cuda, can_drop, prefers_fused
 from keras_tx.layers.masks import Visible
 from keras_tx.types import Tensor
 
@@ -54,7 +54,8 @@ def dispatch_attention(
     hard = layer.hard_attention and not training
     in_blocks = allow_blocks and uses_blocks(layer, query.shape[1], key.shape[1], training)
     fused = layer.flash_attention
-    if fused is None and not (return_attention_scores or hard or (layer.dropout and training)):
+    dropout = layer.dropout if training else 0.0
+    if fused is None and not (return_attention_scores or hard) and (not dropout or can_drop(query)):
         is_asked_for_blocks = in_blocks and layer.blockwise
         fused = not is_asked_for_blocks and prefers_fused(
             query, key, value, visible, bias=bias, training=training, long=in_blocks
@@ -68,7 +69,7 @@ def dispatch_attention(
 
         return attend_on_cuda(query, key, value, visible, otherwise, scale=layer.scale), None
     options = {"bias": bias, "scale": layer.scale, "flash_attention": layer.flash_attention}
-    return attend_fused(query, key, value, visible, **options), None
+    return attend_fused(query, key, value, visible, dropout=dropout, **options), None
 
 
 def uses_blocks(layer: Any, num_queries: int | None, num_keys: int | None, training: bool | None) -> bool:

@@ -7,6 +7,7 @@ arXiv:2205.14135.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import keras
 from keras import ops
@@ -16,7 +17,7 @@ from keras_tx.layers.masks import MASKED, Visible
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
-jax = Lazy("jax")
+jax, torch = Lazy("jax"), Lazy("torch")
 
 _SLOW_GRADIENT = 192 * 192  # T * S below which, in bfloat16 on a CPU, the kernel's gradient takes longer than ours
 _FEW_QUERIES = 64  # below this, copying the keys for each query head costs more time than the kernel saves
@@ -32,8 +33,9 @@ def attend_fused(
     bias: Tensor | None = None,
     scale: float | None = None,
     flash_attention: bool | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
-    """`attend` by a fused kernel, without dropout. Returns only the output: the kernels do not return scores.
+    """`attend` by a fused kernel. Returns only the output: the kernels do not return scores.
 
     Args:
         query, key, value: (B, T, N, H), (B, S, K, H), (B, S, K, V).
@@ -42,6 +44,7 @@ def attend_fused(
         scale: the factor applied to the dot products; 1 / sqrt(H) if None.
         flash_attention: as in `keras.ops.dot_product_attention`: True raises an error where there is no flash
             attention.
+        dropout: rate of dropout on the scores, on PyTorch alone, whose global generator draws the random numbers.
     """
     lengths = ops.shape(query)[1], ops.shape(key)[1]
     is_causal = bias is None and visible.kind == "causal"
@@ -54,21 +57,44 @@ def attend_fused(
         # float16 ends at 65504: lower values would be minus infinity, and a fully masked query would give NaN.
         lowest, hidden = (-2e4, -4e4) if _dtype_of(query) == "float16" else (MASKED, MASKED)
         bias = ops.where(mask, ops.maximum(ops.cast(bias, "float32"), lowest), hidden)
-    output = ops.dot_product_attention(
-        query,
-        key,
-        value,
-        bias=bias,
-        mask=mask if bias is None else None,
-        scale=scale,
-        is_causal=is_causal,
-        flash_attention=flash_attention,
-    )
+    mask_or_none = mask if bias is None else None
+    options: dict[str, Any] = {"bias": bias, "mask": mask_or_none, "scale": scale, "is_causal": is_causal}
+    if dropout:
+        output = _with_dropout(query, key, value, dropout, **options)
+    else:
+        output = ops.dot_product_attention(query, key, value, flash_attention=flash_attention, **options)
     if mask is not None:
         output = ops.where(ops.swapaxes(masks.sees_any_key(mask), 1, 2), output, 0.0)
     if visible.queries is not None:
         output = ops.where(ops.swapaxes(masks.expand_query_mask(visible.queries), 1, 2), output, 0.0)
     return output
+
+
+def _with_dropout(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rate: float,
+    *,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    scale: float | None,
+    is_causal: bool,
+) -> Tensor:
+    """`keras.ops.dot_product_attention` with dropout, on PyTorch."""
+    groups = query.shape[2] // key.shape[2]
+    if groups > 1:
+        key, value = (x.repeat_interleave(groups, dim=2) for x in (key, value))
+    if mask is not None:  # in booleans, PyTorch gives NaN for a query that may not attend to any key
+        bias = torch.where(mask, 0.0, -2e4 if _dtype_of(query) == "float16" else MASKED)
+    output = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in (query, key, value)),
+        attn_mask=None if bias is None else bias.to(query.dtype),
+        dropout_p=rate,
+        is_causal=is_causal,
+        scale=scale,
+    )
+    return output.transpose(1, 2)
 
 
 def attend_on_cuda(
@@ -119,6 +145,11 @@ def prefers_fused(
     if backend == "torch":
         return not (long and kind == "pairs") and _torch_prefers(query, key, bias, training)
     return not (long and kind in ("keys", "pairs")) and bias is None and _jax_prefers(query, key, value)
+
+
+def can_drop(query: Tensor) -> bool:
+    """Whether the kernels can drop scores: those of PyTorch for GPUs."""
+    return keras.backend.backend() == "torch" and bool(query.device.type == "cuda")
 
 
 def _torch_prefers(query: Tensor, key: Tensor, bias: Tensor | None, training: bool | None) -> bool:

@@ -53,7 +53,8 @@ class MultiHeadAttention(Composite):
         sliding_window: a query attends only to keys less than this many positions away, on both sides. None: no limit.
         flash_attention: None uses one of Keras' fused kernels where it gives the same result and is not slower: on
             PyTorch, and on JAX in half precision on NVIDIA GPUs. True requires one, and excludes dropout and scores.
-            False uses none. Some kernels cannot be differentiated twice.
+            False uses none. Some kernels cannot be differentiated twice. In training with dropout only PyTorch has
+            kernels, for GPUs; they take the random numbers of PyTorch's global generator instead of `seed`.
         kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer, activity_regularizer,
             kernel_constraint, bias_constraint: as in Keras, for each projection. The attribute for
             `activity_regularizer` is `projection_activity_regularizer`.
