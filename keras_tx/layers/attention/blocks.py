@@ -67,7 +67,8 @@ class Blocks:
         self.num_keys = ops.shape(key)[1]
         self.heads, self.key_heads = query.shape[2], key.shape[2]
         self.groups = self.heads // self.key_heads
-        self.size, self.scale, self.dropout, self.seed = size, scale, dropout, seed
+        self.size, self.scale, self.dropout = size, scale, dropout
+        self.seed = None if seed is None else ops.convert_to_tensor(seed)
         self.visible = visible
         self.num_query_blocks, self.num_key_blocks = (-(-n // size) for n in (self.num_queries, self.num_keys))
         self.span = 1 if bias is not None else _span(visible, size)
