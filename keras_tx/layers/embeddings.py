@@ -42,7 +42,8 @@ class TokenEmbedding(Composite):
             PyTorch. With `reverse`, the logit of `padding_id` is then 0. Positions and segments are added to the zeros.
         embedding_dim: E, the size of the embeddings and of the norm, if it differs from D; a dense projection to D then
             follows the dropout. None: D, without a projection.
-        scale: whether the token embeddings are multiplied by sqrt(E), as in Vaswani et al. 2017.
+        scale: whether the token embeddings are multiplied by sqrt(E), as in Vaswani et al. 2017. Sinusoidal positions,
+            numbers up to 1, would hide unscaled embeddings, which Keras begins with numbers up to 0.05.
         position_encoding: None, "sinusoidal", "learned" (needs `max_length`), or a position layer of this package,
             such as `SinusoidalPositionalEncoding(layout="concatenated")`.
         max_length: the number of learned positions.

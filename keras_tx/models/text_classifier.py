@@ -8,13 +8,13 @@ from typing import Any
 import keras
 
 from keras_tx import checks
-from keras_tx.layers import Encoder, TokenEmbedding, activations
+from keras_tx.layers import Encoder, SinusoidalPositionalEncoding, TokenEmbedding, activations
 from keras_tx.layers.configs import in_float32
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.projection import Projection
 from keras_tx.models.base import clonable
 from keras_tx.models.pooling import TokenPooling
-from keras_tx.models.token_model import TokenModel, options
+from keras_tx.models.token_model import TokenModel, as_large_as_positions, options
 from keras_tx.types import DType, Tensor
 
 
@@ -37,7 +37,8 @@ class TextClassifier(TokenModel):
         dropout: rate in [0, 1) of dropout after the embedding, in the encoder and before the head.
         activation: the activation of the output: None for logits, "softmax" for probabilities.
         embedding_options: dict of further arguments of `TokenEmbedding`: `position_encoding` (by default "sinusoidal"),
-            `max_length`, `padding_id`, `num_segments`, `scale`, `normalization`, ...
+            `max_length`, `padding_id`, `num_segments`, `scale` (by default True with sinusoidal positions),
+            `normalization`, ...
         encoder_options: dict of further arguments of `Encoder`: `normalize_first`, `activation`, `gated`,
             `normalization`, `attention_options`, ... `skip_padding` is None by default: padding is skipped on
             TensorFlow with only CPUs and without XLA.
@@ -91,6 +92,9 @@ class TextClassifier(TokenModel):
         embedding_options = options(
             "embedding_options", embedding_options, TokenEmbedding, position_encoding="sinusoidal"
         )
+        positions = embedding_options["position_encoding"]
+        if positions == "sinusoidal" or isinstance(positions, SinusoidalPositionalEncoding):
+            embedding_options = as_large_as_positions(hidden_dim) | embedding_options
         encoder_options = options("encoder_options", encoder_options, Encoder, skip_padding=None)
 
         # Layers
@@ -132,6 +136,12 @@ class TextClassifier(TokenModel):
         self.embedding, self.encoder = embedding, encoder
         self.id_inputs = {"token_ids": embedding}
         self.configured = {"embedding_options": embedding, "encoder_options": encoder}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        # Files of earlier versions name no scale where it was the default, which then was False.
+        embedding_options = {"scale": False} | (config.get("embedding_options") or {})
+        return super().from_config({**config, "embedding_options": embedding_options}, custom_objects)
 
     def attention_scores(self, inputs: Any) -> Tensor:
         """Returns the attention scores of all layers at inference, (B, L, N, T, T) in float32.

@@ -132,6 +132,31 @@ def test_attention_scores_are_those_that_the_model_computes_with():
     assert_close(scores, expected, atol=0)
 
 
+@pytest.mark.parametrize("positions", ["sinusoidal", SinusoidalPositionalEncoding()], ids=["name", "layer"])
+def test_tokens_are_not_lost_among_positions_at_first(positions):
+    options = {} if positions == "sinusoidal" else {"embedding_options": {"position_encoding": positions}}
+    for size in (32, 128):
+        embedding = TextClassifier(V, C, hidden_dim=size, num_layers=1, num_heads=2, dropout=0.0, **options).embedding
+        ids = np.arange(1, V)[:, None]
+        tokens = to_numpy(embedding(ids))[:, 0]  # the position is the same for all
+        assert 0.7 < np.std(tokens - tokens.mean(0)) < 1.3
+        assert embedding.get_config()["scale"]
+    assert not TextClassifier(V, C, **OPTIONS, embedding_options={"position_encoding": None}).embedding.scale
+    assert not TextClassifier(V, C, **OPTIONS, embedding_options={"scale": False}).embedding.scale
+
+
+def test_a_class_that_a_word_tells_is_learned_in_a_few_steps():
+    """With embeddings much smaller than positions it took hundreds of steps, and with more layers never began."""
+    random = np.random.default_rng(7)
+    labels = random.integers(0, 2, 16 * 20)
+    ids = random.integers(3, V, (len(labels), 24))
+    ids[:, ::4] = 1 + labels[:, None]
+    model = TextClassifier(V, 2, num_layers=2, hidden_dim=64, num_heads=2, dropout=0.0)
+    model.compile(keras.optimizers.Adam(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    losses = model.fit(ids, labels, batch_size=16, epochs=2, verbose=0).history["loss"]
+    assert losses[-1] < 0.2
+
+
 @pytest.mark.slow
 def test_word_order_is_learned_where_words_alone_say_nothing():
     rng = np.random.default_rng(0)
