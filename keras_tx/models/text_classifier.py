@@ -94,7 +94,8 @@ class TextClassifier(TokenModel):
         )
         positions = embedding_options["position_encoding"]
         if positions == "sinusoidal" or isinstance(positions, SinusoidalPositionalEncoding):
-            embedding_options = as_large_as_positions(hidden_dim) | embedding_options
+            size = embedding_options.get("embedding_dim") or hidden_dim
+            embedding_options = as_large_as_positions(size) | embedding_options
         encoder_options = options("encoder_options", encoder_options, Encoder, skip_padding=None)
 
         # Layers

@@ -8,7 +8,7 @@ from keras import ops
 from keras_tx.layers import MultiHeadAttention
 from keras_tx.layers.attention import halves
 from keras_tx.layers.attention.dense import attend
-from tests.tools import assert_close, gradients, normal
+from tests.tools import assert_close, gradients, normal, to_numpy
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="about JAX")
 B, T, S, N, H, V = 2, 11, 13, 6, 5, 7
@@ -74,6 +74,15 @@ def test_it_is_taken_for_half_precision_without_scores_alone(monkeypatch):
     monkeypatch.setattr(halves, "computes_on_gpu", lambda: False)
     attend(*half, with_scores=False)
     assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("keys", [1, 0])
+def test_one_key_gets_all_and_none_gives_zeros(keys):
+    query, key, value = (ops.cast(x, "bfloat16") for x in heads())
+    output, _ = attend(query, key[:, :keys], value[:, :keys], with_scores=False)
+    expected = np.repeat(to_numpy(ops.cast(value[:, :1], "float32")), T, axis=1) * keys
+    assert_close(ops.cast(output, "float32"), expected, atol=0.01)
 
 
 @pytest.mark.usefixtures("on_gpu")

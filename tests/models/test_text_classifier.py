@@ -141,6 +141,8 @@ def test_tokens_are_not_lost_among_positions_at_first(positions):
         tokens = to_numpy(embedding(ids))[:, 0]  # the position is the same for all
         assert 0.7 < np.std(tokens - tokens.mean(0)) < 1.3
         assert embedding.get_config()["scale"]
+    narrow = TextClassifier(V, C, **OPTIONS, embedding_options={"embedding_dim": 50}).embedding
+    assert 0.7 < np.std(to_numpy(narrow.tokens.embeddings)) * 50**0.5 < 1.3
     assert not TextClassifier(V, C, **OPTIONS, embedding_options={"position_encoding": None}).embedding.scale
     assert not TextClassifier(V, C, **OPTIONS, embedding_options={"scale": False}).embedding.scale
 

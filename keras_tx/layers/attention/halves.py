@@ -50,7 +50,7 @@ def half_weights(logits: Tensor, dropout: Callable[[Tensor], Tensor] | None, dty
     factors = None if dropout is None else dropout(ops.ones_like(logits))
 
     def with_gradient(logits: Tensor, *factors: Tensor) -> tuple[Tensor, Gradient]:
-        scores = ops.softmax(logits, axis=-1)
+        scores = jax.nn.softmax(logits, axis=-1)  # Keras warns of a single key
         kept = ops.cast(scores * factors[0] if factors else scores, dtype)
         scores = ops.cast(scores, dtype) if factors else kept
 
