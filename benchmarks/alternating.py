@@ -38,10 +38,10 @@ def in_turns(runs: Runs, rounds: int) -> dict[str, list[float]]:
 
 
 def warm_up(sides: Mapping[str, Sequence[Callable[[], object]]], times: int = 2) -> None:
-    """Calls the functions of every side, so that what they compile is compiled.
+    """Calls the functions of every side `times` times, so that what they compile is compiled.
 
-    On JAX each side has a thread, because XLA takes long to compile for a GPU, and needs the processor for it. XLA sees
-    to it that no two threads measure on the GPU at the same time.
+    On JAX the sides are first called once more, each in a thread of its own, because XLA takes long to compile for a
+    GPU, and needs the processor for it.
     """
     import keras
 
@@ -52,9 +52,10 @@ def warm_up(sides: Mapping[str, Sequence[Callable[[], object]]], times: int = 2)
         for function in functions:
             function()
 
-    with concurrent.futures.ThreadPoolExecutor(len(sides) if keras.backend.backend() == "jax" else 1) as pool:
-        list(pool.map(call, sides.values()))
-    for _ in range(times - 1):
+    if keras.backend.backend() == "jax":
+        with concurrent.futures.ThreadPoolExecutor(len(sides)) as pool:
+            list(pool.map(call, sides.values()))
+    for _ in range(times):
         for functions in sides.values():
             call(functions)
 

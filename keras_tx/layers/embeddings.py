@@ -42,8 +42,7 @@ class TokenEmbedding(Composite):
             PyTorch. With `reverse`, the logit of `padding_id` is then 0. Positions and segments are added to the zeros.
         embedding_dim: E, the size of the embeddings and of the norm, if it differs from D; a dense projection to D then
             follows the dropout. None: D, without a projection.
-        scale: whether the token embeddings are multiplied by sqrt(E), as in Vaswani et al. 2017. Sinusoidal positions,
-            numbers up to 1, would hide unscaled embeddings, which Keras begins with numbers up to 0.05.
+        scale: whether the token embeddings are multiplied by sqrt(E), as in Vaswani et al. 2017.
         position_encoding: None, "sinusoidal", "learned" (needs `max_length`), or a position layer of this package,
             such as `SinusoidalPositionalEncoding(layout="concatenated")`.
         max_length: the number of learned positions.
@@ -54,7 +53,8 @@ class TokenEmbedding(Composite):
             a layer.
         dropout: rate in [0, 1) of dropout on the sum, after the norm.
         dropout_before_norm: whether dropout comes before the norm instead. True needs a `normalization`.
-        embeddings_initializer: initializer of the token, position and segment embeddings.
+        embeddings_initializer: initializer of the token, position and segment embeddings. Beside sinusoidal positions,
+            numbers up to 1, those of "uniform", up to 0.05, are lost; `RandomNormal(stddev=1.0)` is as large.
         mask_zero: the argument of `keras.layers.Embedding`: whether 0 is padding. True needs the `padding_id` 0; False
             means `padding_id=None`, unless that is another id than 0. None: as `padding_id` says. The attribute is
             whether `padding_id` is 0.

@@ -41,9 +41,9 @@ def project(
 
     `bias` (*made) and `activation` directly follow the product, so that TensorFlow fuses the three operations.
     """
-    made, size = tuple(kernel.shape[num_axes:]), math.prod(kernel.shape[:num_axes])
     if keras.backend.backend() == "torch":
         return _on_torch(inputs, kernel, num_axes, bias, activation)
+    made, size = tuple(kernel.shape[num_axes:]), math.prod(kernel.shape[:num_axes])
     rows = ops.reshape(inputs, (-1, size))
     kernel = kernel if (num_axes, len(made)) == (1, 1) else ops.reshape(kernel, (size, math.prod(made)))
     products = _times(rows, kernel)

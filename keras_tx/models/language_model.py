@@ -10,7 +10,7 @@ from keras_tx.layers import TokenEmbedding
 from keras_tx.layers.projection import VocabularyProjection
 from keras_tx.models.base import HasLayers
 from keras_tx.models.chunked import VocabularyModel
-from keras_tx.models.token_model import as_large_as_positions, options
+from keras_tx.models.token_model import options
 from keras_tx.types import DType, Shape, Tensor
 
 
@@ -21,8 +21,9 @@ def language_embedding(embedding_options: Any, hidden_dim: int, dropout: float) 
         embedding_options,
         TokenEmbedding,
         position_encoding="sinusoidal",
+        scale=True,
         dropout=dropout,
-        **as_large_as_positions(hidden_dim),
+        embeddings_initializer=keras.initializers.RandomNormal(stddev=hidden_dim**-0.5),
     )
 
 

@@ -14,8 +14,17 @@ from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.projection import Projection
 from keras_tx.models.base import clonable
 from keras_tx.models.pooling import TokenPooling
-from keras_tx.models.token_model import TokenModel, as_large_as_positions, options
+from keras_tx.models.token_model import TokenModel, options
 from keras_tx.types import DType, Tensor
+
+_SIZES = {"scale", "embeddings_initializer"}  # the options that say how large token embeddings are at first
+
+
+def _is_sinusoidal(position_encoding: Any) -> bool:
+    """Whether this name, layer or config of a layer is that of sinusoidal positions."""
+    if isinstance(position_encoding, dict):
+        return bool(position_encoding.get("class_name") == SinusoidalPositionalEncoding.__name__)
+    return position_encoding == "sinusoidal" or isinstance(position_encoding, SinusoidalPositionalEncoding)
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -37,8 +46,8 @@ class TextClassifier(TokenModel):
         dropout: rate in [0, 1) of dropout after the embedding, in the encoder and before the head.
         activation: the activation of the output: None for logits, "softmax" for probabilities.
         embedding_options: dict of further arguments of `TokenEmbedding`: `position_encoding` (by default "sinusoidal"),
-            `max_length`, `padding_id`, `num_segments`, `scale` (by default True with sinusoidal positions),
-            `normalization`, ...
+            `max_length`, `padding_id`, `num_segments`, `scale`, `embeddings_initializer` (with sinusoidal positions and
+            without `scale`, by default normal with a standard deviation of 1), `normalization`, ...
         encoder_options: dict of further arguments of `Encoder`: `normalize_first`, `activation`, `gated`,
             `normalization`, `attention_options`, ... `skip_padding` is None by default: padding is skipped on
             TensorFlow with only CPUs and without XLA.
@@ -92,10 +101,9 @@ class TextClassifier(TokenModel):
         embedding_options = options(
             "embedding_options", embedding_options, TokenEmbedding, position_encoding="sinusoidal"
         )
-        positions = embedding_options["position_encoding"]
-        if positions == "sinusoidal" or isinstance(positions, SinusoidalPositionalEncoding):
-            size = embedding_options.get("embedding_dim") or hidden_dim
-            embedding_options = as_large_as_positions(size) | embedding_options
+        if _is_sinusoidal(embedding_options["position_encoding"]) and not _SIZES & {*embedding_options}:
+            # Keras' initial values, at most 0.05, would be lost among such positions: the model would see no tokens.
+            embedding_options["embeddings_initializer"] = keras.initializers.RandomNormal(stddev=1.0)
         encoder_options = options("encoder_options", encoder_options, Encoder, skip_padding=None)
 
         # Layers
@@ -137,12 +145,6 @@ class TextClassifier(TokenModel):
         self.embedding, self.encoder = embedding, encoder
         self.id_inputs = {"token_ids": embedding}
         self.configured = {"embedding_options": embedding, "encoder_options": encoder}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        # Files of earlier versions name no scale where it was the default, which then was False.
-        embedding_options = {"scale": False} | (config.get("embedding_options") or {})
-        return super().from_config({**config, "embedding_options": embedding_options}, custom_objects)
 
     def attention_scores(self, inputs: Any) -> Tensor:
         """Returns the attention scores of all layers at inference, (B, L, N, T, T) in float32.

@@ -41,15 +41,6 @@ def options(name: str, value: Any, layer: type, **defaults: Any) -> dict[str, An
     return {**defaults, **checks.options_of(name, value, layer, given=_GIVEN_BY_THE_MODEL[layer])}
 
 
-def as_large_as_positions(hidden_dim: int) -> dict[str, Any]:
-    """Options of `TokenEmbedding` with which tokens begin with numbers around one, as sinusoidal positions have.
-
-    Keras' initial values, at most 0.05, would be lost among the positions: a model would see no tokens for long.
-    Vaswani et al. 2017, section 3.4.
-    """
-    return {"scale": True, "embeddings_initializer": keras.initializers.RandomNormal(stddev=hidden_dim**-0.5)}
-
-
 class TokenModel(CheckedModel):
     """A functional model over ids. It raises errors for ids outside the vocabulary, which Keras would cast or clip.
 

@@ -121,6 +121,28 @@ def test_dropout_in_a_kernel_keeps_the_mean_and_has_the_gradient_of_what_it_kept
 
 
 @on_torch
+def test_all_gradients_with_dropout_are_those_of_the_same_scores_dropped_in_dense_attention():
+    query, key, value = normal(B, T, N, H), normal(B, T, N, H, seed=1), normal(B, T, N, T, seed=2)
+    visibles, _ = random_masks()
+    for visible in visibles:
+
+        def fused_attention(*x, visible=visible):
+            keras.utils.set_random_seed(3)
+            return attend_fused(*x, visible, dropout=0.4)
+
+        each_key = np.ones((B, 1, N, 1), "float32") * np.eye(T, dtype="float32")[:, None]  # the output: the scores
+        kept = np.swapaxes(to_numpy(fused_attention(query, key, each_key)), 1, 2) != 0
+        factors = ops.convert_to_tensor(kept / np.float32(0.6))
+
+        def dense(*x, visible=visible, factors=factors):
+            return attend(*x, mask=visible.whole(T, T), dropout=lambda scores: scores * factors)[0]
+
+        tensors = query, key, value
+        for one, expected in zip(gradients(fused_attention, tensors), gradients(dense, tensors), strict=True):
+            assert_close(one, expected, atol=2e-5)
+
+
+@on_torch
 def test_the_layer_drops_in_a_kernel_where_kernels_can(monkeypatch):
     rates = []
     real = fused._with_dropout

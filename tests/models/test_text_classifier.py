@@ -132,19 +132,29 @@ def test_attention_scores_are_those_that_the_model_computes_with():
     assert_close(scores, expected, atol=0)
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", SinusoidalPositionalEncoding()], ids=["name", "layer"])
+POSITIONS = {"name": "sinusoidal", "layer": SinusoidalPositionalEncoding()}
+POSITIONS["config"] = keras.saving.serialize_keras_object(POSITIONS["layer"])
+
+
+@pytest.mark.parametrize("positions", POSITIONS.values(), ids=POSITIONS)
 def test_tokens_are_not_lost_among_positions_at_first(positions):
-    options = {} if positions == "sinusoidal" else {"embedding_options": {"position_encoding": positions}}
     for size in (32, 128):
-        embedding = TextClassifier(V, C, hidden_dim=size, num_layers=1, num_heads=2, dropout=0.0, **options).embedding
-        ids = np.arange(1, V)[:, None]
-        tokens = to_numpy(embedding(ids))[:, 0]  # the position is the same for all
-        assert 0.7 < np.std(tokens - tokens.mean(0)) < 1.3
-        assert embedding.get_config()["scale"]
-    narrow = TextClassifier(V, C, **OPTIONS, embedding_options={"embedding_dim": 50}).embedding
-    assert 0.7 < np.std(to_numpy(narrow.tokens.embeddings)) * 50**0.5 < 1.3
-    assert not TextClassifier(V, C, **OPTIONS, embedding_options={"position_encoding": None}).embedding.scale
-    assert not TextClassifier(V, C, **OPTIONS, embedding_options={"scale": False}).embedding.scale
+        options = {"embedding_options": {"position_encoding": positions}}
+        model = TextClassifier(V, C, hidden_dim=size, num_layers=1, num_heads=2, dropout=0.0, **options)
+        tokens = to_numpy(model.embedding(np.arange(1, V)[:, None]))[:, 0]  # the position is the same for all
+        assert 0.8 < np.std(tokens - tokens.mean(0)) < 1.2
+        initializer = TextClassifier.from_config(model.get_config()).embedding.get_config()["embeddings_initializer"]
+        assert initializer["config"]["stddev"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"position_encoding": None}, {"scale": False}, {"scale": True}, {"embeddings_initializer": "uniform"}],
+    ids=str,
+)
+def test_embeddings_begin_as_in_keras_with_other_positions_or_if_their_size_is_given(given):
+    table = TextClassifier(V, C, **OPTIONS, embedding_options=given).embedding.tokens.embeddings
+    assert np.abs(to_numpy(table)).max() <= 0.05
 
 
 def test_a_class_that_a_word_tells_is_learned_in_a_few_steps():

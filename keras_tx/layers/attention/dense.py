@@ -66,8 +66,7 @@ def attend(
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
     in_half = not (hard or with_scores) and multiplies_halves(query, key, value)
     if in_half:
-        logits, output_of = _logits(query, key, value, half_product)
-        logits = logits * scale
+        logits, output_of = _logits(query, key, value, lambda query, key: half_product(query, key, scale))
     else:
         logits, output_of = _logits(ops.cast(query, dtype) * scale, ops.cast(key, dtype), value)
     if bias is not None:

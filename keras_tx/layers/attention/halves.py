@@ -30,16 +30,19 @@ def computes_on_gpu() -> bool:
     return jax.devices()[0].platform in ("gpu", "cuda", "rocm")
 
 
-def half_product(query: Tensor, key: Tensor) -> Tensor:
-    """(X, Q, H), (X, S, H) -> (X, Q, S) in float32."""
+def half_product(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """(X, Q, H), (X, S, H) -> (X, Q, S) in float32, multiplied by `scale`.
+
+    The scale follows the products, as the gradient of the logits is so small in float16 that less of it may be zero.
+    """
 
     def with_gradient(query: Tensor, key: Tensor) -> tuple[Tensor, Gradient]:
         def gradient(upstream: Tensor) -> tuple[Tensor, Tensor]:
             upstream = ops.cast(upstream, query.dtype)
-            of_query = _einsum("XQS,XSH->XQH", upstream, key)
-            return ops.cast(of_query, query.dtype), ops.cast(_einsum("XQS,XQH->XSH", upstream, query), key.dtype)
+            of_query, of_key = _einsum("XQS,XSH->XQH", upstream, key), _einsum("XQS,XQH->XSH", upstream, query)
+            return ops.cast(of_query * scale, query.dtype), ops.cast(of_key * scale, key.dtype)
 
-        return _einsum("XQH,XSH->XQS", query, key), gradient
+        return _einsum("XQH,XSH->XQS", query, key) * scale, gradient
 
     return ops.custom_gradient(with_gradient)(query, key)
 
