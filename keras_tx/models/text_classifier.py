@@ -23,7 +23,7 @@ _SIZES = {"scale", "embeddings_initializer"}  # the options that say how large t
 def _is_sinusoidal(position_encoding: Any) -> bool:
     """Whether this name, layer or config of a layer is that of sinusoidal positions."""
     if isinstance(position_encoding, dict):
-        return bool(position_encoding.get("class_name") == SinusoidalPositionalEncoding.__name__)
+        position_encoding = keras.saving.deserialize_keras_object(position_encoding)
     return position_encoding == "sinusoidal" or isinstance(position_encoding, SinusoidalPositionalEncoding)
 
 

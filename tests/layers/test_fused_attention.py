@@ -131,8 +131,8 @@ def test_all_gradients_with_dropout_are_those_of_the_same_scores_dropped_in_dens
             return attend_fused(*x, visible, dropout=0.4)
 
         each_key = np.ones((B, 1, N, 1), "float32") * np.eye(T, dtype="float32")[:, None]  # the output: the scores
-        scores = fused_attention(*map(ops.convert_to_tensor, (query, key, each_key)))
-        kept = np.swapaxes(to_numpy(scores), 1, 2) != 0
+        output = fused_attention(*map(ops.convert_to_tensor, (query, key, each_key)))
+        kept = np.swapaxes(to_numpy(output), 1, 2) != 0
         factors = ops.convert_to_tensor(kept / np.float32(0.6))
 
         def dense(*x, visible=visible, factors=factors):
