@@ -78,7 +78,8 @@ def test_dropout_drops_the_same_when_it_is_computed_again(monkeypatch, of, kind)
     got = of(kind, **rates)
     monkeypatch.setattr(keras, "remat", lambda function: function)  # the same seeds, and nothing computed again
     for one, expected in zip(got, of(kind, **rates), strict=True):
-        assert_close(one, expected, atol=1e-5)  # other numbers dropped would change some by 1e-2
+        # JAX 0.11 fuses the computation that is done again in another way than the first.
+        assert_close(one, expected, atol=1e-5 if keras.backend.backend() == "jax" else 2e-6)
     if of is slopes:
         assert np.abs(got[0] - slopes(kind)[0]).max() > 1e-2
 

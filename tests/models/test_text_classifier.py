@@ -158,7 +158,7 @@ def test_embeddings_begin_as_in_keras_with_other_positions_or_if_their_size_is_g
 
 
 def test_a_class_that_a_word_tells_is_learned_in_a_few_steps():
-    """With embeddings much smaller than positions it took hundreds of steps, and with more layers never began."""
+    """With embeddings much smaller than positions these steps are far too few."""
     random = np.random.default_rng(7)
     labels = random.integers(0, 2, 16 * 20)
     ids = random.integers(3, V, (len(labels), 24))
