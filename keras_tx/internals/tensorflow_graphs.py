@@ -17,6 +17,7 @@ _control_flow = Lazy("tensorflow.python.ops.control_flow_util")
 _framework = Lazy("tensorflow.python.framework.ops")
 _fingerprinting = Lazy("tensorflow.python.saved_model.fingerprinting_utils")
 _func_graph = Lazy("tensorflow.python.framework.func_graph")
+_variables = Lazy("tensorflow.python.ops.resource_variable_ops")
 _sentencepiece_ops = Lazy("tensorflow_text.python.ops.sentencepiece_tokenizer", extra="text")
 
 
@@ -119,6 +120,15 @@ def _sharing(create: Callable[..., Any]) -> Callable[..., Any]:
 
     shared.keras_tx = True  # type: ignore[attr-defined]
     return shared
+
+
+def untraced_variable(value: Any) -> Any:
+    """A `tf.Variable` that is not trained, made while a `tf.function` is traced without being a part of its trace.
+
+    After a trace that makes a `tf.Variable`, also within `tf.init_scope`, TensorFlow traces the function once more.
+    """
+    with tf.init_scope():
+        return _variables.ResourceVariable(value, trainable=False)
 
 
 _NUMBER = "_keras_tx_number"  # an attribute of constants; TensorFlow lets any node have one that begins with "_"

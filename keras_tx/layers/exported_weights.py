@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tx.internals.tensorflow_graphs import numbered_constant, quantized_constant
+from keras_tx.internals.tensorflow_graphs import numbered_constant, quantized_constant, untraced_variable
 from keras_tx.layers import activations
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
@@ -83,8 +83,7 @@ class ExportedWeights:
             TooLarge: together with all others, it is over the limit.
         """
         if not self.are_constants:
-            with tf.init_scope():
-                return tf.Variable(value, trainable=False)
+            return untraced_variable(value)
         self.size += value.nbytes
         if self.size > self.limit:
             raise TooLarge

@@ -185,6 +185,32 @@ def test_numbered_constant_and_constant_number():
         assert None in numbers  # the other nodes
 
 
+@still("makes variables that a trace does not see")
+def test_untraced_variable(tmp_path):
+    import tensorflow as tf
+
+    class Product(tf.Module):
+        def __init__(self, make):
+            self.make, self.factor, self.traces = make, None, 0
+
+        @tf.function(input_signature=[tf.TensorSpec([2])])
+        def __call__(self, x):
+            self.traces += 1
+            if self.factor is None:
+                with tf.init_scope():
+                    self.factor = self.make(np.array([3.0, 5.0], "float32"))
+            return x * self.factor
+
+    for make, traces in ((tensorflow_graphs.untraced_variable, 1), (tf.Variable, 2)):
+        product = Product(make)
+        np.testing.assert_array_equal(product(tf.constant([7.0, 11.0])), [21.0, 55.0])
+        assert product.traces == traces and product.variables == (product.factor,)
+        assert isinstance(product.factor, tf.Variable) and product.factor.trainable == (make is tf.Variable)
+        tf.saved_model.save(product, str(tmp_path / str(traces)))
+        loaded = tf.saved_model.load(str(tmp_path / str(traces)))
+        np.testing.assert_array_equal(loaded(tf.constant([1.0, 2.0])), [3.0, 10.0])
+
+
 def test_write_fingerprint(tmp_path):
     import tensorflow as tf
 
