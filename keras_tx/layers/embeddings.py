@@ -16,7 +16,7 @@ from keras_tx import checks
 from keras_tx.layers.configs import Composite, serialized, set_untracked
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.ids import check_ids, check_integers, from_floats, keep_outside, look_up
-from keras_tx.layers.initializers import ZeroRow, clone_initializer
+from keras_tx.layers.initializers import Multiplied, ZeroRow, clone_initializer
 from keras_tx.layers.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 from keras_tx.layers.projection import Projection, TiedEmbedding
 from keras_tx.layers.residual import EPSILON, check_normalization, make_norm, serialize_normalization
@@ -53,8 +53,10 @@ class TokenEmbedding(Composite):
             a layer.
         dropout: rate in [0, 1) of dropout on the sum, after the norm.
         dropout_before_norm: whether dropout comes before the norm instead. True needs a `normalization`.
-        embeddings_initializer: initializer of the token, position and segment embeddings. Beside sinusoidal positions,
-            numbers up to 1, those of "uniform", up to 0.05, are lost; `RandomNormal(stddev=1.0)` is as large.
+        embeddings_initializer: initializer of the token, position and segment embeddings. With `scale`, those of
+            positions and segments begin sqrt(E) times as large, as token embeddings are after the multiplication.
+            Beside sinusoidal positions, numbers up to 1, those of "uniform", up to 0.05, are lost;
+            `RandomNormal(stddev=1.0)` is as large.
         mask_zero: the argument of `keras.layers.Embedding`: whether 0 is padding. True needs the `padding_id` 0; False
             means `padding_id=None`, unless that is another id than 0. None: as `padding_id` says. The attribute is
             whether `padding_id` is 0.
@@ -156,7 +158,7 @@ class TokenEmbedding(Composite):
                 raise ValueError("`max_length` must be given with learned positions. Received: max_length=None")
             return LearnedPositionalEncoding(
                 self.max_length,
-                embeddings_initializer=clone_initializer(self.embeddings_initializer),
+                embeddings_initializer=self._added_initializer(),
                 dtype=self.dtype_policy,
                 name="positions",
             )
@@ -178,7 +180,7 @@ class TokenEmbedding(Composite):
         if self.num_segments:
             self.segments = self.add_weight(
                 shape=(self.num_segments, self._width),
-                initializer=clone_initializer(self.embeddings_initializer),
+                initializer=self._added_initializer(),
                 name="segments",
                 autocast=False,  # rows are converted, so that gradients are summed in the dtype of the table
             )
@@ -189,6 +191,14 @@ class TokenEmbedding(Composite):
         if self.embedding_dim is not None:
             self.projection = Projection(self.hidden_dim, dtype=self.dtype_policy, name="projection")
             self.projection.build(shape)
+
+    def _added_initializer(self) -> Any:
+        """That of learned positions and segments, which are added to the token embeddings and begin as large as these.
+
+        If they began smaller, a model would hardly see them at first, and not learn what depends on them.
+        """
+        initializer = clone_initializer(self.embeddings_initializer)
+        return Multiplied(initializer, math.sqrt(self._width)) if self.scale else initializer
 
     def _table_initializer(self) -> Any:
         initializer = clone_initializer(self.embeddings_initializer)

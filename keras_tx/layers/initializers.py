@@ -1,4 +1,4 @@
-"""Initializers: copies for several weights, and a table with a row of zeros."""
+"""Initializers: copies for several weights, multiples, and a table with a row of zeros."""
 
 from typing import Any
 
@@ -10,6 +10,20 @@ from keras_tx.types import DType, Shape, Tensor
 def clone_initializer(initializer: Any) -> Any:
     """A copy with a new seed, unless a seed was given: one object would give all weights the same values."""
     return initializer.clone() if hasattr(initializer, "clone") else initializer
+
+
+class Multiplied(initializers.Initializer):
+    """The values of another initializer, times a factor."""
+
+    def __init__(self, initializer: Any, factor: float) -> None:
+        self.initializer, self.factor = initializer, factor
+
+    def __call__(self, shape: Shape, dtype: DType = None) -> Tensor:
+        values = self.initializer(shape, dtype=dtype)
+        return values * ops.cast(self.factor, values.dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"initializer": initializers.serialize(self.initializer), "factor": self.factor}
 
 
 class ZeroRow(initializers.Initializer):

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_tx import generation
+from keras_tx import checks, generation
 from keras_tx.layers import TokenEmbedding
 from keras_tx.layers.projection import VocabularyProjection
 from keras_tx.models.base import HasLayers
@@ -15,16 +15,17 @@ from keras_tx.types import DType, Shape, Tensor
 
 
 def language_embedding(embedding_options: Any, hidden_dim: int, dropout: float) -> dict[str, Any]:
-    """The embedding's options, with defaults as in Vaswani et al. 2017: scaled, so that tied logits start small."""
-    return options(
+    """The embedding's options, with defaults as in Vaswani et al. 2017: vectors of length 1, which are scaled."""
+    made = options(
         "embedding_options",
         embedding_options,
         TokenEmbedding,
         position_encoding="sinusoidal",
         scale=True,
         dropout=dropout,
-        embeddings_initializer=keras.initializers.RandomNormal(stddev=hidden_dim**-0.5),
     )
+    width = checks.positive_int("embedding_dim", made.get("embedding_dim"), none=True) or hidden_dim
+    return {"embeddings_initializer": keras.initializers.RandomNormal(stddev=width**-0.5), **made}
 
 
 class Head(HasLayers):
@@ -36,12 +37,20 @@ class Head(HasLayers):
         use_output_bias: whether a bias (V,) is added to the logits.
         dtype: dtype policy.
 
+    Raises:
+        ValueError: the embeddings are tied, and the embedding has an `embedding_dim`.
+
     Attributes:
         dense: the layer with a kernel of its own, and with the bias; None if the embeddings are tied.
         bias: the layer that adds the bias to tied logits, or None.
     """
 
     def __init__(self, embedding: TokenEmbedding, tie_embeddings: bool, use_output_bias: bool, dtype: DType) -> None:
+        if tie_embeddings and embedding.embedding_dim is not None:
+            raise ValueError(
+                "`tie_embeddings` must be False if the embedding has an `embedding_dim`, as hidden states have another "
+                f"width. Received: tie_embeddings={tie_embeddings}, embedding_dim={embedding.embedding_dim}"
+            )
         self.embedding = embedding
         self.dense: VocabularyProjection | None = None
         self.bias: LogitBias | None = None

@@ -87,7 +87,9 @@ class MaskedLM(VocabularyModel):
         # Layers
         embedding = TokenEmbedding(vocabulary_size, hidden_dim, **embedding_options, dtype=dtype, name="embedding")
         encoder = Encoder(num_layers, intermediate_dim, num_heads, **encoder_options, dtype=dtype, name="encoder")
-        head_dense = Projection(hidden_dim, activation=activations.get(activation), dtype=dtype, name="head_dense")
+        # The width of the table, of which the logits are products.
+        width = embedding.embedding_dim or hidden_dim
+        head_dense = Projection(width, activation=activations.get(activation), dtype=dtype, name="head_dense")
         head_norm = make_norm("layer_norm", encoder.layer_norm_epsilon, dtype=dtype, name="head_norm")
         head_bias = LogitBias(dtype=dtype, name="head_bias")
 

@@ -50,6 +50,20 @@ def test_positions_may_be_given():
     assert_close(layer(IDS, positions=positions), expected)
 
 
+@pytest.mark.parametrize("embedding_dim", [None, 23])
+@pytest.mark.parametrize("scale", [True, False])
+def test_positions_and_segments_begin_as_large_as_what_they_are_added_to(scale, embedding_dim):
+    options = {"position_encoding": "learned", "max_length": 307, "num_segments": 211, "embedding_dim": embedding_dim}
+    layer = TokenEmbedding(401, 31, scale=scale, embeddings_initializer="normal", **options)
+    layer.build((None, None))
+    tables = layer.tokens.embeddings, layer.positions.embeddings, layer.segments
+    sizes = [np.sqrt(np.mean(np.square(to_numpy(table)))) for table in tables]
+    factor = (embedding_dim or 31) ** 0.5 if scale else 1
+    np.testing.assert_allclose(sizes[1:], factor * sizes[0], rtol=0.06)
+    position, segment = (to_numpy(table)[:200].ravel() for table in tables[1:])
+    assert abs(np.corrcoef(position, segment)[0, 1]) < 0.1  # they are not the same numbers
+
+
 def test_segments_that_are_not_given_are_zero():
     layer = embedding(num_segments=2)
     assert_close(layer(IDS), layer(IDS, segment_ids=np.zeros_like(IDS)), atol=0)

@@ -1,5 +1,6 @@
 """`CausalLM`: what it has in it, what a token sees, and packed rows."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -44,6 +45,28 @@ def test_it_has_a_table_and_the_layers_and_no_other_table_unless_untied():
     assert made(tie_embeddings=False).count_params() == 2 * V * D + L * layer + 2 * D
     assert made(decoder_options={"normalize_first": False}).count_params() == V * D + L * layer
     assert CausalLM(V, hidden_dim=D, num_heads=N).intermediate_dim == 4 * D
+
+
+@pytest.mark.parametrize("options", [{}, {"embedding_options": {"embedding_dim": 7}, "tie_embeddings": False}], ids=str)
+def test_token_embeddings_begin_as_vectors_of_length_1(options):
+    model = CausalLM(997, num_layers=1, hidden_dim=D, num_heads=N, **options)
+    table = to_numpy(model.embedding.table())
+    lengths = np.linalg.norm(table, axis=1)
+    np.testing.assert_allclose(np.sqrt(np.mean(lengths**2)), 1.0, rtol=0.05)
+
+
+@pytest.mark.slow
+def test_what_learned_positions_tell_is_learned_in_a_few_steps():
+    """Each token is that of three places before. With positions much smaller than tokens the loss stays above 1."""
+    ids = np.random.default_rng(1).integers(1, 13, (32 * 100, 10))
+    for i in range(3, 10):
+        ids[:, i] = ids[:, i - 3]
+    positions = {"position_encoding": "learned", "max_length": 11}
+    model = CausalLM(13, num_layers=1, hidden_dim=64, num_heads=2, dropout=0.0, embedding_options=positions)
+    model.compile(keras.optimizers.Adam(2e-3), PaddedCrossentropy())
+    model.fit(ids[:, :-1], ids[:, 1:], batch_size=32, verbose=0)
+    labels = np.where(np.arange(9) < 2, 0, ids[:, 1:])  # those before cannot be known
+    assert model.evaluate(ids[:320, :-1], labels[:320], verbose=0) < 0.3
 
 
 def test_no_token_sees_a_later_one():

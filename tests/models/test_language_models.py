@@ -195,3 +195,23 @@ def test_the_inputs_may_be_a_list_or_a_dict_with_more_keys(kind):
 def test_a_constructor_refuses_what_cannot_work(cls, options, message):
     with pytest.raises(ValueError, match=message):
         cls(V, **{**SIZES, **options})
+
+
+@pytest.mark.parametrize("cls", [CausalLM, Seq2Seq])
+def test_small_token_embeddings_cannot_be_tied(cls):
+    small = {"embedding_options": {"embedding_dim": 5}}
+    expected = "`tie_embeddings` must be False if the embedding has an `embedding_dim`.*True, embedding_dim=5"
+    with pytest.raises(ValueError, match=expected):
+        cls(V, **SIZES, **small)
+    assert cls(V, **SIZES, **small, tie_embeddings=False).embedding.table().shape == (V, 5)
+
+
+def test_small_token_embeddings_of_a_masked_language_model_are_tied():
+    model = MaskedLM(V, **SIZES, embedding_options={"embedding_dim": 5})
+    ids = np.array([[3, 7, 9, 0], [4, 1, 22, 30]], "int32")
+    logits = model(ids)
+    assert tuple(logits.shape) == (2, 4, V)
+    hidden = model.encoder(model.embedding(ids))
+    for name in ("head_dense", "head_norm"):
+        hidden = model.get_layer(name)(hidden)
+    assert_close(logits, to_numpy(hidden) @ to_numpy(model.embedding.table()).T, atol=1e-5)

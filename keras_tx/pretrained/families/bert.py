@@ -74,7 +74,9 @@ class PostNormEncoder(Family):
             self.hidden_dim,
             padding_id=None,
             embedding_dim=self._embedding_dim(),
-            position_encoding=LearnedPositionalEncoding(self.num_positions, dtype=dtype, name="positions"),
+            position_encoding=LearnedPositionalEncoding(
+                self.num_positions, embeddings_initializer=initializer.clone(), dtype=dtype, name="positions"
+            ),
             num_segments=self._num_segments(),
             normalization="layer_norm",
             layer_norm_epsilon=self.epsilon,
