@@ -15,6 +15,7 @@ import keras
 from keras import ops
 
 from keras_tx.layers import xla
+from keras_tx.layers.ids import values_of
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -59,15 +60,25 @@ def write(cache: KeyValue, key: Tensor, value: Tensor, start: Any) -> KeyValue:
 
     Raises:
         ValueError: if `start` is known and the cache has no such slots.
-        tf.errors.InvalidArgumentError: likewise for a `start` of 0, when a graph runs without XLA, if only then the
-            numbers of tokens and slots are known.
+        tf.errors.InvalidArgumentError: likewise when a graph of TensorFlow runs without XLA, if only then they are
+            known. Not in `generate`, whose cache has slots for all tokens.
     """
     slots, length = cache.key.shape[2], key.shape[2]
-    if isinstance(start, Integral) and None not in (slots, length) and not 0 <= int(start) <= slots - length:
+    # From a GPU, PyTorch would wait for it in each layer of each step.
+    is_near = getattr(getattr(start, "device", None), "type", "cpu") == "cpu"
+    is_tensor = not isinstance(start, Integral) and is_near and not xla.is_generating()
+    number = values_of(start) if is_tensor else start if isinstance(start, Integral) else None
+    if number is not None and None not in (slots, length) and not 0 <= int(number) <= slots - length:
         raise ValueError(
-            "`cache` must have slots for the tokens: start + T <= slots. Received: "
-            f"start={start}, T={length}, slots={slots}"
+            "`cache` must have slots for the tokens: 0 <= start and start + T <= slots. Received: "
+            f"start={number}, T={length}, slots={slots}"
         )
+    if is_tensor and number is None and keras.backend.backend() == "tensorflow" and not xla.is_traced():
+        slots, length = tf.shape(cache.key)[2], tf.shape(key)[2]
+        rule = "`cache` must have slots for the tokens: 0 <= start and start + T <= slots. Received: start, T and slots"
+        fits = (start >= 0) & (start <= tf.cast(slots - length, start.dtype))
+        with tf.control_dependencies([tf.debugging.Assert(fits, [rule, start, length, slots])]):
+            start = tf.identity(start)
     return KeyValue(_write(cache.key, key, start), _write(cache.value, value, start))
 
 

@@ -17,6 +17,7 @@ from keras_tx.layers.configs import Composite, serialized, set_untracked
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.ids import check_ids, check_integers, from_floats, keep_outside, look_up
 from keras_tx.layers.initializers import Multiplied, ZeroRow, clone_initializer
+from keras_tx.layers.masks import checked
 from keras_tx.layers.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 from keras_tx.layers.projection import Projection, TiedEmbedding
 from keras_tx.layers.residual import EPSILON, check_normalization, make_norm, serialize_normalization
@@ -211,6 +212,8 @@ class TokenEmbedding(Composite):
         return self.hidden_dim if self.embedding_dim is None else self.embedding_dim
 
     def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("mask") is not None:
+            kwargs["mask"] = checked("mask", kwargs["mask"])
         if not (kwargs.get("reverse") or any(args[3:4])):  # `inputs` are ids; Keras would round floats
             inputs = from_floats("inputs", inputs, self.vocabulary_size)
         return super().__call__(inputs, *args, **kwargs)

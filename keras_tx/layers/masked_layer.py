@@ -15,6 +15,7 @@ from keras_tx.internals.keras_models import (
     let_models_pass_masks_on,
     set_keras_mask,
 )
+from keras_tx.layers import masks
 from keras_tx.layers.configs import Composite
 from keras_tx.layers.mask_search import find_mask
 from keras_tx.layers.shapes import check_shape
@@ -38,6 +39,8 @@ class MaskedLayer(Composite):
         let_models_pass_masks_on()
 
     def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if inputs is None:
+            raise ValueError("`inputs` must be a tensor (B, T, D). Received: inputs=None")
         names = list(inspect.signature(self.call).parameters)[1 : 1 + len(args)] if args else []
         arguments = {"inputs": inputs, **dict(zip(names, args, strict=True)), **kwargs}
         if arguments.get("cache") is None:  # with a cache, `mask` is for all slots, not for the inputs
@@ -83,6 +86,7 @@ def convert_inputs(layer: Any, arguments: dict[str, Any]) -> dict[str, Any]:
             set_keras_mask(x, mask)
         return x
 
+    arguments = {name: masks.checked(name, x) if name.endswith("mask") else x for name, x in arguments.items()}
     return {
         name: _to_tensor(value) if name == "attention_bias" else keras.tree.map_structure(convert, value)
         for name, value in arguments.items()

@@ -13,9 +13,14 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tx.layers import xla
 from keras_tx.layers.extremes import largest, smallest
+from keras_tx.layers.ids import values_of
 from keras_tx.layers.shapes import size_of
+from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
+
+tf = Lazy("tensorflow")
 
 LARGEST_WINDOW = 2**31 - 1  # positions are int32
 MASKED = -1e30  # replaces masked logits. It is finite, so that a query without keys gives 0 instead of NaN
@@ -33,6 +38,30 @@ def join(*masks: Tensor | None) -> Any:
     return joined
 
 
+def checked(name: str, mask: Any) -> Any:
+    """Returns the call argument `name`, a mask of booleans, or of 1 and 0; of floats it makes booleans.
+
+    A mask of 0 and -1e9, made to be added to the logits, would be inverted as booleans.
+
+    Raises:
+        ValueError: for floats other than 1 and 0.
+        tf.errors.InvalidArgumentError: likewise, when a graph of TensorFlow runs without XLA.
+    """
+    if isinstance(mask, keras.KerasTensor) or "float" not in str(getattr(mask, "dtype", None)):
+        return mask
+    rule = f"`{name}` must be boolean, or 1 and 0; numbers to add to the logits go into `attention_bias`. Received:"
+    values = values_of(mask)
+    if values is not None:
+        wrong = values[(values != 0) & (values != 1)]
+        if wrong.size:
+            raise ValueError(f"{rule} {name} with the value {wrong.min()}")
+    elif keras.backend.backend() == "tensorflow" and not xla.is_traced():
+        fits = tf.reduce_all((mask == 0) | (mask == 1))
+        with tf.control_dependencies([tf.debugging.Assert(fits, [f"{rule} {name} with other values", mask])]):
+            mask = tf.identity(mask)
+    return ops.cast(mask, "bool")
+
+
 def expand_query_mask(mask: Tensor) -> Tensor:
     """(B, T), True at real queries -> (B, 1, T, 1)."""
     return ops.expand_dims(ops.cast(mask, "bool"), (1, 3))
@@ -44,8 +73,8 @@ def expand_key_mask(mask: Tensor) -> Tensor:
 
 
 def allowed_by_bias(bias: Tensor) -> Tensor:
-    """False where `bias` is minus infinity, or at most -1e30, which stands for it in additive masks."""
-    return bias > MASKED
+    """False where `bias` is minus infinity, or at most -1e30, which stands for it in additive masks. True for NaN."""
+    return ops.logical_not(bias <= MASKED)
 
 
 def sees_any_key(mask: Tensor) -> Tensor:

@@ -44,6 +44,12 @@ def checked_inputs(
             be raised (XLA, JAX, a GPU), its loss is NaN.
     """
     outputs = ops.convert_to_tensor(outputs)
+    if len(outputs.shape) < 3 and not _has_strategy():
+        raise ValueError(
+            "The predictions must be (B, T, V), for labels (B, T). For one label in each row use "
+            "`keras.losses.SparseCategoricalCrossentropy` and Keras' metrics, which have no padding. Received: "
+            f"predictions.shape={tuple(outputs.shape)}"
+        )
     labels, real, weights = checked_labels(labels, outputs.shape[:-1], outputs.shape[-1], padding_id, sample_weight)
     return labels, ops.cast(outputs, "float32"), real, weights
 

@@ -242,12 +242,29 @@ def test_a_constructor_refuses_what_cannot_work(arguments, message):
         ({"key_mask": np.ones((B, S, 1), "bool")}, r"`key_mask` must have the shape .* key_mask.shape=\(2, 7, 1\)"),
         ({"attention_mask": np.ones(S, "bool")}, r"`attention_mask` must have at least 2 axes.*shape=\(7,\)"),
         ({"attention_mask": np.array([[0.0] * 6 + [-1e9]])}, "numbers to add .* `attention_bias`.* value -1"),
+        ({"attention_bias": np.ones((B, T, S), "bool")}, "`attention_bias` must be of floats, .* of dtype bool"),
+        ({"attention_bias": np.ones((B, T, S), "int32")}, "booleans go into `attention_mask`.* of dtype int32"),
         ({"key": np.ones((B, S + 1, 13))}, r"`value` and `key`.* must be equal. Received: value_shape=\(2, 7, 13\)"),
     ],
 )
 def test_a_call_refuses_tensors_of_the_wrong_shape(call, message):
     with pytest.raises(ValueError, match=message):
         MultiHeadAttention(N, H)(normal(B, T, 11), normal(B, S, 13), **call)
+
+
+def test_a_call_without_a_value_is_refused():
+    with pytest.raises(
+        ValueError, match="`value` must be given, unless `cache` is what `new_memory` returned. Received"
+    ):
+        MultiHeadAttention(N, H)(normal(B, T, 11))
+
+
+@pytest.mark.parametrize("options", [{}, {"blockwise": True}], ids=str)
+def test_nan_in_a_bias_is_not_hidden(options):
+    bias = normal(B, N, T, S)
+    bias[0, 1, 2, 3] = np.nan
+    outputs = to_numpy(MultiHeadAttention(N, H, **options)(normal(B, T, 11), normal(B, S, 13), attention_bias=bias))
+    assert np.isnan(outputs[0, 2]).all() and np.isfinite(outputs[1]).all() and np.isfinite(outputs[0, :2]).all()
 
 
 def test_a_causal_mask_over_two_axes_is_refused():

@@ -336,7 +336,11 @@ def test_the_growing_part_of_a_cache_can_be_taken_out_and_put_back():
         ),
         (
             lambda layer, x, state: layer(x, cache=state, start=5),
-            "`cache` must have slots for the tokens: start \\+ T <= slots. Received: start=5, T=7, slots=11",
+            "`cache` must have slots for the tokens: .* start \\+ T <= slots. Received: start=5, T=7, slots=11",
+        ),
+        (
+            lambda layer, x, state: layer(x, cache=state, start=np.int64(5)),
+            "`cache` must have slots for the tokens: .*Received: start=5, T=7, slots=11",
         ),
         (
             lambda layer, x, state: layer(x, cache=state, start=-1),
@@ -411,3 +415,27 @@ def test_a_graph_refuses_more_tokens_than_slots_when_it_runs():
         tf.errors.InvalidArgumentError, match=r"must have slots for the tokens: .*T and slots\] \[8\] \[7\]"
     ):
         written(buffer, buffer, update, update)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("start", [5, -1, 2**31 - 1])
+def test_a_start_that_only_the_graph_knows_is_checked_there(start):
+    import tensorflow as tf
+
+    decoder, x = made("post-norm"), normal(B, T, D)
+    given = tf.constant(start, "int64" if start == 5 else "int32")
+    with pytest.raises(ValueError, match=f"`cache` must have slots for the tokens: .*Received: start={start}, T=7"):
+        decoder(x, cache=decoder.new_cache(B, SLOTS), start=given)
+    step = tf.function(lambda start: decoder(x, cache=decoder.new_cache(B, SLOTS), start=start)[0])
+    expected = rf"`cache` must have slots for the tokens: .*start, T and slots\] \[{start}\] \[7\] \[11\]"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=expected):
+        step(given)
+    assert_close(step(tf.constant(4)), decoder(x, cache=decoder.new_cache(B, SLOTS), start=4)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+def test_a_start_of_any_integer_dtype_is_the_slot(dtype):
+    decoder, x = made("post-norm"), normal(B, T, D)
+    expected, _ = decoder(x, cache=decoder.new_cache(B, SLOTS), start=3)
+    for start in (np.dtype(dtype).type(3), keras.ops.convert_to_tensor(3, dtype)):
+        assert_close(decoder(x, cache=decoder.new_cache(B, SLOTS), start=start)[0], expected, atol=1e-6)

@@ -164,6 +164,7 @@ def test_inputs_of_another_rank_or_width_are_refused(shape):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: EncoderLayer(F, N)(None), r"`inputs` must be a tensor \(B, T, D\). Received: inputs=None"),
         (lambda: EncoderLayer(F, N)(keras.Input((None, None))), r"a last axis of known size. Received: .*None\)"),
         (lambda: FeedForward(0), "`intermediate_dim` must be a positive integer. Received: intermediate_dim=0"),
         (lambda: FeedForward(F, dropout=1), r"`dropout` must be a number in \[0, 1\). Received: dropout=1"),

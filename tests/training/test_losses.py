@@ -226,6 +226,8 @@ def test_invalid_labels_are_refused(function):
         function(LABELS[:, 0], LOGITS)
     with pytest.raises(ValueError, match=r"`sample_weight` must have the shape \(3, 5\) .*sample_weight.shape=\(5,\)"):
         function(LABELS, LOGITS, np.ones(5))
+    with pytest.raises(ValueError, match=r"must be \(B, T, V\), for labels \(B, T\). For .*predictions.shape=\(3, 7\)"):
+        function(LABELS[:, 0], LOGITS[:, 0])
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int64"])

@@ -12,7 +12,6 @@ from keras import ops
 
 from keras_tx.layers.attention.axes import Axes, fold_padding, fold_pairs
 from keras_tx.layers.cache import KeyValue
-from keras_tx.layers.ids import values_of
 from keras_tx.layers.masks import Visible
 from keras_tx.layers.rotary import RotaryEmbedding
 from keras_tx.types import Shape, Tensor
@@ -69,6 +68,16 @@ def check_cache(cache: Any, start: Any, unpadding: Any) -> None:
         raise ValueError(f"`unpadding` must come without a `cache`. Received: cache of type {type(cache).__name__}")
 
 
+def check_bias(attention_bias: Tensor) -> None:
+    """Raises for a bias of other numbers than floats, such as a mask."""
+    dtype = keras.backend.standardize_dtype(attention_bias.dtype)
+    if "float" not in dtype:
+        raise ValueError(
+            "`attention_bias` must be of floats, which are added to the attention logits; booleans go into "
+            f"`attention_mask`. Received: attention_bias of dtype {dtype}"
+        )
+
+
 def check_same_positions(value_shape: Shape, key_shape: Shape) -> None:
     """Raises unless keys and values have the same shape but for the last axis."""
     if tuple(value_shape[1:-1]) != tuple(key_shape[1:-1]):
@@ -106,7 +115,6 @@ def visible_keys(
             f"attention_axes={axes}, use_causal_mask={causal}, sliding_window={window}"
         )
     if attention_mask is not None:
-        _refuse_additive_mask(attention_mask)
         attention_mask = fold_pairs("attention_mask", ops.cast(attention_mask, "bool"), query, key, axes)
     if query_mask is not None:
         query_mask = fold_padding("query_mask", query_mask, query, axes)
@@ -119,14 +127,3 @@ def visible_keys(
         fold_padding("document_ids", document_ids, key, axes)  # raises unless T = S
         document_ids = fold_padding("document_ids", document_ids, query, axes)
     return Visible(query_mask, key_masks, document_ids, causal, window, attention_mask, start)
-
-
-def _refuse_additive_mask(attention_mask: Tensor) -> None:
-    """Raises for a mask of 0 and -1e9, made to be added to the logits: as booleans it would be inverted."""
-    if "float" in keras.backend.standardize_dtype(attention_mask.dtype):
-        values = values_of(attention_mask)
-        if values is not None and values.size and values.min() < 0:
-            raise ValueError(
-                "`attention_mask` must be boolean, or 1 and 0; numbers to add to the logits go into `attention_bias`. "
-                f"Received: attention_mask with the value {values.min()}"
-            )

@@ -110,7 +110,7 @@ def _forward(blocks: Blocks) -> Any:
         rows = shape[1], blocks.groups * blocks.size
         start = _zeros(blocks, (*rows, 1)) + MASKED, _zeros(blocks, (*rows, value_size))
         logsumexp, output = repeat(at(begin, i), at(end, i), key_block, start)
-        sees_any_key = logsumexp > MASKED / 2
+        sees_any_key = ops.logical_not(logsumexp <= MASKED / 2)  # also where it is NaN
         output, logsumexp = ops.where(sees_any_key, output, 0.0), ops.where(sees_any_key, logsumexp, -MASKED)
         return put(outputs, i, output), put(logsumexps, i, logsumexp)
 

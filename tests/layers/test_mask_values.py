@@ -1,0 +1,61 @@
+"""Masks are booleans, or 1 and 0: other numbers, such as those of additive masks, are refused."""
+
+import numpy as np
+import pytest
+
+from keras_tx import layers
+from tests.tools import assert_close, normal
+
+X, IDS = normal(2, 3, 4), np.array([[3, 4, 2], [1, 2, 0]])
+REAL = np.array([[True, True, False], [True, False, False]])
+# What makes a layer, the inputs, and the name of the mask.
+CASES = {
+    "encoder": (lambda: layers.Encoder(1, 8, 2), (X,), "mask"),
+    "decoder": (lambda: layers.Decoder(1, 8, 2), (X,), "mask"),
+    "memory": (lambda: layers.Decoder(1, 8, 2, cross_attention=True), (X, X), "memory_mask"),
+    "queries": (lambda: layers.MultiHeadAttention(2, 3), (X, X), "query_mask"),
+    "values": (lambda: layers.MultiHeadAttention(2, 3), (X, X), "value_mask"),
+    "keys": (lambda: layers.MultiHeadAttention(2, 3), (X, X), "key_mask"),
+    "embedding": (lambda: layers.TokenEmbedding(5, 4, position_encoding="sinusoidal"), (IDS,), "mask"),
+    "pairs": (lambda: layers.MultiHeadAttention(2, 3), (X, X), "attention_mask"),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    """A function of a mask (B, T), and the name of the mask."""
+    make, inputs, name = CASES[request.param]
+    layer = make()
+
+    def call(mask):
+        return layer(*inputs, **{name: mask[:, None] if name == "attention_mask" else mask})
+
+    call(REAL)
+    return call, name
+
+
+@pytest.mark.parametrize(("no", "yes"), [(-1e9, 0.0), (-np.inf, 0.0), (0.0, np.nan), (0.0, 0.5), (2.0, 1.0)])
+def test_other_floats_than_1_and_0_are_refused(case, no, yes):
+    call, name = case
+    expected = (
+        f"`{name}` must be boolean, or 1 and 0; numbers to add .* `attention_bias`. Received: {name} with the value"
+    )
+    with pytest.raises(ValueError, match=expected):
+        call(np.where(REAL, yes, no).astype("float32"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int64", "uint8"])
+def test_1_and_0_are_as_booleans(case, dtype):
+    call, _ = case
+    assert_close(call(REAL.astype(dtype)), call(REAL), atol=0)
+
+
+@pytest.mark.tensorflow
+def test_a_graph_checks_what_only_it_knows(case):
+    import tensorflow as tf
+
+    call, name = case
+    graph = tf.function(call)
+    assert_close(graph(tf.constant(REAL, "float32")), call(REAL), atol=1e-6)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"`{name}` must be boolean, or 1 and 0; .* other values"):
+        graph(tf.constant(np.where(REAL, 0, -1e9), "float32"))
