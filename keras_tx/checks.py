@@ -6,6 +6,7 @@ Checks of numbers return plain Python numbers, also for NumPy's types, because c
 import difflib
 import inspect
 import math
+import os
 from collections.abc import Collection, Mapping
 from numbers import Integral, Real
 from typing import Any
@@ -23,6 +24,12 @@ def positive_int(name: str, value: Any, none: bool = False, most: float = math.i
         rule += f", at most {most}" if is_positive else ""
         raise ValueError(f"The argument `{name}` must be {rule}. Received: {name}={value!r}")
     return int(value)
+
+
+def path(name: str, value: Any) -> None:
+    """Raises unless `value` is a path."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"The argument `{name}` must be a path, a `str` or `Path`. Received: {name}={value!r}")
 
 
 def rate(name: str, value: Any) -> float:

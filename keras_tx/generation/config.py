@@ -1,5 +1,6 @@
 """The checked options of `generate` that do not depend on the inputs: strategy, constraints, special tokens."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ class GenerationConfig:
     Args:
         model: `IncrementalModel` of the model that generates.
         strategy: `Greedy()` if None.
-        tokenizer: its `cls_id` and `sep_id` are the defaults of `start_token` and `stop_tokens`.
+        tokenizer: its `cls_id` and `sep_id` are the defaults of `start_token` and `stop_tokens`. Ids of the model that
+            it lacks are forbidden.
         others: see `keras_tx.generation.generate`.
 
     Attributes:
@@ -67,7 +69,22 @@ class GenerationConfig:
             forced_tokens=forced_tokens,
             renormalize_logits=renormalize_logits,
         )
+        self.constraints = self._without_text(tokenizer)
         self.constraints.check(self.max_new_tokens, model.vocabulary_size, self.stop_tokens)
+
+    def _without_text(self, tokenizer: Any) -> Constraints:
+        """The constraints, which also forbid the ids of the model for which the tokenizer has no text.
+
+        Vocabularies of models are often padded to a multiple of 64 or 128.
+        """
+        size = self.model.vocabulary_size
+        forced = self.constraints.forced_tokens
+        asked_for = {*self.stop_tokens, *[token for _, token in forced]}
+        more = [token for token in range(getattr(tokenizer, "vocabulary_size", size), size) if token not in asked_for]
+        if not more:
+            return self.constraints
+        forbidden = [*self.constraints.forbidden_tokens, *more]
+        return replace(self.constraints, forbidden_tokens=forbidden, forced_tokens=forced)
 
     def decode_loop(self, num_new: int, strategy: Strategy | None = None) -> DecodeLoop:
         """The `DecodeLoop` for at most `num_new` tokens, with another strategy if one is given."""

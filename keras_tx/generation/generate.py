@@ -57,7 +57,7 @@ def generate(
         start_token: the id that begins a target or a prompt given as text. None: the tokenizer's `cls_id`. False: no
             start token.
         tokenizer: a tokenizer of `keras_tx.text`, or an object with the methods `tokenize`, `decode` and, for sources,
-            `__call__`. Required for texts.
+            `__call__`. Required for texts. Ids of the model from its `vocabulary_size` on are never generated.
         source_tokenizer: the tokenizer of the sources, if they have another vocabulary.
         repetition_penalty: above 1 makes tokens that the row contains already less likely: positive logits are divided
             by it, negative ones are multiplied by it. 1 changes nothing.

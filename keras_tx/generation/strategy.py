@@ -5,7 +5,9 @@ the entries of a state.
 """
 
 from collections.abc import Callable
+from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -85,12 +87,30 @@ class Strategy:
         Args:
             scores: (R, V), float32: the logits, as the constraints of `generate` (penalties, forbidden and forced
                 tokens) changed them. Forbidden tokens have minus infinity.
-            state: `state["ids"]` (R, P + M) are the tokens so far, `state["step"]` is the number of new ones.
+            state: `state["ids"]` (R, P + M) has a slot for each token of the prompt, which is padded on the left, and
+                for each new one; `state["real"]` (R, P + M) is True at the tokens so far, and `state["step"]` is the
+                number of new ones.
 
         Returns:
-            The tokens, (R,) integers.
+            The tokens, (R,) integers in [0, V).
+
+        Raises:
+            ValueError: by `generate`, if they are not integers, or not of shape (R,).
         """
         raise NotImplementedError(f"{type(self).__name__} must define `choose`.")
+
+    def _checked(self, tokens: Any, scores: Tensor) -> Tensor:
+        """What `choose` returned for `scores` (R, V), as int32 (R,)."""
+        received, rows = "None", scores.shape[0]
+        if tokens is not None:
+            tokens = ops.convert_to_tensor(tokens)
+            dtype, shape = keras.backend.standardize_dtype(tokens.dtype), tuple(tokens.shape)
+            if "int" in dtype and len(shape) == 1 and (None in (shape[0], rows) or shape[0] == rows):
+                return as_int32(tokens)
+            received = f"dtype {dtype}, shape {shape}"
+        raise ValueError(
+            f"`choose` of {type(self).__name__} must return integers of the shape ({rows},). Received: {received}"
+        )
 
     def advance(
         self,
@@ -115,7 +135,7 @@ class Strategy:
         logits = ops.cast(logits, "float32")
         log_sum = ops.logsumexp(logits, axis=-1)
         scores = constraints(logits, state, stop_tokens)
-        tokens = as_int32(self.choose(scores, state))
+        tokens = self._checked(self.choose(scores, state), scores)
         # A NaN, a positive infinity or only minus infinities leave no finite sum.
         broken = ops.logical_not(ops.logical_and(ops.isfinite(log_sum), pick(scores, tokens) > -float("inf")))
         running = ops.logical_not(state["done"])

@@ -136,12 +136,9 @@ class DecoderLayer(TransformerLayer):
     def _check_memory(self, memory: Tensor | Shape | None) -> None:
         if (memory is not None) != self.has_cross_attention:
             rule = "must be given with" if self.has_cross_attention else "needs"
-            shape = getattr(memory, "shape", memory)
-            received = "memory=None" if memory is None else f"memory.shape={None if shape is None else tuple(shape)}"
-            raise ValueError(
-                f"`memory` {rule} `cross_attention=True`. Received: "
-                f"{received}, cross_attention={self.has_cross_attention}"
-            )
+            received = "memory=None" if memory is None else f"memory.shape={tuple(getattr(memory, 'shape', memory))}"
+            text = f"`memory` {rule} `cross_attention=True`. Received: {received}"
+            raise ValueError(f"{text}, cross_attention={self.has_cross_attention}")
 
     def new_cache(self, batch_size: int, num_slots: int, memory: Tensor = None) -> tuple[Any, ...]:
         """An empty key-value cache for `num_slots` tokens.

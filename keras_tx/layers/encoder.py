@@ -179,9 +179,9 @@ class Encoder(TransformerStack):
             else, and with `sliding_window` or hard attention, on rows up to the end of the longest one; on the full
             length if `attention_mask`, `attention_bias`, `positions`, `document_ids` or scores are used. It takes
             effect on TensorFlow, where it turns XLA off for the model; on other backends and in `generate` it only sets
-            the outputs at padding tokens to 0. None, the default of this package's models: skip them within a model of
-            this package that does not read them, on TensorFlow with only CPUs and without XLA, and else as False. The
-            attribute may be changed after construction.
+            the outputs at padding tokens to 0. None, the default of this package's models: True within a model of this
+            package that does not read the outputs at padding tokens, on TensorFlow with only CPUs and without XLA;
+            False otherwise. The attribute may be changed after construction.
 
     Call arguments:
         inputs, mask, attention_mask, attention_bias, training, positions, document_ids: as for `EncoderLayer`; all

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_tx.internals import keras_training
+from keras_tx.internals.keras_models import layers_within
+from keras_tx.layers import LearnedPositionalEncoding
 from keras_tx.layers.ids import check_integers, check_no_texts, check_range, values_of
 from keras_tx.models.counted import CountedModel
 from keras_tx.models.filled_data import fill_arguments
@@ -223,9 +225,11 @@ class CheckedModel(CountedModel):
                 raise ValueError(f"The labels must be in [0, {found[2]}). Received: label {found[1]}") from error
             found = _LOOK_UP.search(text)
             if found and _OF_POSITIONS in text:
+                position, size = map(int, found.groups())
+                count = _usable_positions(self, size)
                 raise ValueError(
-                    f"Rows must not have more tokens than the model has positions, {found[2]}. Received: position "
-                    f"{found[1]}. Give the tokenizer a smaller `max_length`"
+                    f"Rows must not have more tokens than the model has positions, {count}. Received: position "
+                    f"{position - size + count}. Give the tokenizer a smaller `max_length`"
                 ) from error
             if found:
                 raise ValueError(f"The ids must be in [0, {found[2]}). Received: {found[1]}") from error
@@ -284,3 +288,9 @@ def _is_tensorflow_imported() -> bool:
     return (
         sys.modules.get("tensorflow") is not None
     )  # if not, nothing is of its classes, and to import it would take seconds
+
+
+def _usable_positions(model: Any, size: int) -> int:
+    """How many of the `size` rows of a table are for positions: the first rows of RoBERTa's and BART's are not."""
+    layers = [layer for layer in layers_within(model) if isinstance(layer, LearnedPositionalEncoding) and layer.built]
+    return min([layer.max_length for layer in layers if layer.embeddings.shape[0] == size], default=size)

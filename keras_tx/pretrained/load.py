@@ -56,7 +56,8 @@ def from_pretrained(
         skip_padding: whether to skip padding tokens, as for `keras_tx.layers.Encoder`; the outputs there are then 0.
             None: on TensorFlow with only CPUs and without XLA, if no output is per token, as of
             "sequence_classification"; for "masked_lm" and "token_classification" in training, where losses and metrics
-            leave padding out. Pooling of the first token then needs texts that do not begin with padding.
+            leave padding out. Models that classify by their first token, such as BERT, need texts that do not begin
+            with padding: for others the answers depend on `skip_padding`, and are not those of transformers.
         num_labels: the number of classes. If the checkpoint has a different number, the classification layer gets
             random weights.
         labels: the names of the classes, which are stored in the config (`id2label`). None: the names of the
@@ -163,6 +164,7 @@ def _labels(values: dict[str, Any], labels: Any, num_labels: int | None) -> list
 
 
 def _directory(path: str | Path) -> Path:
+    checks.path("path", path)
     directory = Path(path)
     if directory.is_dir():
         return directory

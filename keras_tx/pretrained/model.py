@@ -198,7 +198,7 @@ class PretrainedModel(CheckedModel):
         It calls `keras_tx.generation.generate`, with defaults from `generation_config`: the strategy, start and stop
         tokens, lengths, forbidden and forced tokens. `inputs` may also be a dict with `input_ids` and `attention_mask`.
         For arrays (B, P) the result is an array as in transformers: prompts are padded on the left, continuations on
-        the right.
+        the right. Of a model with sources it has the new tokens alone, without the token that begins a target.
 
         Raises:
             ValueError: the model is not generative, or for the reasons of `keras_tx.generation.generate`.

@@ -72,8 +72,8 @@ def export(
             found by names such as "input_ids", "token_type_ids", "attention_mask", otherwise by position.
         path: the model's folder, such as "saved_models/reviews". Versions are numbered folders in it.
         tokenizer: a `BertTokenizer`, or another tokenizer with the model's vocabulary that runs in a graph
-            (`Tokenizer.in_graph`). Texts that are longer than its `max_length` are truncated. None: requests contain
-            ids instead of texts.
+            (`Tokenizer.in_graph`). Texts that are longer than its `max_length` are truncated, but a longer prompt is an
+            error. None: requests contain ids instead of texts.
         source_tokenizer: the tokenizer of the sources, for a `Seq2Seq` with two vocabularies, where `tokenizer` is that
             of the targets. None: the same as `tokenizer`.
         generation: a dict of options of `keras_tx.generation.generate` for a generative model: `strategy`,
@@ -145,6 +145,7 @@ def export(
         "constant_weights": checks.one_of("constant_weights", constant_weights, (None, True, False)),
     }
     checks.one_of("format", format, ("tf_saved_model", "onnx"))
+    checks.path("path", path)
     _check_path(Path(path))
     exporter = exporter_for(model, arguments["tokenizers"], generation, labels)  # checks the arguments on every backend
     if format == "onnx":

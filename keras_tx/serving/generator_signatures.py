@@ -24,7 +24,8 @@ Texts are equal to those of `keras_tx.generation.generate` with the same options
 
 A model with several sources has inputs named after them in place of `text`, and `NAME`, `NAME_lengths` in place of
 `token_ids`, `lengths`. A request that is out of range, or that does not fit into learned positions, fails with a
-message that names the input. A source text is truncated to the tokenizer's `max_length`; a longer prompt is an error.
+message that names the input, and with it the other requests of its batch. A source text is truncated to the tokenizer's
+`max_length`; a longer prompt is an error.
 """
 
 import inspect

@@ -29,6 +29,7 @@ NAMES = {
     "mask": ("attention_mask", "padding_mask", "input_mask"),
 }
 BY_POSITION = ("ids", "segments")
+MOST_SEGMENTS = 16  # of an input that is taken for segment ids by its position alone
 HALF_DTYPES = ("float16", "bfloat16")
 
 
@@ -58,6 +59,7 @@ class TextEncoder:
         ids = next(x for x in self.model.inputs if self.roles[x.name] == "ids")
         layer = _embedding_of(self.model, ids)
         self._check_inputs(layer)
+        self._check_segments(layer)
         self.fixed_length: int | None = ids.shape[1]
         self.vocabulary_size: int | None = getattr(layer, "vocabulary_size", getattr(layer, "input_dim", None))
         self.padding_id: int | None = getattr(layer, "padding_id", 0 if getattr(layer, "mask_zero", False) else None)
@@ -65,6 +67,20 @@ class TextEncoder:
         self.max_length: int | None = min([n for n in [*lengths, self.fixed_length] if n is not None], default=None)
         self.outputs: dict[str, Tensor] = _named_outputs(self.model)
         self.has_mask = "mask" in self.roles.values()
+
+    def _check_segments(self, embedding: Any) -> None:
+        """Raises for a second input of another name that looks like ids, of which the export would know nothing."""
+        for tensor in self.model.inputs:
+            if self.roles[tensor.name] != "segments" or tensor.name in NAMES["segments"]:
+                continue
+            layer = _embedding_of(self.model, tensor)
+            size = getattr(layer, "vocabulary_size", getattr(layer, "input_dim", 0))
+            if layer is not None and (layer is embedding or size > MOST_SEGMENTS):
+                raise ValueError(
+                    "`model` must take one input of token ids, and beside it at most segment ids and a padding mask. "
+                    f"Received: the input '{tensor.name}', whose ids are below {size}; if they are segment ids, name "
+                    "it 'segment_ids'"
+                )
 
     def __call__(self, ids: Tensor, segments: Tensor = None, padding_id: int = 0) -> dict[str, Tensor]:
         """Returns the outputs by name. Half precision becomes float32, since JSON has no half-precision numbers."""

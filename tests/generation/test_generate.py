@@ -270,6 +270,27 @@ def test_a_bert_tokenizer_can_be_given(lm):
     assert "".join(stream(lm, "A dog", **options)) == " is not gone."
 
 
+@pytest.mark.tensorflow
+def test_ids_that_the_tokenizer_lacks_are_never_generated(lm):
+    """Vocabularies of models are often larger, padded to a multiple of 64."""
+    from keras_tx.text import BertTokenizer
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat"]
+    tokenizer, prompts = BertTokenizer(words), ["the cat", "cat"]
+    options = {"max_new_tokens": 9, "stop_tokens": (), "return_scores": True, "jit_compile": False}
+    ids = [[tokenizer.cls_id, *row] for row in ([5, 6], [6])]
+    for strategy in (Greedy(), Sample(seed=3), Beam(2)):
+        texts, scores = generate(lm, prompts, strategy, tokenizer=tokenizer, **options)
+        allowed = {"forbidden_tokens": range(len(words), V)}
+        rows, expected = generate(lm, ids, strategy, **options, **allowed)
+        assert texts == [tokenizer.decode(row[1:]) for row in rows]
+        assert_close(scores, expected)
+        assert max(map(max, generate(lm, ids, strategy, **options)[0])) >= len(words)  # else the test shows nothing
+    stop = {**options, "stop_tokens": V - 1, "forced_tokens": {2: V - 1}}
+    rows, _ = generate(lm, ids, tokenizer=tokenizer, **stop)
+    assert [row[-1] for row in rows] == [V - 1, V - 1]  # what was asked for is not forbidden
+
+
 def test_samples_depend_on_the_seed_and_the_row_alone(lm):
     sample = lambda prompts, seed: generate(lm, prompts, Sample(1.5, seed=seed), **FAST)
     first = sample(PROMPTS, 3)

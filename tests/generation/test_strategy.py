@@ -102,6 +102,31 @@ def test_a_strategy_without_a_choice_says_so():
     assert to_numpy(Greedy().choose(np.array([[1.0, 3.0, 3.0]]), {})) == [1]
 
 
+@dataclass(frozen=True)
+class Wrong(Strategy):
+    kind: str
+
+    def choose(self, scores, state):
+        tokens = ops.argmax(scores, axis=-1)
+        return {"none": None, "floats": ops.max(scores, axis=-1), "scores": scores, "column": tokens[:, None]}[
+            self.kind
+        ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "received"),
+    [
+        ("none", "None"),
+        ("floats", r"dtype float32, shape \(3,\)"),
+        ("scores", "dtype float32, shape"),
+        ("column", r"dtype int\d\d, shape \(3, 1\)"),
+    ],
+)
+def test_what_is_no_token_for_each_row_is_refused(lm, kind, received):
+    with pytest.raises(ValueError, match=f"`choose` of Wrong must return integers of the shape .*Received: {received}"):
+        generate(lm, PROMPTS, Wrong(kind), max_new_tokens=NEW, jit_compile=False)
+
+
 def test_numbers_of_numpy_are_numbers():
     ours = Sample(np.float32(0.5), top_k=np.int64(5), top_p=np.float64(0.9), min_p=np.float32(0), seed=np.int64(-3))
     plain = Sample(0.5, top_k=5, top_p=0.9, min_p=0.0, seed=-3)

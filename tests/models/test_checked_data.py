@@ -245,12 +245,19 @@ def test_errors_of_tensorflow_itself_become_sentences(monkeypatch):
 
 
 @pytest.mark.tensorflow
-def test_rows_longer_than_the_positions_are_not_said_to_have_wrong_ids():
+@pytest.mark.parametrize(("kind", "size"), [("bert", 3), ("roberta", 5)])  # RoBERTa has two rows for padding
+def test_rows_longer_than_the_positions_are_not_said_to_have_wrong_ids(kind, size):
     tf = pytest.importorskip("tensorflow")
-    config = {"model_type": "bert", "vocab_size": V, "hidden_size": 4, "num_hidden_layers": 1}
-    config |= {"num_attention_heads": 1, "intermediate_size": 4, "max_position_embeddings": 3}
+    config = {
+        "model_type": kind,
+        "pad_token_id": 1 if kind == "roberta" else 0,
+        "vocab_size": V,
+        "hidden_size": 4,
+        "num_hidden_layers": 1,
+    }
+    config |= {"num_attention_heads": 1, "intermediate_size": 4, "max_position_embeddings": size}
     model = PretrainedModel(config, "base")
-    rows = {name: np.ones((2, 4), "int32") for name in ("input_ids", "attention_mask")}
+    rows = {name: np.full((2, 4), number, "int32") for name, number in {"input_ids": 2, "attention_mask": 1}.items()}
     spec = tf.TensorSpec([None, None], "int32")  # a graph for any length finds out only when it runs
     data = tf.data.Dataset.from_generator(lambda: [rows], output_signature=dict.fromkeys(rows, spec))
     message = (

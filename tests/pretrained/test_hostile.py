@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from keras_tx import pretrained
+from keras_tx import pretrained, serving
 from keras_tx.internals import keras_models
 from keras_tx.pretrained import PretrainedModel, generation_config, variable_loader
 from keras_tx.pretrained.config import LARGEST, MOST_LABELS
@@ -129,6 +129,14 @@ def test_a_size_beyond_the_file_is_refused_before_anything_is_made(name, tmp_pat
     if name == "bert":
         monkeypatch.undo()
         assert_a_good_checkpoint_loads()
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"bert"])
+def test_what_is_no_path_is_refused(wrong):
+    with pytest.raises(TypeError, match="The argument `path` must be a path, a `str` or `Path`. Received: path="):
+        pretrained.from_pretrained(wrong)
+    with pytest.raises(TypeError, match="The argument `path` must be a path, a `str` or `Path`. Received: path="):
+        serving.export(None, wrong)
 
 
 def test_layers_without_tensors_are_refused(tmp_path):

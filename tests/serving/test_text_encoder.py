@@ -59,6 +59,16 @@ def test_other_inputs_are_refused_by_their_names(names):
     assert f"Received: inputs {names}" in str(error.value)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_second_text_is_not_taken_for_segment_ids(shared):
+    tensors = inputs("question", "answer")
+    first = keras.layers.Embedding(97, 3)
+    second = first if shared else keras.layers.Embedding(89, 3)
+    joined = keras.ops.sum(first(tensors[0]), 1) + keras.ops.sum(second(tensors[1]), 1)
+    with pytest.raises(ValueError, match="one input of token ids.*the input 'answer', whose ids are below .* name it"):
+        TextEncoder(keras.Model(tensors, joined))
+
+
 def test_an_optional_input_of_another_name_is_left_out():
     ids = keras.Input((None,), dtype="int32", name="input_ids")
     positions = keras.Input((None,), dtype="int32", name="position_ids", optional=True)

@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from keras_tx.layers.attention.axes import Axes, fold_padding, fold_pairs
-from keras_tx.layers.cache import KeyValue
+from keras_tx.layers.cache import KeyValue, Memory, SharedMemory
 from keras_tx.layers.masks import Visible
 from keras_tx.layers.rotary import RotaryEmbedding
 from keras_tx.types import Shape, Tensor
@@ -68,14 +68,28 @@ def check_cache(cache: Any, start: Any, unpadding: Any) -> None:
         raise ValueError(f"`unpadding` must come without a `cache`. Received: cache of type {type(cache).__name__}")
 
 
-def check_bias(attention_bias: Tensor) -> None:
-    """Raises for a bias of other numbers than floats, such as a mask."""
+def check_value(value: Any, cache: Any) -> None:
+    """Raises if there is nothing to attend to."""
+    if value is None and not isinstance(cache, (Memory, SharedMemory)):
+        raise ValueError("`value` must be given, unless `cache` is what `new_memory` returned. Received: value=None")
+
+
+def slot(start: Any) -> Any:
+    """`start`, an integer or a scalar tensor of any integer dtype, or None -> a Python integer, int32 or None."""
+    if start is None or isinstance(start, Integral):
+        return None if start is None else int(start)
+    return ops.cast(start, "int32")
+
+
+def folded_bias(attention_bias: Tensor, query: Tensor, key: Tensor, axes: Axes) -> Tensor:
+    """`attention_bias` as `fold_pairs` returns it; raises for other numbers than floats, such as those of a mask."""
     dtype = keras.backend.standardize_dtype(attention_bias.dtype)
     if "float" not in dtype:
         raise ValueError(
             "`attention_bias` must be of floats, which are added to the attention logits; booleans go into "
             f"`attention_mask`. Received: attention_bias of dtype {dtype}"
         )
+    return fold_pairs("attention_bias", attention_bias, query, key, axes)
 
 
 def check_same_positions(value_shape: Shape, key_shape: Shape) -> None:

@@ -15,7 +15,7 @@ from keras_tx import checks
 from keras_tx.internals.keras_models import keep_call_arguments
 from keras_tx.layers import cache as caches
 from keras_tx.layers.attention import arguments, projections
-from keras_tx.layers.attention.axes import attended_axes, fold, fold_pairs, unfold, unfold_scores
+from keras_tx.layers.attention.axes import attended_axes, fold, unfold, unfold_scores
 from keras_tx.layers.attention.dense import attend_cached, can_attend_cached
 from keras_tx.layers.attention.dispatch import dispatch_attention
 from keras_tx.layers.attention.memory import side_by_side
@@ -229,10 +229,7 @@ class MultiHeadAttention(Composite):
                 f"{len(args) + 3} arguments by position"
             )
         kwargs.update(zip(_POSITIONAL, args, strict=False))
-        if value is None and not isinstance(kwargs.get("cache"), (caches.Memory, caches.SharedMemory)):
-            raise ValueError(
-                "`value` must be given, unless `cache` is what `new_memory` returned. Received: value=None"
-            )
+        arguments.check_value(value, kwargs.get("cache"))
         for name, tensor in (("query_mask", query), ("value_mask", value), ("key_mask", key)):
             if isinstance(tensor, keras.KerasTensor) and kwargs.get(name) is None:
                 kwargs[name] = find_mask(tensor, self, name)
@@ -272,8 +269,7 @@ class MultiHeadAttention(Composite):
         start: Any = None,
         unpadding: Any = None,
     ) -> Any:
-        if start is not None:
-            start = int(start) if isinstance(start, Integral) else ops.cast(start, "int32")
+        start = arguments.slot(start)
         memory = cache if isinstance(cache, (caches.Memory, caches.SharedMemory)) else None
         arguments.check_cache(cache, start, unpadding)
         gate = self._gate_dense(query) if self.use_gate else None
@@ -324,18 +320,16 @@ class MultiHeadAttention(Composite):
             window=self.sliding_window,
             start=0 if start is None else start,
         )
-        if attention_bias is not None:
-            arguments.check_bias(attention_bias)
-            attention_bias = fold_pairs("attention_bias", attention_bias, query, key, axes)
+        bias = None if attention_bias is None else arguments.folded_bias(attention_bias, query, key, axes)
         is_plain = not (return_attention_scores or training or self.flash_attention or self.hard_attention)
         if cache is not None and is_plain and can_attend_cached(length or query.shape[1], axes, start):
-            output = attend_cached(query, cache, visible, bias=attention_bias, scale=self.scale)
+            output = attend_cached(query, cache, visible, bias=bias, scale=self.scale)
             return self._project(output, gate, length), memory or cache
         output, scores = dispatch_attention(
             self,
             (fold(query, axes), fold(key, axes), fold(value, axes)),
             visible,
-            bias=attention_bias,
+            bias=bias,
             allow_blocks=cache is None and not return_attention_scores,
             return_attention_scores=return_attention_scores,
             training=training,
