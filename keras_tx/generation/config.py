@@ -1,6 +1,7 @@
 """The checked options of `generate` that do not depend on the inputs: strategy, constraints, special tokens."""
 
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,10 @@ class GenerationConfig:
         size = self.model.vocabulary_size
         forced = self.constraints.forced_tokens
         asked_for = {*self.stop_tokens, *[token for _, token in forced]}
-        more = [token for token in range(getattr(tokenizer, "vocabulary_size", size), size) if token not in asked_for]
+        known = getattr(tokenizer, "vocabulary_size", None)  # of other packages' tokenizers it may be a method
+        more = [
+            token for token in range(known if isinstance(known, Integral) else size, size) if token not in asked_for
+        ]
         if not more:
             return self.constraints
         forbidden = [*self.constraints.forbidden_tokens, *more]

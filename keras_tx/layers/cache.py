@@ -60,8 +60,8 @@ def write(cache: KeyValue, key: Tensor, value: Tensor, start: Any) -> KeyValue:
 
     Raises:
         ValueError: if `start` is known and the cache has no such slots.
-        tf.errors.InvalidArgumentError: likewise when a graph of TensorFlow runs without XLA, if only then they are
-            known. Not in `generate`, whose cache has slots for all tokens.
+        tf.errors.InvalidArgumentError: likewise when a graph of TensorFlow runs without XLA, if `start` is a tensor
+            that only the graph knows, or 0. Not in `generate`, whose cache has slots for all tokens.
     """
     slots, length = cache.key.shape[2], key.shape[2]
     # From a GPU, PyTorch would wait for it in each layer of each step.

@@ -212,8 +212,8 @@ class TokenEmbedding(Composite):
         return self.hidden_dim if self.embedding_dim is None else self.embedding_dim
 
     def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("mask") is not None:
-            kwargs["mask"] = checked("mask", kwargs["mask"])
+        args = (*args[:1], *[checked("mask", mask) for mask in args[1:2]], *args[2:])
+        kwargs = {name: checked(name, value) if name == "mask" else value for name, value in kwargs.items()}
         if not (kwargs.get("reverse") or any(args[3:4])):  # `inputs` are ids; Keras would round floats
             inputs = from_floats("inputs", inputs, self.vocabulary_size)
         return super().__call__(inputs, *args, **kwargs)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import keras
 from keras import initializers, ops
 
 from keras_tx.types import DType, Shape, Tensor
@@ -12,11 +13,12 @@ def clone_initializer(initializer: Any) -> Any:
     return initializer.clone() if hasattr(initializer, "clone") else initializer
 
 
+@keras.saving.register_keras_serializable(package="keras_tx")
 class Multiplied(initializers.Initializer):
     """The values of another initializer, times a factor."""
 
     def __init__(self, initializer: Any, factor: float) -> None:
-        self.initializer, self.factor = initializer, factor
+        self.initializer, self.factor = initializers.get(initializer), factor
 
     def __call__(self, shape: Shape, dtype: DType = None) -> Tensor:
         values = self.initializer(shape, dtype=dtype)
@@ -26,11 +28,12 @@ class Multiplied(initializers.Initializer):
         return {"initializer": initializers.serialize(self.initializer), "factor": self.factor}
 
 
+@keras.saving.register_keras_serializable(package="keras_tx")
 class ZeroRow(initializers.Initializer):
     """The values of another initializer for a table (V, D), with zeros in one row."""
 
     def __init__(self, initializer: Any, row: int) -> None:
-        self.initializer, self.row = initializer, row
+        self.initializer, self.row = initializers.get(initializer), row
 
     def __call__(self, shape: Shape, dtype: DType = None) -> Tensor:
         values = self.initializer(shape, dtype=dtype)

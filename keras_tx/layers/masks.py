@@ -47,6 +47,7 @@ def checked(name: str, mask: Any) -> Any:
         ValueError: for floats other than 1 and 0.
         tf.errors.InvalidArgumentError: likewise, when a graph of TensorFlow runs without XLA.
     """
+    mask = np.asarray(mask) if isinstance(mask, (list, tuple)) else mask
     if isinstance(mask, keras.KerasTensor) or "float" not in str(getattr(mask, "dtype", None)):
         return mask
     rule = f"`{name}` must be boolean, or 1 and 0; numbers to add to the logits go into `attention_bias`. Received:"

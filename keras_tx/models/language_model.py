@@ -38,7 +38,7 @@ class Head(HasLayers):
         dtype: dtype policy.
 
     Raises:
-        ValueError: the embeddings are tied, and the embedding has an `embedding_dim`.
+        ValueError: the embeddings are tied, and their `embedding_dim` is not the width of hidden states.
 
     Attributes:
         dense: the layer with a kernel of its own, and with the bias; None if the embeddings are tied.
@@ -46,9 +46,9 @@ class Head(HasLayers):
     """
 
     def __init__(self, embedding: TokenEmbedding, tie_embeddings: bool, use_output_bias: bool, dtype: DType) -> None:
-        if tie_embeddings and embedding.embedding_dim is not None:
+        if tie_embeddings and embedding.embedding_dim not in (None, embedding.hidden_dim):
             raise ValueError(
-                "`tie_embeddings` must be False if the embedding has an `embedding_dim`, as hidden states have another "
+                "`tie_embeddings` must be False if `embedding_dim` is not `hidden_dim`, as hidden states have another "
                 f"width. Received: tie_embeddings={tie_embeddings}, embedding_dim={embedding.embedding_dim}"
             )
         self.embedding = embedding

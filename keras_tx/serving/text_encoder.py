@@ -73,9 +73,11 @@ class TextEncoder:
         for tensor in self.model.inputs:
             if self.roles[tensor.name] != "segments" or tensor.name in NAMES["segments"]:
                 continue
-            layer = _embedding_of(self.model, tensor)
-            size = getattr(layer, "vocabulary_size", getattr(layer, "input_dim", 0))
-            if layer is not None and (layer is embedding or size > MOST_SEGMENTS):
+            layer: Any = _embedding_of(self.model, tensor)
+            if layer is None or getattr(layer, "num_segments", None):  # a `TokenEmbedding` with segments checks them
+                continue
+            size = layer.vocabulary_size if hasattr(layer, "vocabulary_size") else layer.input_dim
+            if layer is embedding or size > MOST_SEGMENTS:
                 raise ValueError(
                     "`model` must take one input of token ids, and beside it at most segment ids and a padding mask. "
                     f"Received: the input '{tensor.name}', whose ids are below {size}; if they are segment ids, name "

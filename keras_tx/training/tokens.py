@@ -39,7 +39,8 @@ def checked_inputs(
         0 at padding; `weights` (B, T), float32, `sample_weight` at real tokens and 0 at padding.
 
     Raises:
-        ValueError: for labels that are not integers, shapes that do not match, and labels outside [0, V). Values can be
+        ValueError: for labels that are not integers, shapes that do not match or, without a strategy, predictions of
+            fewer than three axes, and labels outside [0, V). Values can be
             checked only in eager calls. In a graph TensorFlow raises its own error for such a label; where no error can
             be raised (XLA, JAX, a GPU), its loss is NaN.
     """
@@ -47,8 +48,8 @@ def checked_inputs(
     if len(outputs.shape) < 3 and not _has_strategy():
         raise ValueError(
             "The predictions must be (B, T, V), for labels (B, T). For one label in each row use "
-            "`keras.losses.SparseCategoricalCrossentropy` and Keras' metrics, which have no padding. Received: "
-            f"predictions.shape={tuple(outputs.shape)}"
+            "`keras.losses.SparseCategoricalCrossentropy` and Keras' metrics, which have no padding; flattened tokens "
+            f"need one more axis. Received: predictions.shape={tuple(outputs.shape)}"
         )
     labels, real, weights = checked_labels(labels, outputs.shape[:-1], outputs.shape[-1], padding_id, sample_weight)
     return labels, ops.cast(outputs, "float32"), real, weights

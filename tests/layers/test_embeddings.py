@@ -64,6 +64,19 @@ def test_positions_and_segments_begin_as_large_as_what_they_are_added_to(scale, 
     assert abs(np.corrcoef(position, segment)[0, 1]) < 0.1  # they are not the same numbers
 
 
+def test_the_initializers_of_positions_and_tables_can_be_saved_and_cloned():
+    embedding = TokenEmbedding(V, D, scale=True, zero_padding=True, position_encoding="learned", max_length=7)
+    embedding.build((None, None))
+    positions = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(embedding.positions))
+    table = embedding.tokens.embeddings_initializer
+    saved = keras.initializers.deserialize(keras.initializers.serialize(table))
+    for initializer in (positions.embeddings_initializer, embedding.positions.embeddings_initializer.clone()):
+        assert 0.05 < np.abs(to_numpy(initializer((V, D)))).max() <= 0.05 * D**0.5
+    for initializer in (saved, table.clone()):
+        values = to_numpy(initializer((V, D)))
+        assert not values[0].any() and 0 < np.abs(values[1:]).max() <= 0.05
+
+
 def test_segments_that_are_not_given_are_zero():
     layer = embedding(num_segments=2)
     assert_close(layer(IDS), layer(IDS, segment_ids=np.zeros_like(IDS)), atol=0)

@@ -1,5 +1,6 @@
 """Masks are booleans, or 1 and 0: other numbers, such as those of additive masks, are refused."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -48,6 +49,43 @@ def test_other_floats_than_1_and_0_are_refused(case, no, yes):
 def test_1_and_0_are_as_booleans(case, dtype):
     call, _ = case
     assert_close(call(REAL.astype(dtype)), call(REAL), atol=0)
+
+
+def test_lists_are_checked_too(case):
+    call, name = case
+    if name != "attention_mask":
+        with pytest.raises(ValueError, match=f"`{name}` must be boolean, or 1 and 0"):
+            call([[0.0, 0.0, -1e9], [0.0, -1e9, -1e9]])
+        assert_close(call([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]), call(REAL), atol=0)
+
+
+def test_the_mask_of_an_embedding_by_position_is_checked():
+    layer = layers.TokenEmbedding(5, 4)
+    with pytest.raises(ValueError, match="`mask` must be boolean, or 1 and 0"):
+        layer(IDS, None, np.where(REAL, 0, -1e9).astype("float32"))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_model_with_a_mask_of_floats_trains_as_one_with_booleans(policy, jit_compile):
+    """Keras gives every input floats unless told otherwise. XLA cannot raise errors, and leaves the check out."""
+
+    def trained(dtype, real):
+        keras.utils.set_random_seed(3)
+        x, mask = keras.Input((3, 4)), keras.Input((3,), dtype=dtype)
+        outputs = layers.Encoder(1, 8, 2, dtype=policy)(x, mask=mask)
+        model = keras.Model([x, mask], keras.layers.Dense(1)(outputs[:, 0]))
+        model.compile("sgd", "mse", jit_compile=jit_compile)
+        model.fit([X, real.astype(dtype)], np.ones((2, 1)), epochs=2, verbose=0)
+        return model, model.get_weights()
+
+    (model, found), (_, expected) = trained("float32", REAL), trained("bool", REAL)
+    for one, two in zip(found, expected, strict=True):
+        assert_close(one, two, atol=1e-6)
+    if not jit_compile:
+        with pytest.raises(Exception, match="`mask` must be boolean, or 1 and 0"):
+            model.predict([X, np.where(REAL, 0, -1e9)], verbose=0)
 
 
 @pytest.mark.tensorflow

@@ -200,10 +200,11 @@ def test_a_constructor_refuses_what_cannot_work(cls, options, message):
 @pytest.mark.parametrize("cls", [CausalLM, Seq2Seq])
 def test_small_token_embeddings_cannot_be_tied(cls):
     small = {"embedding_options": {"embedding_dim": 5}}
-    expected = "`tie_embeddings` must be False if the embedding has an `embedding_dim`.*True, embedding_dim=5"
+    expected = "`tie_embeddings` must be False if `embedding_dim` is not `hidden_dim`.*True, embedding_dim=5"
     with pytest.raises(ValueError, match=expected):
         cls(V, **SIZES, **small)
     assert cls(V, **SIZES, **small, tie_embeddings=False).embedding.table().shape == (V, 5)
+    cls(V, **SIZES, embedding_options={"embedding_dim": D})
 
 
 def test_small_token_embeddings_of_a_masked_language_model_are_tied():

@@ -59,6 +59,13 @@ def test_other_inputs_are_refused_by_their_names(names):
     assert f"Received: inputs {names}" in str(error.value)
 
 
+def test_segments_of_a_token_embedding_may_have_any_name():
+    words, kinds = inputs("words", "kinds")
+    embedding = TokenEmbedding(97, 4, num_segments=2)
+    model = keras.Model([words, kinds], keras.ops.sum(embedding(words, segment_ids=kinds), axis=1))
+    assert list(TextEncoder(model).roles.values()) == ["ids", "segments"]
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_second_text_is_not_taken_for_segment_ids(shared):
     tensors = inputs("question", "answer")
