@@ -104,6 +104,8 @@ class Strategy:
         received, rows = "None", scores.shape[0]
         if tokens is not None:
             tokens = ops.convert_to_tensor(tokens)
+            if getattr(tokens.shape, "rank", 1) is None:  # a graph of TensorFlow need not know it
+                tokens = ops.reshape(tokens, (-1,))
             dtype, shape = keras.backend.standardize_dtype(tokens.dtype), tuple(tokens.shape)
             if "int" in dtype and len(shape) == 1 and (None in (shape[0], rows) or shape[0] == rows):
                 return as_int32(tokens)

@@ -127,6 +127,20 @@ def test_what_is_no_token_for_each_row_is_refused(lm, kind, received):
         generate(lm, PROMPTS, Wrong(kind), max_new_tokens=NEW, jit_compile=False)
 
 
+@dataclass(frozen=True)
+class InNumPy(Strategy):
+    def choose(self, scores, state):
+        import tensorflow as tf
+
+        return tf.numpy_function(lambda x: x.argmax(axis=-1), [scores], tf.int64)  # of unknown rank
+
+
+@pytest.mark.tensorflow
+def test_tokens_of_a_shape_that_a_graph_does_not_know_are_taken(lm):
+    options = {"max_new_tokens": NEW, "jit_compile": False}
+    assert generate(lm, PROMPTS, InNumPy(), **options) == generate(lm, PROMPTS, **options)
+
+
 def test_numbers_of_numpy_are_numbers():
     ours = Sample(np.float32(0.5), top_k=np.int64(5), top_p=np.float64(0.9), min_p=np.float32(0), seed=np.int64(-3))
     plain = Sample(0.5, top_k=5, top_p=0.9, min_p=0.0, seed=-3)
