@@ -211,7 +211,10 @@ class Blocks:
         logits = ops.reshape(logits, (self.batch, self.heads, self.size, self.span * self.size))
         if self.bias is not None:
             logits = logits + self._pairs_of(self.bias, i, j)
-        return ops.reshape(logits if mask is None else ops.where(mask, logits, MASKED), shape)
+        if mask is not None:
+            # A Python number would be of Keras' `floatx` on PyTorch, and minus infinity in float16.
+            logits = ops.where(mask, logits, ops.convert_to_tensor(MASKED, logits.dtype))
+        return ops.reshape(logits, shape)
 
     def dropout_factors(self, i: Tensor, j: Tensor) -> Tensor:
         """Factors (X, P, R) for the scores: 0 for dropped scores, 1 / (1 - rate) for all others."""
