@@ -78,6 +78,12 @@ def allowed_by_bias(bias: Tensor) -> Tensor:
     return ops.logical_not(bias <= MASKED)
 
 
+def masked(logits: Tensor, mask: Tensor) -> Tensor:
+    """`logits`, `MASKED` where `mask` is False."""
+    # A Python number would be of Keras' `floatx` on PyTorch, and minus infinity in float16.
+    return ops.where(mask, logits, ops.convert_to_tensor(MASKED, logits.dtype))
+
+
 def sees_any_key(mask: Tensor) -> Tensor:
     """A mask that broadcasts to (B, N, T, S) -> (B, N, T, 1), where B, N and T may be 1."""
     mask = ops.any(mask, axis=-1, keepdims=True)

@@ -39,10 +39,10 @@ def checked_inputs(
         0 at padding; `weights` (B, T), float32, `sample_weight` at real tokens and 0 at padding.
 
     Raises:
-        ValueError: for labels that are not integers, shapes that do not match or, without a strategy, predictions of
-            fewer than three axes, and labels outside [0, V). Values can be
-            checked only in eager calls. In a graph TensorFlow raises its own error for such a label; where no error can
-            be raised (XLA, JAX, a GPU), its loss is NaN.
+        ValueError: for labels that are not integers, shapes that do not match, labels outside [0, V) and, without a
+            strategy, predictions of fewer than three axes. Values can be checked only in eager calls. In a graph
+            TensorFlow raises its own error for such a label; where no error can be raised (XLA, JAX, a GPU), its loss
+            is NaN.
     """
     outputs = ops.convert_to_tensor(outputs)
     if len(outputs.shape) < 3 and not _has_strategy():

@@ -1,5 +1,6 @@
 """The function `attend` against the equation, written out in NumPy float64."""
 
+import keras
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from keras_tx.layers.attention.dense import attend
 from keras_tx.layers.masks import Visible
-from tests.tools import assert_close, normal, to_numpy
+from tests.tools import assert_close, gradients, normal, to_numpy
 
 
 def by_the_equation(query, key, value, mask, bias, scale):
@@ -91,6 +92,21 @@ def test_a_bias_of_minus_infinity_hides_keys_as_a_mask_does():
     expected, expected_scores = attend(query, key, value, mask=mask)
     assert_close(hidden, expected, atol=0)
     assert_close(scores, expected_scores, atol=0)
+
+
+@pytest.mark.parametrize("floatx", ["float16", "float64"])
+def test_a_query_without_keys_has_finite_gradients_whatever_floatx_is(floatx):
+    x, bias = normal(2, 3, 1, 4), normal(2, 1, 3, 3)
+    bias[0, :, 1] = -np.inf
+    expected = gradients(lambda x: attend(x, x, x, bias=bias, scale=0.5)[0], [x])
+    assert all(np.isfinite(to_numpy(one)).all() for one in expected)
+    keras.config.set_floatx(floatx)
+    try:
+        found = gradients(lambda x: attend(x, x, x, bias=bias, scale=0.5)[0], [x])
+    finally:
+        keras.config.set_floatx("float32")
+    for one, wanted in zip(found, expected, strict=True):
+        assert_close(one, wanted, atol=1e-6)
 
 
 def test_dropout_weighs_the_values_but_not_the_returned_scores():

@@ -18,6 +18,8 @@ CASES = {
     "values": (lambda: layers.MultiHeadAttention(2, 3), (X, X), "value_mask"),
     "keys": (lambda: layers.MultiHeadAttention(2, 3), (X, X), "key_mask"),
     "embedding": (lambda: layers.TokenEmbedding(5, 4, position_encoding="sinusoidal"), (IDS,), "mask"),
+    "sinusoidal": (lambda: layers.SinusoidalPositionalEncoding(), (X,), "mask"),
+    "learned": (lambda: layers.LearnedPositionalEncoding(5), (X,), "mask"),
     "pairs": (lambda: layers.MultiHeadAttention(2, 3), (X, X), "attention_mask"),
 }
 

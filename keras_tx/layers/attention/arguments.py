@@ -76,9 +76,9 @@ def check_value(value: Any, cache: Any) -> None:
 
 def slot(start: Any) -> Any:
     """`start`, an integer or a scalar tensor of any integer dtype, or None -> a Python integer, int32 or None."""
-    if start is None or isinstance(start, Integral):
-        return None if start is None else int(start)
-    return ops.cast(start, "int32")
+    if start is None:
+        return None
+    return int(start) if isinstance(start, Integral) else ops.cast(start, "int32")
 
 
 def folded_bias(attention_bias: Tensor, query: Tensor, key: Tensor, axes: Axes) -> Tensor:

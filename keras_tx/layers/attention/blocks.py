@@ -15,7 +15,7 @@ from keras_tx.layers import masks
 from keras_tx.layers.dropout import HIGHEST_RATE, random_keep
 from keras_tx.layers.extremes import largest, smallest
 from keras_tx.layers.loops import at, corner, product
-from keras_tx.layers.masks import MASKED, Visible, label_range, padding_labels
+from keras_tx.layers.masks import Visible, label_range, padding_labels
 from keras_tx.layers.precision import wide_dtype
 from keras_tx.optional import Lazy
 from keras_tx.types import DType, Tensor
@@ -211,10 +211,7 @@ class Blocks:
         logits = ops.reshape(logits, (self.batch, self.heads, self.size, self.span * self.size))
         if self.bias is not None:
             logits = logits + self._pairs_of(self.bias, i, j)
-        if mask is not None:
-            # A Python number would be of Keras' `floatx` on PyTorch, and minus infinity in float16.
-            logits = ops.where(mask, logits, ops.convert_to_tensor(MASKED, logits.dtype))
-        return ops.reshape(logits, shape)
+        return ops.reshape(logits if mask is None else masks.masked(logits, mask), shape)
 
     def dropout_factors(self, i: Tensor, j: Tensor) -> Tensor:
         """Factors (X, P, R) for the scores: 0 for dropped scores, 1 / (1 - rate) for all others."""

@@ -71,7 +71,7 @@ def attend(
         logits, output_of = _logits(ops.cast(query, dtype) * scale, ops.cast(key, dtype), value)
     if bias is not None:
         mask = masks.join(mask, masks.allowed_by_bias(bias))
-        logits = ops.where(mask, logits + ops.cast(bias, dtype), MASKED)
+        logits = masks.masked(logits + ops.cast(bias, dtype), mask)
     elif mask is not None:
         # MASKED absorbs any logit, so this equals `where`; but the gradient of a sum costs nothing.
         logits = logits + (1 - ops.cast(mask, dtype)) * MASKED
@@ -152,7 +152,7 @@ def attend_cached(
         mask = masks.join(mask, masks.allowed_by_bias(bias))
         logits = logits + ops.cast(bias, dtype)
     if mask is not None:
-        logits = ops.where(mask, logits, MASKED)
+        logits = masks.masked(logits, mask)
     weights = softmax_without_onednn(logits)
     if heads > key_heads:
         weights = ops.reshape(weights, (-1, key_heads, rows, ops.shape(key)[2]))
