@@ -44,6 +44,8 @@ class Family(HasLayers):
         parts: {part: name without prefix}: optional parts of the base model, left out if this tensor is missing.
         ignored: {regular expression: reason}: tensors that a checkpoint may contain and the model does not need.
         zeros: names of tensors that are zeros if the checkpoint lacks them.
+        initial_scale: the key of config.json for the standard deviation of new weights, and its default.
+        initial_distribution: the class of the initializers of new weights.
         heads: regular expressions for the tensors of all heads and optional parts. A model for another task does not
             need them, and if the caller asks for a task whose head the checkpoint lacks, they are new.
 
@@ -72,10 +74,14 @@ class Family(HasLayers):
     parts: dict[str, str] = {}
     ignored: dict[str, str] = {}
     zeros: tuple[str, ...] = ()
+    initial_scale: tuple[str, float] = ("initializer_range", 0.02)
+    initial_distribution: type[keras.initializers.Initializer] = keras.initializers.RandomNormal
     heads: tuple[str, ...] = ()
 
     def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         self.config, self.task, self.tied, self.dtype = config, task, tied, dtype
+        key, default = self.initial_scale
+        self.initializer_range = config.not_negative(key, default=default)
 
     def symbolic_inputs(self) -> dict[str, Any]:
         """The symbolic inputs by name, integers (B, T). Inputs that are not in `needed` may be None in a call."""
@@ -100,6 +106,10 @@ class Family(HasLayers):
     def rows(self) -> Iterable[Row]:
         """The rows of the table, which fill every variable of the model."""
         raise NotImplementedError(f"{type(self).__name__} must define `rows`.")
+
+    def initial_stddev(self, theirs: str) -> float:
+        """The standard deviation of a matrix or table of a new model, by the name of the tensor in a checkpoint."""
+        return self.initializer_range
 
     def computed(self) -> dict[str, Any]:
         """Returns {name: array} for tensors that transformers expects and that are no variables here."""

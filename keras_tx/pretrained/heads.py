@@ -16,8 +16,6 @@ from keras_tx.pretrained import table
 from keras_tx.pretrained.table import Row
 from keras_tx.types import DType, Shape, Tensor
 
-_STDDEV = 0.02  # of new kernels, as in Hugging Face's models
-
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class OutputBias(keras.layers.Layer):
@@ -65,10 +63,10 @@ class TokenHead(HasLayers):
     ) -> None:
         width = embedding.embedding_dim or embedding.hidden_dim
         self.embedding = embedding
-        self.dense = _dense(width, "head_dense", dtype, activation=activation, use_bias=use_bias)
+        self.dense = Projection(width, activation=activation, use_bias=use_bias, dtype=dtype, name="head_dense")
         self.norm = make_norm(normalization, epsilon, dtype=dtype, name="head_norm")
         size = embedding.vocabulary_size
-        self.output = None if tied else _dense(size, "head_output", dtype, VocabularyProjection, use_bias=False)
+        self.output = None if tied else VocabularyProjection(size, use_bias=False, dtype=dtype, name="head_output")
         self.bias = OutputBias(dtype=dtype, name="head_bias") if output_bias else None
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -118,9 +116,9 @@ class ClassHead(HasLayers):
         if hidden_dim is not None:
             first = dropout if first_dropout is None else first_dropout
             self.first_dropout = Dropout(first, dtype=dtype, name=f"{name}_first_dropout")
-            self.dense = _dense(hidden_dim, f"{name}_dense", dtype, activation=activation)
+            self.dense = Projection(hidden_dim, activation=activation, dtype=dtype, name=f"{name}_dense")
         self.dropout = Dropout(dropout, dtype=dtype, name=f"{name}_dropout")
-        self.output = _dense(num_classes, f"{name}_output", dtype)
+        self.output = Projection(num_classes, dtype=dtype, name=f"{name}_output")
 
     def __call__(self, hidden: Tensor) -> Tensor:
         if self.dense is not None:
@@ -137,8 +135,3 @@ class ClassHead(HasLayers):
 def answer_spans(logits: Tensor) -> dict[str, Tensor]:
     """Splits logits (B, T, 2) into the logits of where the answer starts and where it ends, each (B, T)."""
     return {"start_logits": logits[:, :, 0], "end_logits": logits[:, :, 1]}
-
-
-def _dense(units: int, name: str, dtype: DType, kind: type[Projection] = Projection, **options: Any) -> Projection:
-    initializer = keras.initializers.RandomNormal(stddev=_STDDEV)
-    return kind(units, kernel_initializer=initializer, dtype=dtype, name=name, **options)

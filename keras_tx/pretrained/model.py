@@ -8,6 +8,7 @@ import keras
 
 from keras_tx import generation
 from keras_tx.generation.strategy import Strategy
+from keras_tx.internals.keras_models import variables_initialized_at_end
 from keras_tx.layers import Encoder
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids, check_integers
@@ -18,6 +19,7 @@ from keras_tx.models.checked_data import CheckedModel
 from keras_tx.pretrained import array_prompts, generation_config
 from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.family import Family
+from keras_tx.pretrained.initial_weights import set_initial_weights
 from keras_tx.pretrained.registry import read_family
 from keras_tx.types import DType, Tensor
 
@@ -34,9 +36,10 @@ _MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention
 class PretrainedModel(CheckedModel):
     """A Hugging Face model as a functional `keras.Model`, with inputs and outputs by Hugging Face's names.
 
-    `from_pretrained` returns one with the weights of a checkpoint; the constructor initializes the weights randomly.
-    Call it with a dict, with ids alone, or with ids and keyword arguments: arrays in `fit` and `predict`, or symbolic
-    tensors of your functional model.
+    `from_pretrained` returns one with the weights of a checkpoint. The constructor initializes the weights randomly,
+    from the same distributions as transformers for this config, such as by its `initializer_range`. Call it with a
+    dict, with ids alone, or with ids and keyword arguments: arrays in `fit` and `predict`, or symbolic tensors of your
+    functional model.
 
     Inputs that you leave out have the same defaults as in transformers: without `attention_mask` all tokens are real,
     even padding tokens; `token_type_ids` are zeros. The outputs are a dict: depending on the task `last_hidden_state`
@@ -91,10 +94,12 @@ class PretrainedModel(CheckedModel):
         dtype: DType = None,
         **kwargs: Any,
     ) -> None:
-        family = read_family(config, task, tied=tied, absent=absent, dtype=dtype)
-        inputs = family.symbolic_inputs()
-        outputs = family.outputs(inputs, output_hidden_states)
-        super().__init__(inputs=inputs, outputs=outputs, **kwargs)
+        with variables_initialized_at_end():
+            family = read_family(config, task, tied=tied, absent=absent, dtype=dtype)
+            inputs = family.symbolic_inputs()
+            outputs = family.outputs(inputs, output_hidden_states)
+            super().__init__(inputs=inputs, outputs=outputs, **kwargs)
+            set_initial_weights(family)
         encoders = [layer for layer in self.layers if isinstance(layer, Encoder)]
         if skip_padding and not encoders:
             raise ValueError(

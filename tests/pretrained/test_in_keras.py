@@ -74,15 +74,16 @@ def test_a_frozen_encoder_stays_as_it_is_and_a_trainable_one_learns():
     before = [to_numpy(x).copy() for x in encoder.weights]
     x, y = np.arange(2, 37, dtype="int32").reshape(5, 7), np.array([0, 1, 0, 1, 1])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01), loss, run_eagerly=True)
+    model.compile(keras.optimizers.Adam(0.003), loss, run_eagerly=True)
     model.fit(x, y, epochs=1, verbose=0)
     for old, new in zip(before, encoder.weights, strict=True):
         np.testing.assert_array_equal(old, to_numpy(new))
     encoder.trainable = True
     assert len(model.trainable_weights) == 2 + len(before)
-    model.compile(keras.optimizers.Adam(0.01), loss, run_eagerly=True)
-    losses = model.fit(x, y, epochs=4, verbose=0).history["loss"]
-    assert losses[-1] < losses[0]
+    model.compile(keras.optimizers.Adam(0.003), loss, run_eagerly=True)
+    loss_before = model.evaluate(x, y, verbose=0)  # without dropout
+    model.fit(x, y, epochs=4, verbose=0)
+    assert model.evaluate(x, y, verbose=0) < loss_before
     changed = [not np.array_equal(old, to_numpy(new)) for old, new in zip(before, encoder.weights, strict=True)]
     assert all(changed)
 

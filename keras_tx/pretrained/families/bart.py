@@ -58,13 +58,13 @@ class Bart(Seq2SeqFamily):
     )
     padding_id, start_id, eos_id = 1, 2, 2  # the defaults of config.json
     offset = 2
+    initial_scale = ("init_std", 0.02)
 
     def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         super().__init__(config, task, tied=tied, dtype=dtype)
         self.hidden_dim, encoder_heads = attention_sizes(config, "d_model", "encoder_attention_heads")
         _, decoder_heads = attention_sizes(config, "d_model", "decoder_attention_heads")
         self.dropout = config.rate("dropout", default=0.1)
-        self.initializer = keras.initializers.RandomNormal(stddev=config.not_negative("init_std", default=0.02))
         self._make_embeddings()
         options = {
             "dropout": self.dropout,
@@ -72,7 +72,6 @@ class Bart(Seq2SeqFamily):
             "activation_dropout": config.rate("activation_dropout", default=0.0),
             "activation": config.activation("activation_function", default="gelu"),
             "layer_norm_epsilon": _EPSILON,
-            "kernel_initializer": self.initializer,
             "dtype": dtype,
         }
         layers, width = config.number("encoder_layers"), config.size("encoder_ffn_dim")
@@ -104,7 +103,6 @@ class Bart(Seq2SeqFamily):
             self.hidden_dim,
             padding_id=self._padding_id(vocabulary_size, self.padding_id),
             scale=self.config.flag("scale_embedding", default=False),
-            embeddings_initializer=self.initializer,
             dtype=self.dtype,
             name=name,
         )
@@ -114,7 +112,6 @@ class Bart(Seq2SeqFamily):
         return LearnedPositionalEncoding(
             length,
             offset=self.offset,
-            embeddings_initializer=self.initializer.clone(),
             dtype=self.dtype,
             name=f"{side}_positions",
         )

@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import keras
-
 from keras_tx.internals.keras_models import embeddings_of
 from keras_tx.layers import Encoder, LearnedPositionalEncoding, TokenEmbedding
 from keras_tx.layers.projection import Projection
@@ -65,7 +63,6 @@ class PostNormEncoder(Family):
         self.dropout = config.rate(sizes["dropout"], default=0.1)
         self.epsilon = self._epsilon()
         self.num_positions = config.size("max_position_embeddings")
-        initializer = keras.initializers.RandomNormal(stddev=config.not_negative("initializer_range", default=0.02))
         self.padding_id = None if self.counts_padding else self._padding_id()
         self.padding_mask = PaddingMask(name="padding_mask")
         self.positions = Positions(self.padding_id, name="positions")
@@ -74,14 +71,11 @@ class PostNormEncoder(Family):
             self.hidden_dim,
             padding_id=None,
             embedding_dim=self._embedding_dim(),
-            position_encoding=LearnedPositionalEncoding(
-                self.num_positions, embeddings_initializer=initializer.clone(), dtype=dtype, name="positions"
-            ),
+            position_encoding=LearnedPositionalEncoding(self.num_positions, dtype=dtype, name="positions"),
             num_segments=self._num_segments(),
             normalization="layer_norm",
             layer_norm_epsilon=self.epsilon,
             dropout=self.dropout,
-            embeddings_initializer=initializer,
             dtype=dtype,
             name="embedding",
         )
@@ -93,15 +87,12 @@ class PostNormEncoder(Family):
             attention_dropout=config.rate(sizes["attention_dropout"], default=0.1),
             activation=self.activation,
             layer_norm_epsilon=self.epsilon,
-            kernel_initializer=initializer,
             dtype=dtype,
             name="encoder",
         )
         self.pooler: Any = None
         if task in self.pooled_tasks or (task == "base" and "pooler" in {*self.parts} - {*config.absent}):
-            self.pooler = Projection(
-                self.hidden_dim, activation="tanh", kernel_initializer=initializer, dtype=dtype, name="pooler"
-            )
+            self.pooler = Projection(self.hidden_dim, activation="tanh", dtype=dtype, name="pooler")
         self.head = self._head()
 
     def _padding_id(self) -> int:

@@ -64,6 +64,11 @@ class Gpt2(CausalFamily):
             name="decoder",
         )
 
+    def initial_stddev(self, theirs: str) -> float:
+        # What is added to the residual stream begins smaller, the more layers add to it.
+        is_added = theirs.endswith("c_proj.weight")
+        return self.initializer_range * ((2 * len(self.decoder.layers)) ** -0.5 if is_added else 1)
+
     def _scale(self, key_dim: int, index: int) -> float:
         """The factor of the products of queries and keys in layer `index`."""
         scale = key_dim**-0.5 if self.config.flag("scale_attn_weights", default=True) else 1.0

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+import keras
+
 from keras_tx.layers import Encoder, TokenEmbedding
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.projection import Projection
@@ -30,6 +32,7 @@ class ModernBert(Family):
 
     model_types = ("modernbert",)
     prefix = "model."
+    initial_distribution = keras.initializers.TruncatedNormal  # at two standard deviations
     inputs = ("input_ids", "attention_mask", "position_ids")
     embedding_key = "embeddings.tok_embeddings.weight"
     head_key = "decoder.weight"
@@ -90,6 +93,12 @@ class ModernBert(Family):
             name="encoder",
         )
         self._make_head(hidden_dim)
+
+    def initial_stddev(self, theirs: str) -> float:
+        name, layers = theirs.removesuffix(".weight").rpartition(".")[2], len(self.encoder.layers)
+        if name == "classifier":
+            return float(self.embedding.hidden_dim**-0.5)
+        return self.initializer_range * (1 if name in ("tok_embeddings", "Wi", "Wqkv") else (2 * layers) ** -0.5)
 
     def _layer_types(self, num_layers: int) -> list[str]:
         every = self.config.number("global_attn_every_n_layers", default=3)

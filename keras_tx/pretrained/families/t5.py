@@ -86,6 +86,7 @@ class T5(Seq2SeqFamily):
         r"(classifier|qa_outputs)\.(weight|bias)",
     )
     tied_by_file = True
+    initial_scale = ("initializer_factor", 1.0)
     feed_forward = "relu"  # the default of config.json
 
     def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
@@ -104,7 +105,6 @@ class T5(Seq2SeqFamily):
             "normalize_first": True,
             "normalization": "rms_norm",
             "layer_norm_epsilon": config.positive("layer_norm_epsilon", default=1e-6),
-            "kernel_initializer": keras.initializers.VarianceScaling(distribution="untruncated_normal"),
             "attention_options": {"key_dim": config.size("d_kv"), "scale": 1.0},
             "dtype": dtype,
         }
@@ -114,7 +114,6 @@ class T5(Seq2SeqFamily):
             config.size("d_model"),
             padding_id=self._padding_id(size, 0),
             dropout=rate,
-            embeddings_initializer=keras.initializers.RandomNormal(stddev=1.0),
             dtype=dtype,
             name="embedding",
         )
@@ -163,6 +162,13 @@ class T5(Seq2SeqFamily):
 
     def is_of_other_task(self, name: str) -> bool:
         return super().is_of_other_task(name) or (self.task in self.encoder_tasks and name.startswith("decoder."))
+
+    def initial_stddev(self, theirs: str) -> float:
+        # Queries begin smaller, as the products of queries and keys are not scaled.
+        config, width = self.config, self.embedding.hidden_dim
+        inputs = {"q": width * config.size("d_kv"), "o": config.size("num_heads") * config.size("d_kv")}
+        inputs |= {"wo": config.size("d_ff"), "shared": 1, "lm_head": 1, "classifier": 1}
+        return float(self.initializer_range * inputs.get(theirs.split(".")[-2], width) ** -0.5)
 
     def _activation(self) -> tuple[Any, bool]:
         """The activation of the feed-forward, and whether it is gated: "relu", "gated-gelu", ..."""

@@ -70,13 +70,11 @@ class ViT(Family):
         height, width = self._image_size()
         config.check_size("image_size", (height // patch_size) * (width // patch_size))
         self.image_shape = (config.size("num_channels", default=3), height, width)
-        initializer = keras.initializers.RandomNormal(stddev=config.not_negative("initializer_range", default=0.02))
         self.embedding = PatchEmbedding(
             patch_size,
             hidden_dim,
             dropout=dropout,
-            kernel_initializer=initializer,
-            embeddings_initializer=initializer,
+            embeddings_initializer=keras.initializers.RandomNormal(stddev=self.initializer_range),
             dtype=dtype,
             name="embedding",
         )
@@ -89,7 +87,6 @@ class ViT(Family):
             activation=config.activation("hidden_act", default="gelu"),
             normalize_first=True,
             layer_norm_epsilon=config.positive("layer_norm_eps", default=1e-12),
-            kernel_initializer=initializer,
             attention_options={"use_bias": config.flag("qkv_bias", default=True), "use_output_bias": True},
             dtype=dtype,
             name="encoder",
