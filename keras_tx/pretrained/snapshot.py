@@ -26,13 +26,14 @@ class OpenFile:
 
     Attributes:
         size: the number of bytes.
+        identity: what tells the file from every other one, and from itself with another content.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         self.close: Callable[[], Any] = weakref.finalize(self, os.close, descriptor)
-        self._descriptor, self._opened = descriptor, _identity(os.fstat(descriptor))
+        self._descriptor, self.identity = descriptor, _identity(os.fstat(descriptor))
         self.size = os.fstat(descriptor).st_size
 
     def stream(self) -> io.FileIO:
@@ -48,7 +49,7 @@ class OpenFile:
             ValueError: the size or the time of the last change is another one.
         """
         now = _identity(os.fstat(self._descriptor))
-        if now != self._opened:
+        if now != self.identity:
             raise ValueError(f"{self.path} must not change while it is read. Received: a file that was written into")
 
 
@@ -63,6 +64,7 @@ class Snapshot:
         self.folder = folder
         self._path = located(folder)
         self._found: dict[str, tuple[Path, Identity]] = {}
+        self._has_changed = False
 
     def __contains__(self, name: str) -> bool:
         """Whether the folder has a file with this name."""
@@ -70,13 +72,22 @@ class Snapshot:
 
     def open(self, name: str) -> OpenFile:
         """Opens a file of the folder."""
-        return OpenFile(self._look(name)[0])
+        path, found = self._look(name)
+        try:
+            file = OpenFile(path)
+        except FileNotFoundError:
+            self._has_changed |= found is not None
+            raise
+        self._has_changed |= found not in (None, file.identity)
+        return file
 
     def is_current(self) -> bool:
         """Whether all files that were found are at their places, and those that were missing are missing.
 
         If so, all of them were there at one moment: the one before this call.
         """
+        if self._has_changed:  # even if what was found is back at its place by now
+            return False
         path = located(self.folder)
         return all((path(name), _look(path(name))) == found for name, found in self._found.items())
 

@@ -129,6 +129,31 @@ def test_a_model_whose_file_was_written_into_is_refused(tmp_path, monkeypatch):
         pretrained.from_pretrained(source)
 
 
+@pytest.mark.parametrize("other", [None, "another"])
+def test_a_file_that_was_away_for_a_moment_is_read_again(tmp_path, other):
+    """Two writers at once can move a file away and back, and then all is as it was found."""
+    path, away = tmp_path / "a.json", tmp_path / "away"
+    path.write_text("1")
+    attempts = []
+
+    def read(found):
+        assert "a.json" in found
+        attempts.append(found)
+        if len(attempts) == 1:
+            path.rename(away)
+            if other:
+                path.write_text(other)
+        try:
+            file = found.open("a.json")
+            return file.stream().read()
+        finally:
+            if len(attempts) == 1:
+                away.replace(path)
+
+    assert snapshot.consistent(tmp_path, read) == b"1"
+    assert len(attempts) == 2
+
+
 def test_files_that_never_stand_still_are_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(snapshot, "PAUSE", 0)
     attempts = []
