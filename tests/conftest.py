@@ -5,7 +5,7 @@ import resource
 import sys
 from pathlib import Path
 
-from tests import plain_tf_data, xla_flags
+from tests import plain_tf_data, unnamed_variables, xla_flags
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("XLA_FLAGS", xla_flags.OF_BACKEND)
@@ -23,6 +23,7 @@ settings.load_profile("keras_tx")
 
 if BACKEND == "tensorflow":
     plain_tf_data.set_up()
+    unnamed_variables.set_up()
 
 MOST_MEMORY = 2.0  # GiB that a process may hold before it gives back what it can
 

@@ -10,13 +10,13 @@ pytestmark = [pytest.mark.process, pytest.mark.tensorflow]
 
 EXACT = 2e-6  # SGD in float32
 BOUNDS = {"seq2seq": 1e-4, "functional": 1e-4, "classifier": 1e-2}  # Muon, AdamW, and the rounding of bfloat16
-SPLIT = {"causal": 17, "functional": 11, "llama": 16}  # how many weights of each model are split
-# With KERAS_TX_TEST_ALL_CASES=1 all models are trained, which takes minutes.
+SPLIT = {"causal": 17, "functional": 11}  # how many weights of each model are split
+# With KERAS_TX_TEST_ALL_CASES=1 all models are trained, which takes minutes. `test_jax_processes` trains llama, too.
 ALL = os.environ.get("KERAS_TX_TEST_ALL_CASES") == "1"
 SHARED = ["keras_loss_with_weights", "accumulation"]  # of `equal`
 if ALL:
     SHARED = list(equal.CASES)
-    SPLIT |= {"masked": 11, "seq2seq": 28, "classifier": 11}
+    SPLIT |= {"llama": 16, "masked": 11, "seq2seq": 28, "classifier": 11}
 
 
 @pytest.fixture(scope="module")
