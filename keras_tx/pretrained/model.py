@@ -8,7 +8,7 @@ import keras
 
 from keras_tx import generation
 from keras_tx.generation.strategy import Strategy
-from keras_tx.internals.keras_models import variables_initialized_at_end
+from keras_tx.internals.keras_models import set_initializer, variables_initialized_at_end
 from keras_tx.layers import Encoder
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids, check_integers
@@ -19,7 +19,7 @@ from keras_tx.models.checked_data import CheckedModel
 from keras_tx.pretrained import array_prompts, generation_config
 from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.family import Family
-from keras_tx.pretrained.initial_weights import set_initial_weights
+from keras_tx.pretrained.initial_weights import initial_weights
 from keras_tx.pretrained.registry import read_family
 from keras_tx.types import DType, Tensor
 
@@ -99,7 +99,8 @@ class PretrainedModel(CheckedModel):
             inputs = family.symbolic_inputs()
             outputs = family.outputs(inputs, output_hidden_states)
             super().__init__(inputs=inputs, outputs=outputs, **kwargs)
-            set_initial_weights(family)
+            for variable, initializer in initial_weights(family):
+                set_initializer(variable, initializer)
         encoders = [layer for layer in self.layers if isinstance(layer, Encoder)]
         if skip_padding and not encoders:
             raise ValueError(
@@ -127,6 +128,8 @@ class PretrainedModel(CheckedModel):
         names = ("generation_config", "stored_dtypes", "_policy", "_output_hidden_states", "source")
         kept = {name: copy.deepcopy(getattr(source, name)) for name in names if hasattr(source, name)}
         self._set(with_twins(source.family, twins), **kept)
+        for variable, initializer in initial_weights(self.family):  # `clone_model` has created them from the layers
+            variable.assign(initializer(variable.shape, dtype=variable.dtype))
 
     @property
     def config(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """New models begin as those of transformers: every tensor is drawn from a distribution of the same width."""
 
+import keras
 import numpy as np
 import pytest
 import transformers
@@ -40,6 +41,15 @@ def test_each_tensor_begins_as_wide_as_that_of_transformers(model_type, task, tm
         assert abs(ours.mean()) < 6 * ours.std() / np.sqrt(ours.size), variable.path
         compared += 1
     assert compared > 10
+
+
+def test_the_weights_of_a_clone_begin_as_wide():
+    model = PretrainedModel(small(transformers.T5Config().to_dict()), "conditional_generation")
+    clone = keras.models.clone_model(model)
+    for variable, other in zip(clone.weights, model.weights, strict=True):
+        ours, expected = to_numpy(variable), to_numpy(other)
+        assert not np.array_equal(ours, expected) or expected.std() == 0
+        assert ours.std() == pytest.approx(expected.std(), rel=6 / np.sqrt(ours.size)), variable.path
 
 
 def test_a_head_that_a_checkpoint_lacks_begins_as_wide(tmp_path):
