@@ -44,7 +44,7 @@ class Family(HasLayers):
         parts: {part: name without prefix}: optional parts of the base model, left out if this tensor is missing.
         ignored: {regular expression: reason}: tensors that a checkpoint may contain and the model does not need.
         zeros: names of tensors that are zeros if the checkpoint lacks them.
-        initial_scale: the key of config.json for the standard deviation of new weights, and its default.
+        initial_scale: the key of config.json that new weights are scaled by, and its default.
         initial_distribution: the class of the initializers of new weights.
         heads: regular expressions for the tensors of all heads and optional parts. A model for another task does not
             need them, and if the caller asks for a task whose head the checkpoint lacks, they are new.

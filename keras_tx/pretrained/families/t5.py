@@ -166,9 +166,9 @@ class T5(Seq2SeqFamily):
     def initial_stddev(self, theirs: str) -> float:
         # Queries begin smaller, as the products of queries and keys are not scaled.
         config, width = self.config, self.embedding.hidden_dim
-        inputs = {"q": width * config.size("d_kv"), "o": config.size("num_heads") * config.size("d_kv")}
-        inputs |= {"wo": config.size("d_ff"), "shared": 1, "lm_head": 1, "classifier": 1}
-        return float(self.initializer_range * inputs.get(theirs.split(".")[-2], width) ** -0.5)
+        sizes = {"q": width * config.size("d_kv"), "o": config.size("num_heads") * config.size("d_kv")}
+        sizes |= {"wo": config.size("d_ff"), "shared": 1, "lm_head": 1, "classifier": 1}
+        return float(self.initializer_range * sizes.get(theirs.split(".")[-2], width) ** -0.5)
 
     def _activation(self) -> tuple[Any, bool]:
         """The activation of the feed-forward, and whether it is gated: "relu", "gated-gelu", ..."""
