@@ -39,7 +39,8 @@ def mask_tokens(features: Any, tokenizer: Tokenizer, *, rate: float = 0.15, seed
         ignores.
 
     Raises:
-        ValueError: `rate` is outside (0, 1), `features` have no "token_ids", or `tokenizer` has no mask token.
+        ValueError: `rate` is outside (0, 1), `features` have no "token_ids", the ids are no integers, or `tokenizer`
+            has no mask token.
 
     Reference:
         Devlin et al. 2018, arXiv:1810.04805, section 3.1.
@@ -64,7 +65,9 @@ def mask_tokens(features: Any, tokenizer: Tokenizer, *, rate: float = 0.15, seed
         raise ValueError(f"`tokenizer` must have a mask token. Received: special tokens {tokenizer.special_tokens}")
     if isinstance(features, dict) and "token_ids" not in features:
         raise ValueError(f"`features` must have 'token_ids'. Received: features {sorted(features)}")
-    ids = features["token_ids"] if isinstance(features, dict) else tf.convert_to_tensor(features)
+    ids = tf.convert_to_tensor(features["token_ids"] if isinstance(features, dict) else features)
+    if not ids.dtype.is_integer:
+        raise ValueError(f"`features` must hold token ids, which are integers. Received: ids of dtype {ids.dtype.name}")
     special = [tokenizer.token_to_id(token) for token in tokenizer.special_tokens.values()]
     ordinary = tf.constant(sorted(set(range(tokenizer.vocabulary_size)) - set(special)), ids.dtype)
     draw = _uniform_numbers(tf.shape(ids), seed)

@@ -67,3 +67,6 @@ def test_what_cannot_be_masked_is_refused():
     without = BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "word"])
     with pytest.raises(ValueError, match="`tokenizer` must have a mask token. Received: special tokens"):
         mask_tokens(sentences(2), without)
+    for floats in (np.ones((2, 3), "float32"), {"token_ids": tf.ones((2, 3))}):
+        with pytest.raises(ValueError, match="`features` must hold token ids, .* Received: ids of dtype float32"):
+            mask_tokens(floats, TOKENIZER)
