@@ -10,7 +10,8 @@ from keras_tx.layers.attention import halves
 from keras_tx.layers.attention.dense import attend
 from tests.tools import assert_close, gradients, normal, to_numpy
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="about JAX")
+if keras.backend.backend() != "jax":
+    pytest.skip("about JAX", allow_module_level=True)
 B, T, S, N, H, V = 2, 11, 13, 6, 5, 7
 ATOL = {"bfloat16": 0.02, "float16": 0.003}  # of numbers around one
 
