@@ -14,6 +14,7 @@ from keras_tx.layers import activations
 from keras_tx.layers.configs import Composite
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.initializers import clone_initializer
+from keras_tx.layers.precision import as_floats
 from keras_tx.layers.projection import Projection
 from keras_tx.layers.splitting import Split
 from keras_tx.types import Shape, Tensor
@@ -107,6 +108,7 @@ class FeedForward(Composite):
         return layer
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        inputs = as_floats(inputs, self)
         intermediate = self.intermediate_dense(inputs)
         if self.gated:
             intermediate = self.gate_dense(inputs) * intermediate

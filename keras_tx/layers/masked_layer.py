@@ -18,6 +18,7 @@ from keras_tx.internals.keras_models import (
 from keras_tx.layers import masks
 from keras_tx.layers.configs import Composite
 from keras_tx.layers.mask_search import find_mask
+from keras_tx.layers.precision import as_floats
 from keras_tx.layers.shapes import check_shape
 from keras_tx.types import Tensor
 
@@ -59,6 +60,9 @@ class MaskedLayer(Composite):
         )  # else it is for the slots of a cache
 
 
+_VECTORS = {"inputs", "memory", "query", "key", "value"}
+
+
 def _fill_mask(layer: Any, arguments: dict[str, Any], name: str, tensor: Tensor) -> None:
     """Sets the argument `name` to the mask of `tensor`, unless the caller passed one, and checks its shape."""
     mask = arguments.get(name)
@@ -77,18 +81,21 @@ def convert_inputs(layer: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     Keras would round the bias to bfloat16, although it is added to float32 logits.
     """
 
-    def convert(x: Any) -> Any:
-        if isinstance(x, keras.KerasTensor):
+    def convert(x: Any, are_vectors: bool) -> Any:
+        if x is None or isinstance(x, keras.KerasTensor):
             return x
         mask = get_keras_mask(x)
         x = layer.dtype_policy.convert_input(x, layer.autocast, layer.input_dtype)
+        x = as_floats(x, layer) if are_vectors else x
         if mask is not None:
             set_keras_mask(x, mask)
         return x
 
     arguments = {name: masks.checked(name, x) if name.endswith("mask") else x for name, x in arguments.items()}
     return {
-        name: _to_tensor(value) if name == "attention_bias" else keras.tree.map_structure(convert, value)
+        name: _to_tensor(value)
+        if name == "attention_bias"
+        else keras.tree.map_structure(lambda x, name=name: convert(x, name in _VECTORS), value)
         for name, value in arguments.items()
     }
 

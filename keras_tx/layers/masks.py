@@ -39,16 +39,18 @@ def join(*masks: Tensor | None) -> Any:
 
 
 def checked(name: str, mask: Any) -> Any:
-    """Returns the call argument `name`, a mask of booleans, or of 1 and 0; of floats it makes booleans.
+    """Returns the call argument `name`, a mask of booleans, or of 1 and 0, as booleans.
 
-    A mask of 0 and -1e9, made to be added to the logits, would be inverted as booleans.
+    A mask of 0 and -1e9, made to be added to the logits, would be inverted as booleans, and token ids would count as
+    so many tokens each.
 
     Raises:
-        ValueError: for floats other than 1 and 0.
+        ValueError: for numbers other than 1 and 0.
         tf.errors.InvalidArgumentError: likewise, when a graph of TensorFlow runs without XLA.
     """
     mask = np.asarray(mask) if isinstance(mask, (list, tuple)) else mask
-    if isinstance(mask, keras.KerasTensor) or "float" not in str(getattr(mask, "dtype", None)):
+    dtype = str(getattr(mask, "dtype", None))
+    if isinstance(mask, keras.KerasTensor) or not ("float" in dtype or "int" in dtype):
         return mask
     rule = f"`{name}` must be boolean, or 1 and 0; numbers to add to the logits go into `attention_bias`. Received:"
     values = values_of(mask)

@@ -13,6 +13,7 @@ from keras_tx.layers.configs import Composite
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.initializers import clone_initializer
 from keras_tx.layers.positions import LearnedPositionalEncoding
+from keras_tx.layers.precision import as_floats
 from keras_tx.layers.projection import HeadProjection
 from keras_tx.types import Shape, Tensor
 
@@ -113,6 +114,7 @@ class PatchEmbedding(Composite):
         return num_patches + bool(self.has_class_token)
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        inputs = as_floats(inputs, self)
         size, batch = self.patch_size, ops.shape(inputs)[0]
         rows, columns = inputs.shape[1] // size, inputs.shape[2] // size
         pixels = ops.reshape(inputs, (batch, rows, size, columns, size, inputs.shape[3]))

@@ -15,7 +15,7 @@ from keras_tx.layers import ids
 from keras_tx.layers.configs import StrictLayer
 from keras_tx.layers.extremes import largest
 from keras_tx.layers.masks import count_positions
-from keras_tx.layers.precision import wide_dtype
+from keras_tx.layers.precision import as_floats, wide_dtype
 from keras_tx.layers.rotary_scaling import attention_factor, check_scaling, frequencies
 from keras_tx.types import Shape, Tensor
 
@@ -162,6 +162,7 @@ class RotaryEmbedding(StrictLayer):
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: features})
 
     def call(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
+        inputs = as_floats(inputs, self)
         if positions is None:
             length = ops.shape(inputs)[1]
             positions = ops.arange(length, dtype="int32")

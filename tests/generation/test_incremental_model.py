@@ -78,8 +78,9 @@ def test_the_target_may_be_named():
         IncrementalModel(model, "x")
 
 
-def test_in_half_precision_steps_stay_near_the_whole():
-    model = built.language_model(dtype="mixed_bfloat16", decoder_options={"position_bias": "alibi"})
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_in_half_precision_steps_stay_near_the_whole(policy):
+    model = built.language_model(dtype=policy, decoder_options={"position_bias": "alibi"})
     whole = built.logits_of(model, ROWS).astype("float32")
     found = in_steps(IncrementalModel(model), ROWS, [4, 1, 1, 1])
     assert found[-1].dtype == "float32"

@@ -119,6 +119,20 @@ def test_the_symbolic_shape_and_dtype_are_the_eager_ones(row, policy):
         assert [s.dtype for s in specs] == [keras.backend.standardize_dtype(o.dtype) for o in outputs]
 
 
+of_vectors = [row for row in per_example if row.layer is not layers.TokenEmbedding]
+
+
+@pytest.mark.parametrize("row", of_vectors, ids=catalogue.name)
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bool"])
+def test_vectors_of_integers_and_booleans_are_numbers(row, dtype):
+    layer, inputs = built(row), row.inputs()
+    vectors = {name: (2 * abs(x)).astype(dtype) for name, x in inputs.items()}
+    floats = outputs_of(layer, {name: x.astype("float32") for name, x in vectors.items()})
+    outputs = outputs_of(layer, vectors)
+    assert outputs.dtype == floats.dtype
+    assert_close(outputs, to_numpy(floats), atol=0, rtol=0)
+
+
 @pytest.mark.slow
 def test_a_saved_model_and_saved_weights_come_back_with_the_same_outputs(tmp_path):
     model, inputs = model_of(*catalogue.ROWS), inputs_of(*catalogue.ROWS)

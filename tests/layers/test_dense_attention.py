@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keras_tx.layers import MultiHeadAttention
 from keras_tx.layers.attention.dense import attend
 from keras_tx.layers.masks import Visible
 from tests.tools import assert_close, gradients, normal, to_numpy
@@ -143,3 +144,14 @@ def test_the_graph_of_attention_over_unknown_lengths_has_few_operations():
     operations = attention.get_concrete_function().graph.get_operations()
     made = [one for one in operations if one.type not in ("Const", "Placeholder")]
     assert 10 < len(made) <= 25, [one.type for one in made]
+
+
+def test_attention_to_a_single_key_has_gradients_of_zero_and_no_warning():
+    """Such as to a memory of one vector. Keras warns of variables without gradients, which is an error in tests."""
+    x, memory = keras.Input((5, 6)), keras.Input((1, 3))
+    model = keras.Model([x, memory], MultiHeadAttention(2, 3, name="one")(x, memory))
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    before = [to_numpy(weight) for weight in model.get_layer("one").query_dense.weights]
+    model.train_on_batch([normal(2, 5, 6), normal(2, 1, 3)], np.ones((2, 5, 6)))
+    for weight, old in zip(model.get_layer("one").query_dense.weights, before, strict=True):
+        assert_close(weight, old, atol=0)

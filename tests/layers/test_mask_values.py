@@ -37,14 +37,20 @@ def case(request):
     return call, name
 
 
-@pytest.mark.parametrize(("no", "yes"), [(-1e9, 0.0), (-np.inf, 0.0), (0.0, np.nan), (0.0, 0.5), (2.0, 1.0)])
-def test_other_floats_than_1_and_0_are_refused(case, no, yes):
+NUMBERS = [(-1e9, 0.0), (-np.inf, 0.0), (0.0, np.nan), (0.0, 0.5), (2.0, 1.0)]
+INTEGERS = [(0, 2), (0, -1), (7, 1)]  # such as token ids
+
+
+@pytest.mark.parametrize(
+    ("no", "yes", "dtype"), [(*one, "float32") for one in NUMBERS] + [(*one, "int32") for one in INTEGERS]
+)
+def test_other_numbers_than_1_and_0_are_refused(case, no, yes, dtype):
     call, name = case
     expected = (
         f"`{name}` must be boolean, or 1 and 0; numbers to add .* `attention_bias`. Received: {name} with the value"
     )
     with pytest.raises(ValueError, match=expected):
-        call(np.where(REAL, yes, no).astype("float32"))
+        call(np.where(REAL, yes, no).astype(dtype))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int64", "uint8"])
@@ -99,3 +105,5 @@ def test_a_graph_checks_what_only_it_knows(case):
     assert_close(graph(tf.constant(REAL, "float32")), call(REAL), atol=1e-6)
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"`{name}` must be boolean, or 1 and 0; .* other values"):
         graph(tf.constant(np.where(REAL, 0, -1e9), "float32"))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"`{name}` must be boolean, or 1 and 0; .* other values"):
+        graph(tf.constant(np.where(REAL, 3, 0), "int32"))

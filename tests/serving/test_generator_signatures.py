@@ -430,8 +430,9 @@ def test_arguments_that_do_not_fit_are_refused(models, tokenizer):
         generator_signatures(model, tokenizer, None, {"max_new_tokens": 0})
 
 
-def test_half_precision_becomes_float32(tokenizer):
-    model = randomize(CausalLM(V, num_layers=1, **SIZES, dtype="mixed_bfloat16"), scale=0.6)
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_half_precision_becomes_float32(tokenizer, policy):
+    model = randomize(CausalLM(V, num_layers=1, **SIZES, dtype=policy), scale=0.6)
     signatures = Traced(model, tokenizer, None, {"max_new_tokens": 5})
     answer = signatures["serving_default"](tf.constant(TEXTS))["text"]
     assert strings(answer) == generate(model, TEXTS, tokenizer=tokenizer, max_new_tokens=5, jit_compile=False)

@@ -164,6 +164,8 @@ def attend_cached(
 
 
 def product_without_onednn(x: Tensor, y: Tensor, adj_y: bool = False) -> Tensor:
+    if x.dtype == tf.float16:  # for which the other has no kernel on CPUs
+        return tf.linalg.matmul(x, y, transpose_b=adj_y)
     return tf.raw_ops.BatchMatMulV3(x=x, y=y, Tout=x.dtype, adj_y=adj_y)
 
 
@@ -181,7 +183,8 @@ def _by_key_head(x: Tensor, key_heads: int) -> Tensor:
 
 def softmax(logits: Tensor) -> Tensor:
     """Softmax over the last axis, without Keras' warning about an axis of size 1."""
-    return ops.ones_like(logits) if logits.shape[-1] == 1 else ops.softmax(logits, axis=-1)
+    # The difference is zero, and so is its gradient, where a constant would have none.
+    return ops.exp(logits - logits) if logits.shape[-1] == 1 else ops.softmax(logits, axis=-1)
 
 
 def _one_hot_of_best(logits: Tensor) -> Tensor:
