@@ -137,7 +137,7 @@ if arguments.lora:
     for layer in model.get_layer("encoder").layers:
         layer.trainable = False
         attention, feed_forward = layer.self_attention, layer.feed_forward
-        # For a projection to N heads, (D, N, H), Keras adds the matrices (D, N, RANK) and (RANK, H).
+        # For a projection to N heads, (D, N, H), these are the matrices (D, RANK) and (RANK, N, H).
         for projection in (
             *(attention.query_dense, attention.key_dense, attention.value_dense, attention.output_dense),
             *(feed_forward.intermediate_dense, feed_forward.output_dense),

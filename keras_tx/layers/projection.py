@@ -12,11 +12,13 @@ import keras
 import numpy as np
 from keras import ops, quantizers
 
+from keras_tx.internals.keras_lora import without_lora
 from keras_tx.internals.keras_models import embeddings_of
 from keras_tx.layers import activations, exported_weights, xla
 from keras_tx.layers.ids import take_rows
 from keras_tx.layers.loops import product
-from keras_tx.layers.quantization import Quantizable
+from keras_tx.layers.lora import LowRankOfHeads
+from keras_tx.layers.quantization import Quantizable, to_float32
 from keras_tx.layers.splitting import Split
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
@@ -104,17 +106,19 @@ def project_together(layers: Sequence[Any], inputs: Tensor) -> list[Tensor] | No
     return exported_weights.dense(weights, layers, inputs)
 
 
-class HeadProjection(Quantizable, keras.layers.EinsumDense):
+class HeadProjection(LowRankOfHeads, Quantizable, keras.layers.EinsumDense):
     """`EinsumDense` that contracts the last axes of its input, as the projections of attention do."""
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        return _dense(self, inputs, training, self._num_summed())
+        return _dense(self, inputs, training, self.num_inputs)
 
-    def _num_summed(self) -> int:
+    @property
+    def num_inputs(self) -> int:
+        """The number of axes of the kernel that are inputs."""
         return len(set.intersection(*[set(part) for part in self.equation.split("->")[0].split(",")]))
 
     def _num_inputs(self, shape: tuple[int, ...]) -> int:
-        return math.prod(shape[: self._num_summed()])
+        return math.prod(shape[: self.num_inputs])
 
 
 class Projection(Quantizable, keras.layers.Dense):
@@ -157,8 +161,15 @@ class TiedEmbedding(Quantizable, keras.layers.ReversibleEmbedding):
         return ops.reshape(logits, (*ops.shape(inputs)[:-1], self.input_dim))
 
     def quantized_call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
-        if reverse or self.quantization_mode != "int4" or self.lora_enabled:
-            return super().quantized_call(inputs, reverse=reverse)
+        if reverse:
+            logits = self._quantized_logits(inputs)
+            if not self.lora_enabled:
+                return logits
+            first, second = (ops.cast(one, inputs.dtype) for one in self.lora_matrices())
+            added = ops.matmul(ops.matmul(inputs, ops.transpose(second)), ops.transpose(first))
+            return logits + (self.lora_alpha / self.lora_rank) * ops.cast(added, logits.dtype)
+        if self.quantization_mode != "int4" or self.lora_enabled:
+            return super().quantized_call(inputs)
         # Keras would unpack the whole table. This unpacks the rows of these ids.
         ids = ops.reshape(ops.cast(inputs, "int32"), (-1,))
         rows = quantizers.unpack_int4(ops.take(embeddings_of(self), ids, axis=0), self.output_dim, axis=-1)
@@ -172,10 +183,47 @@ class TiedEmbedding(Quantizable, keras.layers.ReversibleEmbedding):
             rows = (rows - ops.take(zero, blocks, axis=1)) * ops.take(scale, blocks, axis=1)
         return ops.reshape(ops.cast(rows, self.compute_dtype), (*ops.shape(inputs), self.output_dim))
 
-    def _as_matrix(self) -> np.ndarray:
-        return np.asarray(ops.convert_to_numpy(ops.cast(embeddings_of(self), "float32"))).T
+    def _quantized_logits(self, inputs: Tensor) -> Tensor:
+        """The logits of the integers, without LoRA.
 
-    def _assign(self, kernel: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> None:
-        embeddings_of(self).assign(quantizers.pack_int4(ops.convert_to_tensor(kernel.T), axis=-1)[0])
-        self.embeddings_scale.assign(scale.T)
-        self.embeddings_zero.assign(zero.T)
+        Int8 rounds the inputs, too. That has no gradient, and as in Keras' dense layers that of the product stands for
+        it.
+        """
+        if self.quantization_mode != "int8":
+            with without_lora():
+                return super().quantized_call(inputs, reverse=True)
+
+        def product(x: Tensor, table: Tensor, scale: Tensor) -> Any:
+            def gradient(*args: Any, upstream: Any = None) -> tuple[Any, None, None]:
+                weights = ops.cast(table, self.compute_dtype) / ops.cast(scale, self.compute_dtype)[:, None]
+                return ops.matmul(args[0] if upstream is None else upstream, weights), None, None
+
+            integers, factor = self.inputs_quantizer(x)
+            sums = ops.cast(ops.matmul(integers, ops.transpose(table)), self.compute_dtype)
+            return sums / (factor * scale), gradient
+
+        return ops.custom_gradient(product)(inputs, *[ops.convert_to_tensor(x) for x in self._integers()[:2]])
+
+    def _variable(self) -> Any:
+        return embeddings_of(self)
+
+    def _as_matrix(self, kernel: Any) -> np.ndarray:
+        return to_float32(kernel).T
+
+    def _integers(self) -> tuple[Any, Any, Any]:
+        return self._variable(), self.embeddings_scale, getattr(self, "embeddings_zero", None)
+
+    def _unpacked(self) -> np.ndarray:
+        table = self._variable()
+        return to_float32(
+            quantizers.unpack_int4(table, self.output_dim, axis=-1) if self.quantization_mode == "int4" else table
+        ).T
+
+    def _scales(self, variable: Any) -> np.ndarray:
+        return to_float32(variable).T  # (V,) stays so, and broadcasts
+
+    def _stored(self, integers: Any, scale: Any, zero: Any) -> tuple[Any, Any, Any]:
+        integers, scale = ops.transpose(integers), ops.reshape(ops.transpose(scale), self.embeddings_scale.shape)
+        if self.quantization_mode == "int4":
+            integers = quantizers.pack_int4(integers, axis=-1)[0]
+        return integers, scale, None if zero is None else ops.transpose(zero)

@@ -12,6 +12,7 @@ from keras import ops, quantizers
 
 from keras_tx.internals.keras_models import delete_variable, kernel_of
 from keras_tx.layers.configs import take_own_policy
+from keras_tx.layers.lora import LowRank
 from keras_tx.layers.splitting import Splittable
 from keras_tx.types import Shape
 
@@ -20,8 +21,10 @@ _LOWEST, _HIGHEST = -8, 7  # of 4 bits
 _EPSILON = 1e-7  # of Keras: the scale of zeros
 
 
-class Quantizable(Splittable):
+class Quantizable(LowRank, Splittable):
     """Allows `quantize`, which Keras rejects for subclasses of its layers. A quantized layer runs Keras' own `call`.
+
+    Its kernel is saved with the product of LoRA, rounded as `quantize` rounds.
 
     A subclass also inherits from `keras.layers.Dense`, `EinsumDense` or `ReversibleEmbedding`.
     """
@@ -58,23 +61,67 @@ class Quantizable(Splittable):
         if mode == "int8" or block_size in (None, -1):  # one block
             super().quantize(mode, type_check=False, config=config)
             return
-        kernel = self._as_matrix()
+        kernel = self._as_matrix(self._variable())
         super().quantize(mode, type_check=False, config=config)
-        self._assign(*blockwise_int4(kernel, int(block_size)))
+        stored = self._stored(*blockwise_int4(kernel, int(block_size)))
+        for variable, value in zip(self._integers(), stored, strict=True):
+            variable.assign(value)
 
-    def _as_matrix(self) -> np.ndarray:
-        """The kernel in float32 as (D, F)."""
-        kernel = np.asarray(ops.convert_to_numpy(ops.cast(kernel_of(self), "float32")))
-        return kernel.reshape(self._num_inputs(kernel.shape), -1)
+    def merged_with_lora(self) -> tuple[Any, Any, Any]:
+        if self.quantization_mode is None:
+            kernel = self._variable()
+            return ops.cast(ops.add(kernel, self.lora_update()), kernel.dtype), None, None
+        stored, scale, zero = self._integers()
+        update = self._as_matrix(self.lora_update())
+        if not update.any():
+            return stored, scale, zero
+        integers, scales = self._unpacked(), self._scales(scale)
+        if zero is None:
+            weights = integers / scales + update
+            limits = (_LOWEST, _HIGHEST) if self.quantization_mode == "int4" else (-127, 127)
+            integers, scale = quantizers.abs_max_quantize(weights, axis=0, value_range=limits, to_numpy=True)
+            return self._stored(integers, scale, None)
+        block_size = int(self.quantization_config.block_size)
+        block = np.arange(len(integers)) // block_size
+        weights = (integers - self._scales(zero)[block]) * scales[block] + update
+        return self._stored(*blockwise_int4(weights, block_size))
+
+    # What follows is about a kernel; that of a table is in `TiedEmbedding`.
+
+    def _variable(self) -> Any:
+        return kernel_of(self)
+
+    def _as_matrix(self, kernel: Any) -> np.ndarray:
+        """A kernel in float32 as (D, F)."""
+        numbers = to_float32(kernel)
+        return numbers.reshape(self._num_inputs(numbers.shape), -1)
 
     def _num_inputs(self, shape: tuple[int, ...]) -> int:
         """D of a kernel of this shape."""
         return shape[0]
 
-    def _assign(self, kernel: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> None:
-        kernel_of(self).assign(quantizers.pack_int4(ops.convert_to_tensor(kernel), axis=-1)[0])
-        self.kernel_scale.assign(scale)
-        self.kernel_zero.assign(zero)
+    def _integers(self) -> tuple[Any, Any, Any]:
+        """The variables with integers, scales, and zero points, which is None without blocks."""
+        return self._variable(), self.kernel_scale, getattr(self, "kernel_zero", None)
+
+    def _unpacked(self) -> np.ndarray:
+        """The integers as float32 (D, F)."""
+        kernel = self._variable()
+        if self.quantization_mode == "int4":
+            return to_float32(quantizers.unpack_int4(kernel, self.kernel_scale.shape[-1], axis=-1))
+        return self._as_matrix(kernel)
+
+    def _scales(self, variable: Any) -> np.ndarray:
+        """Scales or zero points as float32 (blocks, F), or (1, F)."""
+        scales = to_float32(variable)
+        return scales if getattr(self, "kernel_zero", None) is not None else scales.reshape(1, -1)
+
+    def _stored(self, integers: Any, scale: Any, zero: Any) -> tuple[Any, Any, Any]:
+        """Integers (D, F), scales and zero points (blocks, F) as the variables have them."""
+        scale = ops.reshape(scale, self.kernel_scale.shape)
+        if self.quantization_mode == "int4":
+            return quantizers.pack_int4(ops.convert_to_tensor(integers), axis=-1)[0], scale, zero
+        return ops.reshape(integers, self._variable().shape), scale, zero
 
     def __delattr__(self, name: str) -> None:
         # For each variable Keras would collect the garbage of the whole program, which takes longer than `quantize`.
@@ -82,6 +129,10 @@ class Quantizable(Splittable):
             delete_variable(self, name)
         else:
             super().__delattr__(name)
+
+
+def to_float32(x: Any) -> np.ndarray:
+    return np.asarray(ops.convert_to_numpy(ops.cast(x, "float32")))
 
 
 def blockwise_int4(kernel: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -17,8 +17,8 @@ from keras_tx.internals.keras_models import layout_map_of, variables_initialized
 from keras_tx.types import Shape
 
 _KERNELS = ("kernel", "embeddings")
-_FIRST_OF_LORA = ("lora_kernel_a", "lora_embeddings_a")  # its axes are those of the kernel, and the rank for the last
-_LAST_OF_LORA = ("lora_kernel_b", "lora_embeddings_b")  # (rank, last axis of the kernel)
+_FIRST_OF_LORA = ("lora_kernel_a", "lora_embeddings_a")  # (*inputs, rank), or as the kernel with the rank for the last
+_LAST_OF_LORA = ("lora_kernel_b", "lora_embeddings_b")  # (rank, *outputs), or (rank, last axis of the kernel)
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,10 @@ class Split:
             return [axis for axis in (self.axis, self.other) if axis is not None]
         if name == "bias" and self.axis >= self.inputs:
             return [self.axis - self.inputs]
-        if name in _FIRST_OF_LORA and self.axis < self.rank - 1:
+        if name in _FIRST_OF_LORA and self.axis < len(shape) - 1:
             return [self.axis]
-        return [1] if name in _LAST_OF_LORA and self.axis == self.rank - 1 else []
+        axis = self.axis - self.rank + len(shape)  # counted from the last one
+        return [axis] if name in _LAST_OF_LORA and axis > 0 else []
 
 
 class SplitLayouts(keras.distribution.LayoutMap):

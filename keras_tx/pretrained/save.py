@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_tx import checks
@@ -115,10 +116,11 @@ def _is_outdated(name: str, new: Collection[str]) -> bool:
 def _tensors(model: PretrainedModel, dtype: str | None) -> Iterator[tuple[str, np.ndarray]]:
     with_lora = table.with_lora(layers_within(model))
     for row in model.family.rows():
-        kernels = (with_lora[id(one)].kernel if id(one) in with_lora else one for one in row.variables)
+        dtypes = [keras.backend.standardize_dtype(one.dtype) for one in row.variables]
+        if any("int" in dtype for dtype in dtypes):
+            raise ValueError(f"`model` must have floating weights. Received: {row.theirs!r} of dtype {dtypes[0]}")
+        kernels = (with_lora[id(one)].merged_with_lora()[0] if id(one) in with_lora else one for one in row.variables)
         values = [processes.on_host(one) for one in kernels]
-        if any(np.dtype(value.dtype).kind in "iu" for value in values):
-            raise ValueError(f"`model` must have floating weights. Received: {row.theirs!r} of dtype {values[0].dtype}")
         tensor = row.write(values)
         yield _name(model, row.theirs), tensor.astype(dtype or _stored(model, row.theirs), copy=False)
     for name, array in model.family.computed().items():

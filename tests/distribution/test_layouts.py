@@ -117,8 +117,8 @@ def test_lora_and_integer_kernels_follow_their_kernels(split):
     found = axes(layouts)
     assert found["think/intermediate/lora_kernel_b"] == (None, "model")
     assert found["think/output/lora_kernel_a"] == ("model", None)
-    assert found["look/query/lora_kernel_a"] == (None, "model", None)
-    for whole in ("think/intermediate/lora_kernel_a", "think/output/lora_kernel_b", "look/query/lora_kernel_b"):
+    assert found["look/query/lora_kernel_b"] == (None, "model", None)
+    for whole in ("think/intermediate/lora_kernel_a", "think/output/lora_kernel_b", "look/query/lora_kernel_a"):
         assert whole not in found
     kernel = attention.value_dense
     kernel.quantize("int8")

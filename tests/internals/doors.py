@@ -7,9 +7,12 @@ from pathlib import Path
 import keras_tx
 
 PACKAGE = Path(keras_tx.__file__).parent
-MODELS, TRAINING, OPTIMIZERS, REPLICAS, GRAPHS = (
+MODELS, LORA, TRAINING, OPTIMIZERS, REPLICAS, GRAPHS = (
     PACKAGE / "internals" / f"{name}.py"
-    for name in ("keras_models", "keras_training", "keras_optimizers", "keras_replicas", "tensorflow_graphs")
+    for name in (
+        *("keras_models", "keras_lora", "keras_training", "keras_optimizers", "keras_replicas"),
+        "tensorflow_graphs",
+    )
 )
 LIBRARY = PACKAGE / "serving" / "check" / "tensorflow_internals.py"
 CHANGED = "{library} {version} no longer {promise}: update {door} ({error!r})"

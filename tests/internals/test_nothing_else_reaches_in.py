@@ -12,16 +12,16 @@ import pytest
 
 import keras_tx
 from keras_tx.internals import keras_models
-from tests.internals.doors import GRAPHS, LIBRARY, MODELS, OPTIMIZERS, PACKAGE, REPLICAS, TRAINING, still
+from tests.internals.doors import GRAPHS, LIBRARY, LORA, MODELS, OPTIMIZERS, PACKAGE, REPLICAS, TRAINING, still
 
-DOORS = (MODELS, TRAINING, OPTIMIZERS, REPLICAS, GRAPHS, LIBRARY)
+DOORS = (MODELS, LORA, TRAINING, OPTIMIZERS, REPLICAS, GRAPHS, LIBRARY)
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path not in DOORS]
 NAMES = {  # private names that only a door may contain, even in a comment
     *"_flatten_layers _keras_history _inbound_nodes _outbound_nodes _nodes_by_depth _functional _inputs_struct".split(),
     *"_convert_input_args _call_signature _initial_epoch _initializer _dtype_policy _kernel _embeddings".split(),
     *"_initial_seed _compile_loss _compile_metrics _loss_tracker _user_loss_weights _keras_mask".split(),
     *"_aggregate_additional_loss _should_use_adamw _muon_update_step _get_variable_index _XlaMustCompile".split(),
-    *"_create_op_internal".split(),
+    *"_create_op_internal _get_kernel_with_merged_lora _get_embeddings_with_merged_lora".split(),
 }
 WORDS = re.compile(
     rf"(?<!\w)({'|'.join(sorted(NAMES))})(?!\w)|keras\.src|tensorflow\.python|tensorflow_text\.python|"
@@ -41,7 +41,7 @@ def test_a_change_of_keras_is_told_with_its_version():
         raise AttributeError("song")
 
 
-@pytest.mark.parametrize("door", [MODELS, TRAINING, OPTIMIZERS, REPLICAS, GRAPHS], ids=lambda door: door.stem)
+@pytest.mark.parametrize("door", [MODELS, LORA, TRAINING, OPTIMIZERS, REPLICAS, GRAPHS], ids=lambda door: door.stem)
 def test_each_function_is_documented_and_tested(door):
     module = importlib.import_module(f"keras_tx.internals.{door.stem}")
     tests = (Path(__file__).parent / f"test_{door.name}").read_text()

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from keras_tx import pretrained
+from keras_tx.internals.keras_models import layers_within
+from keras_tx.layers.projection import TiedEmbedding
 from keras_tx.pretrained.files import INDEX, open_tensors
 from tests.pretrained.tiny import (
     HALF,
@@ -191,6 +193,31 @@ def test_lora_is_written_into_the_kernels(tmp_path):
     expected, actual = [to_numpy(one(inputs)["logits"]) for one in (model, pretrained.from_pretrained(tmp_path))]
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
     assert np.abs(actual - reference("bert")["logits"]).max() > 0.1
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_lora_of_a_token_table_is_written_in_full_precision(tmp_path, policy):
+    model = pretrained.from_pretrained(checkpoint("gpt2"), dtype=policy)
+    table = next(layer for layer in layers_within(model) if isinstance(layer, TiedEmbedding))
+    before = to_numpy(table.weights[0])
+    table.enable_lora(2)
+    for weight in (table.lora_embeddings_a, table.lora_embeddings_b):
+        weight.assign(np.random.default_rng(len(weight.path)).normal(size=weight.shape))
+    update = to_numpy(table.lora_embeddings_a) @ to_numpy(table.lora_embeddings_b)
+    pretrained.save_pretrained(model, tmp_path)
+    tensors = open_tensors(tmp_path)
+    (name,) = (name for name in tensors if name.endswith("wte.weight"))
+    np.testing.assert_allclose(tensors.read(name), before + update, rtol=0, atol=1e-5)
+
+
+def test_integers_with_lora_are_not_written_as_floats(tmp_path):
+    model = pretrained.from_pretrained(checkpoint("gpt2"))
+    model.quantize("int8", filters=["query"])
+    for layer in model.get_layer("decoder").layers:
+        layer.self_attention.query_dense.enable_lora(2)
+    with pytest.raises(ValueError, match="`model` must have floating weights. Received: .*c_attn.* of dtype int8"):
+        pretrained.save_pretrained(model, tmp_path / "new")
+    assert not [*(tmp_path / "new").iterdir()]
 
 
 def test_only_pretrained_models_of_floats_are_saved(tmp_path):

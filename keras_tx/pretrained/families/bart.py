@@ -145,7 +145,7 @@ class Bart(Seq2SeqFamily):
         yield from self._head_rows()
 
     def _embedding_rows(self) -> Iterator[Row]:
-        yield table.Row(f"{self.prefix}{self.embedding_key}", self.embedding.tokens.embeddings)
+        yield table.Row(f"{self.prefix}{self.embedding_key}", table.variable_of(self.embedding.tokens))
 
     def computed(self) -> dict[str, np.ndarray]:
         if self.tied or self.target_embedding is not self.embedding:

@@ -76,7 +76,7 @@ class Gpt2(CausalFamily):
 
     def rows(self) -> Iterator[Row]:
         prefix, embedding, decoder = self.prefix, self.embedding, self.decoder
-        yield table.Row(f"{prefix}{self.embedding_key}", embedding.tokens.embeddings)
+        yield table.Row(f"{prefix}{self.embedding_key}", table.variable_of(embedding.tokens))
         yield table.Row(f"{prefix}wpe.weight", embedding.positions.embeddings)
         for index, layer in enumerate(decoder.layers):
             name, attention, feed_forward = f"{prefix}h.{index}", layer.self_attention, layer.feed_forward

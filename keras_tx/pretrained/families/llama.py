@@ -135,7 +135,7 @@ class Llama(CausalFamily):
 
     def rows(self) -> Iterator[Row]:
         prefix, decoder = self.prefix, self.decoder
-        yield table.Row(f"{prefix}{self.embedding_key}", self.embedding.tokens.embeddings)
+        yield table.Row(f"{prefix}{self.embedding_key}", table.variable_of(self.embedding.tokens))
         for index, layer in enumerate(decoder.layers):
             names = {**LAYER, **QK_NORMS} if self.qk_norm else LAYER
             yield from table.by_path(f"{prefix}layers.{index}", names, layer)

@@ -57,7 +57,7 @@ class Marian(Bart):
             yield from super()._embedding_rows()
             return
         for side, embedding in (("encoder", self.embedding), ("decoder", self.target_embedding)):
-            yield table.Row(f"{self.prefix}{side}.embed_tokens.weight", embedding.tokens.embeddings)
+            yield table.Row(f"{self.prefix}{side}.embed_tokens.weight", table.variable_of(embedding.tokens))
 
     def _side_rows(self, side: str) -> Iterator[Row]:
         yield from ()

@@ -179,7 +179,7 @@ class ModernBert(Family):
 
     def rows(self) -> Iterator[Row]:
         prefix = self.prefix
-        yield table.Row(f"{prefix}{self.embedding_key}", self.embedding.tokens.embeddings)
+        yield table.Row(f"{prefix}{self.embedding_key}", table.variable_of(self.embedding.tokens))
         yield from table.norm(f"{prefix}embeddings.norm", self.embedding.norm)
         for index, layer in enumerate(self.encoder.layers):
             name, attention, feed_forward = f"{prefix}layers.{index}", layer.self_attention, layer.feed_forward

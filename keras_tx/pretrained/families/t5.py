@@ -220,7 +220,7 @@ class T5(Seq2SeqFamily):
         return super()._logits(self.scale(hidden) if self.is_scaled else hidden)
 
     def rows(self) -> Iterator[Row]:
-        yield table.Row(self.embedding_key, self.embedding.tokens.embeddings)
+        yield table.Row(self.embedding_key, table.variable_of(self.embedding.tokens))
         stacks = {"encoder": self.encoder}
         if self.task not in self.encoder_tasks:
             stacks["decoder"] = self.decoder
