@@ -88,13 +88,30 @@ class Cloned(keras.Model):
 
     Keras runs the graph of the model with new layers. If the constructor takes `*args` and `**kwargs`, Keras then calls
     the class with the new inputs, the new outputs and the name.
+
+    Attributes:
+        ids_of_given_variables: the ids of the variables that layers had when a `clone_function` returned them in the
+            latest clone, such as those of the model's own layers. The clone must leave their values as they are.
     """
 
-    def _run_through_graph(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = super()._run_through_graph(*args, **kwargs)
+    def _run_through_graph(self, inputs: Any, operation_fn: Any = lambda operation: operation, **kwargs: Any) -> Any:
+        if not any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(inputs)):
+            return super()._run_through_graph(inputs, operation_fn, **kwargs)
+        given: set[int] = set()
+        seen: set[int] = set()  # operations; one that the graph calls twice is built at the second call
+
+        def noting(operation: Any) -> Any:
+            made = operation_fn(operation)
+            if id(made) not in seen:
+                seen.add(id(made))
+                given.update(map(id, getattr(made, "variables", ())))
+            return made
+
+        outputs = super()._run_through_graph(inputs, noting, **kwargs)
         for x in keras.tree.flatten(outputs):
             if isinstance(x, keras.KerasTensor):
                 x._keras_tx_made_by = weakref.ref(self)
+        object.__setattr__(self, "ids_of_given_variables", given)
         return outputs
 
 

@@ -129,7 +129,8 @@ class PretrainedModel(CheckedModel):
         kept = {name: copy.deepcopy(getattr(source, name)) for name in names if hasattr(source, name)}
         self._set(with_twins(source.family, twins), **kept)
         for variable, initializer in initial_weights(self.family):  # `clone_model` has created them from the layers
-            variable.assign(initializer(variable.shape, dtype=variable.dtype))
+            if id(variable) not in source.ids_of_given_variables:
+                variable.assign(initializer(variable.shape, dtype=variable.dtype))
 
     @property
     def config(self) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from keras_tx.generation import compiled_loop
 from tests.pretrained.tiny import (
     GENERATIVE,
     assert_equals_reference,
+    checkpoint,
     inputs_of,
     loaded,
     prompts_of,
 )
-from tests.tools import assert_close
+from tests.tools import assert_close, to_numpy
 
 # One of each way to hold layers: heads of tokens and of classes, layers by side, none.
 NAMES = ["bart", "bert", "distilbert_cls", "llama", "modernbert", "roberta", "t5_v11", "vit"]
@@ -42,3 +43,34 @@ def test_a_clone_of_a_checkpoint(name, tmp_path, monkeypatch):
         monkeypatch.setattr(compiled_loop, "_compiled", lambda function, model, jit_compile: function)
         ids = [one.generate(prompts_of(name), max_new_tokens=3) for one in (clone, model)]
         np.testing.assert_array_equal(*ids)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2_inner"])
+def test_a_clone_function_may_reuse_layers_and_their_weights_stay(name):
+    model = pretrained.from_pretrained(checkpoint(name))
+    before = [to_numpy(weight) for weight in model.weights]
+    shared = {layer.name for layer in model.layers if layer.name in ("embedding", "encoder")}
+    for reused in ({layer.name for layer in model.layers}, shared):
+        kept = lambda layer, names=reused: (
+            layer if layer.name in names else layer.__class__.from_config(layer.get_config())
+        )
+        clone = keras.models.clone_model(model, clone_function=kept)
+        assert type(clone) is pretrained.PretrainedModel
+        for weight, value in zip(model.weights, before, strict=True):
+            np.testing.assert_array_equal(to_numpy(weight), value)
+
+
+def test_a_clone_function_may_copy_weights():
+    model = pretrained.from_pretrained(checkpoint("bert"))
+
+    def copied(layer):
+        new = layer.__class__.from_config(layer.get_config())
+        if layer.weights:
+            new.build_from_config(layer.get_build_config())
+            new.set_weights(layer.get_weights())
+        return new
+
+    clone = keras.models.clone_model(model, clone_function=copied)
+    for ours, theirs in zip(clone.weights, model.weights, strict=True):
+        assert ours is not theirs
+        np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs))
