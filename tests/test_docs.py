@@ -30,7 +30,7 @@ EXTRAS = dict(EXTRAS["options.extras_require"])
 PAGES = blocks.pages()
 CONTINUED = {path for page in PAGES for path in blocks.chain(page)[:-1]}
 WITH_CODE = [page for page in PAGES if any(block.language == "python" for block in blocks.blocks(page))]
-NOT_RUN = 4  # blocks of the whole documentation, each with a reason for the reader
+NOT_RUN = 5  # blocks of the whole documentation, each with a reason for the reader
 
 
 def names(pages):

@@ -50,6 +50,8 @@ def generate(
         inputs: the prompts, or the sources for a model with sources (`Seq2Seq`). Texts (a `str` or a list of them),
             with a `tokenizer`; or ids: an array (P,) or (B, P), in which padding is ignored, or a list of rows of any
             lengths. A dict by the names of the model's inputs gives both the sources and the beginnings of the targets.
+            Sources that are texts are truncated to `max_length` tokens of their tokenizer, special tokens included;
+            prompts and ids are not truncated.
         strategy: `Greedy()` (the default), `Sample(...)`, `Beam(...)`, `Speculative(...)` or another `Strategy`.
         max_new_tokens: the largest number of tokens to generate.
         min_new_tokens: the number of tokens before which no stop token is generated.
