@@ -10,8 +10,8 @@ trains a small BERT as a classifier on one half of the reviews, drops its head, 
 elsewhere; the other half fine-tunes it. With --lora the kernels of the encoder stay frozen, and each gets two small
 matrices (Hu et al. 2021, arXiv:2106.09685), whose product is added to the kernel when the model is saved.
 
-On 2 cores without a GPU: the sample takes less than two minutes and reaches a test accuracy of 0.94; with --lora 4,
-0.84.
+On 2 cores without a GPU: the sample takes less than two minutes and reaches a test accuracy of 0.97; with --lora 4,
+0.93.
 """
 
 import argparse

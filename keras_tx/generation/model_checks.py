@@ -13,6 +13,24 @@ from keras_tx.layers import MultiHeadAttention
 MASKS = ("mask", "query_mask", "value_mask", "key_mask")  # call arguments of the layers with a cache
 
 
+def has_two_vocabularies(model: Any, source_tokenizer: Any) -> bool:
+    """Whether the sources of an `IncrementalModel` have another vocabulary than the target, as their sizes tell.
+
+    Raises:
+        ValueError: they have, and there is no `source_tokenizer`: the tokenizer of the target would make wrong ids.
+    """
+    target = model.vocabulary_sizes[model.target] or model.vocabulary_size
+    sources = {name: model.vocabulary_sizes[name] or target for name in model.sources}
+    if set(sources.values()) <= {target}:
+        return False
+    if source_tokenizer is None:
+        raise ValueError(
+            "`source_tokenizer` must be given for texts if the sources have another vocabulary than the target. "
+            f"Received: source_tokenizer=None, vocabulary sizes {sources} of the sources and {target} of the target"
+        )
+    return True
+
+
 def checked_functional(model: Any) -> Any:
     """The functional model that `model` is, or that a `Sequential` contains."""
     functional = keras_models.functional_model(model)

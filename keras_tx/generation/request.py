@@ -14,9 +14,11 @@ from keras_tx.generation.analysed import analysed
 from keras_tx.generation.compiled_loop import CompiledDecodeLoop
 from keras_tx.generation.config import GenerationConfig
 from keras_tx.generation.decode_loop import Context
+from keras_tx.generation.model_checks import has_two_vocabularies
 from keras_tx.generation.prompts import TextPieces, as_rows, as_strings, bucketed, is_text, padded, until_stop
 from keras_tx.generation.state import State
 from keras_tx.locks import lock_of
+from keras_tx.text.compatibility import check_fits
 from keras_tx.types import Tensor
 
 
@@ -42,6 +44,7 @@ class GenerationRequest:
         self.model, loops = analysed(model, target)
         self.config = GenerationConfig(self.model, strategy, tokenizer, max_new_tokens=max_new_tokens, **options)
         self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
+        self._given_source_tokenizer = source_tokenizer
         self._read_inputs(inputs)
         self._check_length()
         config, jit_compile = self.config, bool(jit_compile)
@@ -88,11 +91,21 @@ class GenerationRequest:
         self.is_text = True
         texts, is_single = as_strings(inputs)
         if name != self.model.target:
+            if has_two_vocabularies(self.model, self._given_source_tokenizer):
+                self._check_sizes(name)
             rows = ops.convert_to_numpy(self.source_tokenizer(texts)["token_ids"])
         else:
             start = [] if self.config.start_token is None else [self.config.start_token]
             rows = [start + list(row) for row in _as_lists(self.tokenizer.tokenize(texts))]
         return as_rows(name, rows, padding_id, vocabulary_size)[0], is_single
+
+    def _check_sizes(self, source: str) -> None:
+        """Raises if the tokenizers of two vocabularies have more tokens than the model, as if they were swapped."""
+        given = {self.model.target: ("tokenizer", self.tokenizer), source: ("source_tokenizer", self.source_tokenizer)}
+        for name, (argument, tokenizer) in given.items():
+            if hasattr(tokenizer, "vocabulary_size"):
+                size = self.model.vocabulary_sizes[name] or self.model.vocabulary_size
+                check_fits(tokenizer, size, tokenizer_name=argument, input_name=name)
 
     def _check_length(self) -> None:
         longest, max_length = max(len(row) for row in self.prompts), self.model.max_length

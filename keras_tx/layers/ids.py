@@ -37,7 +37,7 @@ def check_range(name: str, values: Any, size: int) -> None:
 
 
 def check_no_texts(name: str, ids: Any) -> None:
-    """Raises for a string and for an array or tensor of strings."""
+    """Raises for a string and for an array or tensor of strings, of ids or, if the name is "y", of labels."""
     dtype = getattr(ids, "dtype", None)
     kind = dtype.kind if isinstance(dtype, np.dtype) else None
     if kind in ("U", "S", "T") or (kind == "O" and any(isinstance(one, (str, bytes)) for one in ids.flat)):
@@ -48,9 +48,8 @@ def check_no_texts(name: str, ids: Any) -> None:
         received = f"{name} of dtype string"
     else:
         return
-    raise ValueError(
-        f"`{name}` must be integers; a tokenizer of `keras_tx.text` makes them of texts. Received: {received}"
-    )
+    hint = "number the classes" if name == "y" else "a tokenizer of `keras_tx.text` makes them of texts"
+    raise ValueError(f"`{name}` must be integers; {hint}. Received: {received}")
 
 
 def from_floats(name: str, ids: Tensor, size: int) -> Tensor:

@@ -151,8 +151,13 @@ class CheckedModel(CountedModel):
     They raise a ValueError that names the argument, the range and the value, on every backend and device, for arrays,
     `tf.data.Dataset`s, generators and `PyDataset`s. Labels are checked if the loss is `PaddedCrossentropy` or Keras'
     `SparseCategoricalCrossentropy`; for the latter only without sample weights, with which a label of weight 0 may be
-    any number.
+    any number. So are arguments that Keras would take, and train something else: no labels, a loss of probabilities for
+    a model that returns logits, and class weights for labels of tokens.
     """
+
+    def _returns_logits(self) -> bool:
+        """Whether the outputs are logits."""
+        return False
 
     def _id_sizes(self) -> Mapping[str, int]:
         """{name of an input of ids: size of the table that it indexes}; by default empty."""
@@ -206,6 +211,8 @@ class CheckedModel(CountedModel):
         keras_training.let_data_end()
         if name == "fit" and "shuffle" not in given and keras_training.is_never_shuffled(given.get("x")):
             given["shuffle"] = False  # Keras' default is True, and it would warn that it does not shuffle these
+        if has_labels:
+            self._check_training_arguments(given)
         labels = self._labels() if has_labels else None
         check = DataCheck(self._id_sizes(), self._input_names(), labels)
         given["x"] = _checked(check, given.get("x"), given.get("y"), given.get("sample_weight"))
@@ -235,6 +242,23 @@ class CheckedModel(CountedModel):
                 raise ValueError(f"The ids must be in [0, {found[2]}). Received: {found[1]}") from error
             raise
 
+    def _check_training_arguments(self, given: Mapping[str, Any]) -> None:
+        losses = [one for one in keras.tree.flatten(getattr(self, "loss", None)) if one is not None]
+        x = given.get("x")
+        is_array = hasattr(x, "shape") or (isinstance(x, Mapping) and all(hasattr(one, "shape") for one in x.values()))
+        if losses and is_array and given.get("y") is None:
+            raise ValueError("`y` must be the labels if `x` is an array or a dictionary of arrays. Received: y=None")
+        if self._returns_logits() and any(map(_is_of_probabilities, losses)):
+            raise ValueError(
+                "`loss` must have `from_logits=True`, since the model returns logits, as in "
+                f"`keras.losses.SparseCategoricalCrossentropy(from_logits=True)`. Received: loss={self.loss!r}"
+            )
+        if given.get("class_weight") is not None and any(len(output.shape) > 2 for output in self.outputs):
+            raise ValueError(
+                "`class_weight` must be None for a model with labels for tokens: give weights (B, T) as "
+                f"`sample_weight`. Received: class_weight={given['class_weight']}"
+            )
+
     def _labels(self) -> Any:
         loss = getattr(self, "loss", None)  # None before `compile`
         outputs = keras.tree.flatten(self.output)
@@ -244,6 +268,17 @@ class CheckedModel(CountedModel):
         if isinstance(loss, (list, tuple)):
             return [_labels_for(one, output) for one, output in zip(loss, outputs, strict=False)]
         return _labels_for(loss, outputs[0]) if len(outputs) == 1 else None
+
+
+def _is_of_probabilities(loss: Any) -> bool:
+    """Whether `loss`, as `compile` takes it, is a cross-entropy of probabilities."""
+    try:
+        loss = keras.losses.get(loss)
+        if isinstance(loss, keras.losses.Loss):
+            return loss.get_config().get("from_logits") is False
+        return inspect.signature(loss).parameters["from_logits"].default is False
+    except (KeyError, NotImplementedError, TypeError, ValueError):  # it has no such argument, or tells nothing
+        return False
 
 
 def _labels_for(loss: Any, output: Any) -> Labels | None:

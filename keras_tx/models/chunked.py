@@ -25,6 +25,9 @@ class VocabularyModel(TokenModel):
     states before the logits, and the loss computes the logits of one chunk of tokens at a time.
     """
 
+    def _returns_logits(self) -> bool:
+        return True
+
     def _logits_from(self, hidden: Any) -> None:
         """Sets what logits are computed from: symbolic hidden states (B, T, D), computed from `self.inputs`.
 

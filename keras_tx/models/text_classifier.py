@@ -93,8 +93,8 @@ class TextClassifier(TokenModel):
         num_classes = checks.positive_int("num_classes", num_classes)
         if num_classes < 2:
             raise ValueError(
-                "`num_classes` must be at least 2: a question of yes or no has 2 classes. Received: "
-                f"num_classes={num_classes}"
+                "`num_classes` must be at least 2: a question of yes or no has 2 classes. For a number for each text "
+                f"see the guide to other text tasks. Received: num_classes={num_classes}"
             )
         dropout = checks.rate("dropout", dropout)
         intermediate_dim = 4 * hidden_dim if intermediate_dim is None else intermediate_dim
@@ -145,6 +145,9 @@ class TextClassifier(TokenModel):
         self.embedding, self.encoder = embedding, encoder
         self.id_inputs = {"token_ids": embedding}
         self.configured = {"embedding_options": embedding, "encoder_options": encoder}
+
+    def _returns_logits(self) -> bool:
+        return self.activation is keras.activations.linear
 
     def attention_scores(self, inputs: Any) -> Tensor:
         """Returns the attention scores of all layers at inference, (B, L, N, T, T) in float32.

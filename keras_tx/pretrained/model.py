@@ -158,6 +158,9 @@ class PretrainedModel(CheckedModel):
         with padding_unread(self._padding_is_unread(training)):
             return super().call(inputs, training=training, mask=mask, **kwargs)
 
+    def _returns_logits(self) -> bool:
+        return self.task != "base"
+
     def _padding_is_unread(self, training: bool | None) -> bool:
         """Whether the outputs, in training only the loss, do not depend on those of the encoder at padding tokens."""
         if len(self.outputs) == 1 and self.task in _TOKEN_TASKS:

@@ -16,6 +16,7 @@ import keras
 from keras_tx.generation import Beam, Greedy, Sample, Strategy, generate, in_graph, philox
 from keras_tx.generation.config import GenerationConfig
 from keras_tx.generation.incremental_model import IncrementalModel
+from keras_tx.generation.model_checks import has_two_vocabularies
 from keras_tx.generation.per_row import PerRowStrategy
 from keras_tx.generation.speculative import Speculative, without_drafts
 from keras_tx.models.language_model import LanguageModel
@@ -93,6 +94,7 @@ class TextGenerator:
         self.client_inputs: list[str] = sources or [self.incremental_model.target]
         self._check_model()
         if tokenizer is not None:
+            has_two_vocabularies(self.incremental_model, source_tokenizer)  # raises if it is None, and needed
             self._check_tokenizers()
         self._decoders: dict[Strategy, Any] = {}
         self._token_functions: dict[int, Any] = {}  # by the `id` of the tokenizer

@@ -415,7 +415,21 @@ def test_sources_may_have_a_tokenizer_of_their_own(translator):
     shifted = type("Shifted", (Letters,), {"tokenize": lambda self, texts: [[ord(x) - 90 for x in t] for t in texts]})()
     options = {**SHORT, "tokenizer": Letters()}
     ours = generate(translator, ["ab", "c"], source_tokenizer=shifted, **options)
-    assert ours == generate(translator, ["ef", "g"], **options)
+    assert ours == generate(translator, ["ef", "g"], source_tokenizer=Letters(), **options)
+
+
+def test_two_vocabularies_need_two_tokenizers(translator):
+    sized = lambda size: type("Sized", (Letters,), {"vocabulary_size": size})()
+    with pytest.raises(
+        ValueError,
+        match=rf"`source_tokenizer` must be given for texts .* vocabulary sizes \{{'\w+': {SOURCE_V}\}} .* and {V} of",
+    ):
+        generate(translator, ["ab"], tokenizer=sized(V), **SHORT)
+    with pytest.raises(ValueError, match=f"`tokenizer` must not have more tokens .* vocabulary_size={V} of the input"):
+        generate(translator, ["ab"], tokenizer=sized(SOURCE_V), source_tokenizer=sized(V), **SHORT)
+    with pytest.raises(ValueError, match=f"`source_tokenizer` must not .* vocabulary_size={SOURCE_V} of the input"):
+        generate(translator, ["ab"], tokenizer=sized(V), source_tokenizer=sized(SOURCE_V + 1), **SHORT)
+    generate(translator, [[3, 4]], tokenizer=sized(V), **SHORT)  # ids need no tokenizer of the sources
 
 
 def test_a_text_prompt_may_begin_without_a_start_token(lm):

@@ -200,7 +200,7 @@ def test_a_later_batch_is_checked(form):
 
 @pytest.mark.tensorflow
 def test_labels_that_the_loss_ignores_pass():
-    model = TextClassifier(V, C, **SIZES)
+    model = TextClassifier(V, C, activation="softmax", **SIZES)
     labels = np.array([C, 1])
     message = rf"^The labels must be in \[0, 5\){{}}. Received: label {C}$"
     for loss in ("sparse_categorical_crossentropy", keras.losses.sparse_categorical_crossentropy, [OF_TEXTS]):
@@ -211,7 +211,7 @@ def test_labels_that_the_loss_ignores_pass():
     with pytest.raises(ValueError, match=message.format(" or the `ignore_class` -1")):
         model.evaluate(IDS, labels, verbose=0)
     for ignored in (-1, C):
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=ignored)
+        loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=ignored)
         model.compile("sgd", loss, run_eagerly=True)
         expected = model.evaluate(IDS[1:], labels[1:], verbose=0)
         assert_close(model.evaluate(IDS, np.array([ignored, 1]), verbose=0), expected)
@@ -276,3 +276,46 @@ def test_other_errors_stay_as_they_are():
 
     with pytest.raises(KeyError, match="mine"):
         model.predict(fails(), verbose=0)
+
+
+LOSSES = ["sparse_categorical_crossentropy", "BinaryCrossentropy", keras.losses.categorical_crossentropy]
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, keras.losses.CategoricalFocalCrossentropy(), [LOSSES[0]]])
+def test_a_loss_of_probabilities_is_refused_by_models_that_return_logits(loss):
+    """Keras would clip logits to [0, 1], and train something else without a word."""
+    models = [TextClassifier(V, C, **SIZES), CausalLM(V, **SIZES)]
+    for model in models:
+        model.compile("sgd", loss)
+        with pytest.raises(ValueError, match="`loss` must have `from_logits=True`, .* Received: loss="):
+            model.fit(IDS, IDS, verbose=0)
+    of_probabilities = TextClassifier(V, C, activation="softmax", **SIZES)
+    of_probabilities.compile("sgd", LOSSES[0])
+    of_probabilities.train_on_batch(IDS, np.array([1, 2]))
+    models[0].compile("sgd", keras.losses.Hinge())
+    models[0].train_on_batch(IDS, np.ones((2, C)))
+
+
+def test_arrays_need_labels():
+    model = CausalLM(V, **SIZES)
+    model.compile("sgd", PaddedCrossentropy())
+    for call in (model.fit, model.evaluate, model.train_on_batch, model.test_on_batch):
+        with pytest.raises(ValueError, match="`y` must be the labels if `x` is an array .* Received: y=None"):
+            call(IDS)
+    with pytest.raises(ValueError, match="`y` must be the labels"):
+        model.fit({"token_ids": IDS}, verbose=0)
+
+
+def test_class_weights_are_refused_for_labels_of_tokens():
+    """Keras would take the weight of the position of the largest label of a row."""
+    model = CausalLM(V, **SIZES)
+    model.compile("sgd", PaddedCrossentropy())
+    with pytest.raises(ValueError, match=r"`class_weight` must be None .* Received: class_weight=\{0: 1.0, 1: 9.0\}"):
+        model.fit(IDS, IDS, class_weight={0: 1.0, 1: 9.0}, verbose=0)
+
+
+def test_labels_that_are_names_are_to_be_numbered():
+    model = TextClassifier(V, C, **SIZES)
+    model.compile("sgd", OF_TEXTS)
+    with pytest.raises(ValueError, match="`y` must be integers; number the classes. Received: y of dtype <U3"):
+        model.fit(IDS, np.array(["pos", "neg"]), verbose=0)

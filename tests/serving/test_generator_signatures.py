@@ -414,6 +414,9 @@ def test_arguments_that_do_not_fit_are_refused(models, tokenizer):
         ValueError, match=f"`source_tokenizer` must not .*_size={V + 1}, vocabulary_size={V} of the input 'source_ids'"
     ):
         generator_signatures(models["translator"], tokenizer, larger)
+    two = Seq2Seq(V + 1, V, num_layers=1, **SIZES)
+    with pytest.raises(ValueError, match="`source_tokenizer` must be given for texts .* source_tokenizer=None"):
+        generator_signatures(two, tokenizer)
     turned = BertTokenizer([VOCABULARY[1], VOCABULARY[0], *VOCABULARY[2:]])
     with pytest.raises(ValueError, match="`source_tokenizer` must pad .* source_tokenizer.pad_id=1, padding_id=0"):
         generator_signatures(models["translator"], tokenizer, turned)
