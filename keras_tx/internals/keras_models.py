@@ -145,6 +145,22 @@ def layers_within(layer: Any, include_self: bool = True) -> list[Any]:
     return list(layer._flatten_layers(include_self=include_self))
 
 
+def direct_sublayers(layer: Any) -> list[Any]:
+    """The layers that are attributes of `layer`, or that a model calls, without those inside them."""
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+class HasAfterBuild(keras.layers.Layer):
+    """A layer whose method `after_build` is called when it has been built."""
+
+    def after_build(self) -> None:
+        """Does nothing, unless a subclass overrides it."""
+
+    def _post_build(self) -> None:
+        super()._post_build()
+        self.after_build()
+
+
 def keep_call_arguments(layer: Any) -> None:
     """From now on Keras passes call arguments to `layer` unchanged, instead of converting them to its compute dtype."""
     layer._convert_input_args = False

@@ -1,11 +1,13 @@
 """Configs of layers that have sublayers, and the dtype policies in them."""
 
+from collections.abc import Collection
 from typing import Any
 
 import keras
 
 from keras_tx import checks
-from keras_tx.internals.keras_models import layers_within, replace_dtype_policy
+from keras_tx.internals.keras_models import HasAfterBuild, layers_within, replace_dtype_policy
+from keras_tx.layers import frozen
 from keras_tx.layers.precision import wide_dtype
 
 _OF_KERAS = ("activity_regularizer", "autocast", "dtype", "input_dim", "input_shape", "name", "trainable")
@@ -19,11 +21,26 @@ class StrictLayer(keras.layers.Layer):
         super().__init__(**kwargs)
 
 
-class Composite(StrictLayer):
-    """A layer whose sublayers have its dtype policy, except those that `quantize` gave a policy of their own."""
+class Composite(HasAfterBuild, StrictLayer):
+    """A layer whose sublayers have its dtype policy, except those that `quantize` gave a policy of their own.
+
+    Its config says which of them are frozen.
+    """
+
+    _frozen: Collection[str] = ()
+
+    def after_build(self) -> None:
+        frozen.freeze(self, self._frozen)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "dtype": serialized_policy(self, self.dtype_policy)}
+        policy = serialized_policy(self, self.dtype_policy)
+        return {**super().get_config(), "dtype": policy, **frozen.config_of(self)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        layer = cls(**{key: value for key, value in config.items() if key != frozen.KEY})
+        set_untracked(layer, "_frozen", tuple(config.get(frozen.KEY, ())))
+        return layer
 
 
 def serialized_policy(layer: Any, policy: Any) -> Any:

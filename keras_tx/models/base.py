@@ -51,6 +51,8 @@ class BaseModel(keras_training.TracedOnce):
             if isinstance(ours.operation, keras.layers.InputLayer):
                 ours.operation.optional = theirs.operation.optional  # which `clone_model` loses
         self._take_over(source, twins)
+        if not source.trainable:
+            self.trainable = False
 
     def _take_over(self, source: Any, twins: Twins) -> None:
         """Sets the attributes of a clone of `source`."""

@@ -94,8 +94,7 @@ class TextGenerator:
         self.client_inputs: list[str] = sources or [self.incremental_model.target]
         self._check_model()
         if tokenizer is not None:
-            has_two_vocabularies(self.incremental_model, source_tokenizer)  # raises if it is None, and needed
-            self._check_tokenizers()
+            self._check_tokenizers(source_tokenizer)
         self._decoders: dict[Strategy, Any] = {}
         self._token_functions: dict[int, Any] = {}  # by the `id` of the tokenizer
 
@@ -356,11 +355,11 @@ class TextGenerator:
                 f"Received: padding_id=None for {without}"
             )
 
-    def _check_tokenizers(self) -> None:
+    def _check_tokenizers(self, given: Any) -> None:
         model = self.incremental_model
-        pairs = [("tokenizer", self.tokenizer, model.target)]
-        pairs += [("source_tokenizer", self.source_tokenizer, name) for name in model.sources]
-        for tokenizer_name, tokenizer, name in pairs:
+        has_two_vocabularies(model, given)  # raises if it is None, and needed
+        sources = [("source_tokenizer", self.source_tokenizer, name) for name in model.sources]
+        for tokenizer_name, tokenizer, name in [("tokenizer", self.tokenizer, model.target), *sources]:
             check_fits(
                 tokenizer,
                 model.vocabulary_sizes[name] or model.vocabulary_size,

@@ -180,6 +180,37 @@ def test_replace_dtype_policy():
     assert not isinstance(layer.dtype_policy, keras.dtype_policies.DTypePolicyMap)
 
 
+@still("finds the layers directly inside a layer, and those that a model calls")
+def test_direct_sublayers():
+    class Outer(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.one = layers.MultiHeadAttention(2, 3)
+            self.others = [layers.Dense(3)]
+
+    outer = Outer()
+    assert keras_models.direct_sublayers(outer) == [outer.one, *outer.others]
+    x = keras.Input((3,))
+    model = keras.Model(x, layers.Dense(2)(x))
+    assert keras_models.direct_sublayers(model) == model.layers
+
+
+@still("calls a method of a layer when it is built")
+def test_has_after_build():
+    class Noting(keras_models.HasAfterBuild):
+        def build(self, shape):
+            self.dense = layers.Dense(2)
+            self.dense.build(shape)
+
+        def after_build(self):
+            super().after_build()
+            self.seen = self.built, self.dense.built
+
+    layer = Noting()
+    layer.build((None, 3))
+    assert layer.seen == (True, True)
+
+
 @still("has the variable of a kernel and of an embedding table apart from what LoRA adds")
 def test_variables_under_lora():
     for layer, variable_of, shape in (

@@ -1,0 +1,115 @@
+"""What is frozen stays so in files and clones: layers, models, and layers inside them at any depth."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx import layers
+from keras_tx.models import CausalLM, TextClassifier
+from keras_tx.pretrained import PretrainedModel
+from tests.tools import to_numpy
+
+SIZES = {"num_layers": 2, "hidden_dim": 8, "num_heads": 2, "intermediate_dim": 8}
+BERT = {"model_type": "bert", "vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+BERT |= {"intermediate_size": 8, "max_position_embeddings": 9, "num_labels": 3}
+
+
+def encoder():
+    x = keras.Input((5, 12))
+    encoder = layers.Encoder(2, 16, 2, name="encoder")
+    return keras.Model(x, keras.layers.Dense(3)(encoder(x))), encoder
+
+
+def whole_encoder():
+    model, stack = encoder()
+    stack.trainable = False
+    return model
+
+
+def one_layer():
+    model, stack = encoder()
+    stack.layers[1].trainable = False
+    return model
+
+
+def one_projection():
+    model, stack = encoder()
+    stack.layers[0].self_attention.key_dense.trainable = False
+    return model
+
+
+def classifier():
+    model = TextClassifier(11, 3, **SIZES)
+    model.trainable = False
+    return model
+
+
+def nested():
+    ids = keras.Input((None,), dtype="int32")
+    return keras.Model(ids, keras.layers.Dense(3)(classifier()(ids)))
+
+
+def parts():
+    model = TextClassifier(11, 3, **SIZES)
+    model.embedding.trainable = model.encoder.layers[0].trainable = False
+    return model
+
+
+def decoder():
+    model = CausalLM(11, **SIZES)
+    model.decoder.trainable = False
+    return model
+
+
+def checkpoint():
+    model = PretrainedModel(BERT, "sequence_classification")
+    model.get_layer("embedding").trainable = model.get_layer("encoder").layers[1].trainable = False
+    return model
+
+
+def with_lora():
+    """What is saved has no LoRA, so the kernels that contain it stay frozen."""
+    model = CausalLM(11, **SIZES)
+    for layer in model.decoder.layers:
+        layer.trainable = False
+        layer.self_attention.query_dense.trainable = True
+        layer.self_attention.query_dense.enable_lora(2)
+    return model
+
+
+CASES = [whole_encoder, one_layer, one_projection, classifier, nested, parts, decoder, checkpoint, with_lora]
+
+
+def trained(model):
+    return sorted(weight.path for weight in model.trainable_weights if "lora" not in weight.path)
+
+
+@pytest.mark.parametrize("make", CASES)
+def test_files_and_clones_train_the_same_weights(make, tmp_path):
+    model = make()
+    every = {weight.path for weight in model.weights}
+    expected = trained(model)
+    if make is with_lora:
+        expected = [path for path in expected if "query" not in path]
+    assert len(expected) < len(every)
+    model.save(tmp_path / "model.keras")
+    for other in (keras.saving.load_model(tmp_path / "model.keras"), keras.models.clone_model(model)):
+        assert trained(other) == expected
+        assert [weight.shape for weight in other.weights] == [w.shape for w in model.weights if "lora" not in w.path]
+
+
+def test_frozen_weights_of_a_loaded_model_stay_in_training(tmp_path):
+    one_layer().save(tmp_path / "model.keras")
+    model = keras.saving.load_model(tmp_path / "model.keras")
+    before = {weight.path: to_numpy(weight) for weight in model.weights}
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.train_on_batch(np.ones((2, 5, 12)), np.ones((2, 5, 3)))
+    still = {weight.path for weight in model.weights if (to_numpy(weight) == before[weight.path]).all()}
+    assert still >= {path for path in before if "layer_1" in path} and not any("layer_0" in path for path in still)
+
+
+def test_what_is_thawed_is_saved_without_a_word(tmp_path):
+    model = parts()
+    assert model.get_config()["frozen_layers"] == ["embedding", "encoder/layer_0"]
+    model.embedding.trainable = model.encoder.layers[0].trainable = True
+    assert "frozen_layers" not in model.get_config()
