@@ -44,7 +44,8 @@ class TextClassifier(TokenModel):
         intermediate_dim: F, the hidden size inside each feed-forward network. None: 4 * `hidden_dim`.
         pooling: how the vectors of the real tokens are pooled: "first", "mean" or "max".
         dropout: rate in [0, 1) of dropout after the embedding, in the encoder and before the head.
-        activation: the activation of the output: None for logits, "softmax" for probabilities.
+        activation: the activation of the output: None for logits, "softmax" for probabilities that sum to 1, "sigmoid"
+            for a probability of each class by itself, where a text may have several labels.
         embedding_options: dict of further arguments of `TokenEmbedding`: `position_encoding` (by default "sinusoidal"),
             `max_length`, `padding_id`, `num_segments`, `scale`, `embeddings_initializer` (with sinusoidal positions and
             without `scale`, by default normal with a standard deviation of 1), `normalization`, ...

@@ -27,6 +27,7 @@ def write_card(
     *,
     tokenizers: Mapping[str, Any],
     labels: Sequence[str] | None,
+    multi_label: bool,
     generation: Mapping[str, Any] | None,
     parity: Mapping[str, Any],
     warmup: int,
@@ -42,6 +43,7 @@ def write_card(
         signatures: {name: function} of the loaded version.
         tokenizers: {argument: tokenizer or None}.
         labels, generation: arguments of `export`, or None.
+        multi_label: whether a text may have several labels.
         parity: figures by signature.
         warmup: the number of warm-up requests.
         backend: the backend that the model ran on.
@@ -58,7 +60,8 @@ def write_card(
         "parity": parity,
         "warmup_requests": warmup,
     }
-    write_entries(folder, name, model, content, tokenizers=tokenizers, labels=labels, backend=backend)
+    entries: dict[str, Any] = {"tokenizers": tokenizers, "labels": labels, "multi_label": multi_label}
+    write_entries(folder, name, model, content, **entries, backend=backend)
 
 
 def write_entries(
@@ -69,13 +72,14 @@ def write_entries(
     *,
     tokenizers: Mapping[str, Any],
     labels: Sequence[str] | None,
+    multi_label: bool,
     backend: str,
     packages: Sequence[str] = ("tensorflow", "tensorflow-text"),
 ) -> None:
     """Writes a model card with what cards of all formats say, and `content` in between.
 
     Args:
-        folder, name, model, tokenizers, labels, backend: as for `write_card`.
+        folder, name, model, tokenizers, labels, multi_label, backend: as for `write_card`.
         content: the entries of this format.
         packages: those whose versions the card has, beside those of keras_tx and Keras.
     """
@@ -90,7 +94,7 @@ def write_entries(
         },
         **content,
         **described,
-        **({} if labels is None else {"labels": labels}),
+        **({} if labels is None else {"labels": labels, "multi_label": multi_label}),
         "versions": _versions(packages),
         "exported": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

@@ -16,7 +16,15 @@ from keras_tx.layers import exported_weights
 from keras_tx.models import MaskedLM
 from keras_tx.optional import Lazy
 from keras_tx.serving.class_labels import Outputs, classifier_outputs, head_of
-from keras_tx.serving.request_inputs import checked_ids, graph_function, id_specs, text_spec, texts_of_examples
+from keras_tx.serving.request_inputs import (
+    PAIR_FEATURE,
+    checked_ids,
+    checked_segments,
+    graph_function,
+    id_specs,
+    text_spec,
+    texts_of_examples,
+)
 from keras_tx.serving.text_encoder import TextEncoder, mean_of_real_tokens
 from keras_tx.types import Tensor
 
@@ -26,7 +34,14 @@ TOP_K = 5  # words for each mask token
 
 
 def encoder_signatures(
-    encoder: TextEncoder, tokenizer: Any, labels: list[str] | None, padding_id: int, fills_masks: bool = False
+    encoder: TextEncoder,
+    tokenizer: Any,
+    labels: list[str] | None,
+    padding_id: int,
+    fills_masks: bool = False,
+    *,
+    multi_label: str | None = None,
+    text_pairs: bool = False,
 ) -> dict[str, Any]:
     """Returns {name: tf.function with an input signature}.
 
@@ -36,8 +51,10 @@ def encoder_signatures(
         labels: the names of the classes; None for a model that does not classify.
         padding_id: the id of padding tokens.
         fills_masks: whether the output is logits over the vocabulary, as of a `MaskedLM`.
+        multi_label: what `multi_label_kind` returned.
+        text_pairs: whether the signatures take pairs of texts.
     """
-    outputs_of_ids: Outputs = classifier_outputs(encoder, labels) if labels else encoder
+    outputs_of_ids: Outputs = classifier_outputs(encoder, labels, multi_label) if labels else encoder
     outputs_of_texts = outputs_of_ids
     embedding = _embedding_function(encoder, labels)
     vocabulary_size = encoder.vocabulary_size or getattr(tokenizer, "vocabulary_size", None)
@@ -61,30 +78,37 @@ def encoder_signatures(
     }
     run.setdefault("of_ids", run["of_texts"])
 
-    @graph_function(*id_specs())
-    def tokens(token_ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
-        ids = checked_ids(token_ids, lengths, vocabulary_size, padding_id, encoder.max_length)
-        if encoder.fixed_length is None:
-            ids = at_least_columns(ids, padding_id)
+    def of_width(rows: Tensor, padding: int) -> Tensor:
+        length = encoder.fixed_length
+        if length is None:
+            return at_least_columns(rows, padding)
+        rows = tf.pad(rows[:, :length], [[0, 0], [0, length]], constant_values=padding)
+        return tf.ensure_shape(rows[:, :length], [None, length])
+
+    def outputs_of_tokens(token_ids: Tensor, lengths: Tensor, segment_ids: Tensor = None) -> dict[str, Tensor]:
+        ids = of_width(checked_ids(token_ids, lengths, vocabulary_size, padding_id, encoder.max_length), padding_id)
+        if segment_ids is None:
+            segments = tf.zeros_like(ids)
         else:
-            ids = tf.pad(
-                ids[:, : encoder.fixed_length], [[0, 0], [0, encoder.fixed_length]], constant_values=padding_id
-            )
-            ids = tf.ensure_shape(ids[:, : encoder.fixed_length], [None, encoder.fixed_length])
-        found: dict[str, Tensor] = run["of_ids"](ids, tf.zeros_like(ids))
+            segments = of_width(checked_segments(segment_ids, token_ids, lengths, encoder.num_segments), 0)
+        found: dict[str, Tensor] = run["of_ids"](ids, segments)
         return found
 
+    tokens = _tokens_function(outputs_of_tokens, with_segments=text_pairs and encoder.has_segments)
     if tokenizer is None:
         return {"serving_default": tokens, "tokens": tokens}
 
-    @graph_function(text_spec())
-    def tokenize_in_graph(text: Tensor) -> tuple[Tensor, Tensor]:  # one trace serves all signatures
-        return encoder.tokenize(tokenizer, text)
+    def over_texts(function: Callable[..., Any]) -> Any:
+        return _text_function(function, text_pairs)
 
-    tokenize_once = _last_call_kept(lambda text: encoder.tokenize(tokenizer, text))
+    @over_texts
+    def tokenize_in_graph(*texts: Tensor) -> tuple[Tensor, Tensor]:  # one trace serves all signatures
+        return encoder.tokenize(tokenizer, *texts)
 
-    def tokenize(text: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = (tokenize_in_graph if tf.inside_function() else tokenize_once)(text)
+    tokenize_once = _last_call_kept(lambda *texts: encoder.tokenize(tokenizer, *texts))
+
+    def tokenize(*texts: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = (tokenize_in_graph if tf.inside_function() else tokenize_once)(*texts)
         return found
 
     def token_strings(ids: Tensor) -> Tensor:
@@ -92,9 +116,9 @@ def encoder_signatures(
 
     has_token_axis = same_outputs and any(_has_token_axis(x) for x in encoder.outputs.values())
 
-    @graph_function(text_spec())
-    def serving_default(text: Tensor) -> dict[str, Tensor]:
-        ids, segments = tokenize(text)
+    @over_texts
+    def serving_default(*texts: Tensor) -> dict[str, Tensor]:
+        ids, segments = tokenize(*texts)
         strings = {"tokens": token_strings(ids)} if has_token_axis else {}
         found: dict[str, Tensor] = run["of_texts"](ids, segments)
         return strings | found
@@ -104,16 +128,16 @@ def encoder_signatures(
 
         @graph_function(text_spec("inputs"))
         def classify(inputs: Tensor) -> dict[str, Tensor]:
-            scores = run["of_ids"](*tokenize(texts_of_examples(inputs)))["probabilities"]
+            scores = run["of_ids"](*tokenize(*texts_of_examples(inputs, text_pairs)))["probabilities"]
             return {"classes": tf.tile(tf.constant([labels]), [tf.shape(scores)[0], 1]), "scores": scores}
 
         signatures["classify"] = classify
 
     if "scores" in parts:
 
-        @graph_function(text_spec())
-        def explain(text: Tensor) -> dict[str, Tensor]:
-            ids, segments = tokenize(text)
+        @over_texts
+        def explain(*texts: Tensor) -> dict[str, Tensor]:
+            ids, segments = tokenize(*texts)
             outputs = run["of_texts"](ids, segments)
             return {**outputs, "tokens": token_strings(ids), "scores": run["scores"](ids, segments)}
 
@@ -121,12 +145,46 @@ def encoder_signatures(
 
     if embedding is not None:
 
-        @graph_function(text_spec())
-        def embed(text: Tensor) -> dict[str, Tensor]:
-            return {"embedding": run["embedding"](*tokenize(text))}
+        @over_texts
+        def embed(*texts: Tensor) -> dict[str, Tensor]:
+            return {"embedding": run["embedding"](*tokenize(*texts))}
 
         signatures["embed"] = embed
     return signatures
+
+
+def _text_function(function: Callable[..., Any], text_pairs: bool) -> Any:
+    """A graph function of `text`, or of `text` and `text_pair`."""
+    if text_pairs:
+
+        @graph_function(text_spec(), text_spec(PAIR_FEATURE))
+        def of_pairs(text: Tensor, text_pair: Tensor) -> Any:
+            return function(text, text_pair)
+
+        return of_pairs
+
+    @graph_function(text_spec())
+    def of_texts(text: Tensor) -> Any:
+        return function(text)
+
+    return of_texts
+
+
+def _tokens_function(function: Callable[..., Any], with_segments: bool) -> Any:
+    """A graph function of `token_ids` and `lengths`, and of `segment_ids` where they tell two texts apart."""
+    if with_segments:
+
+        @graph_function(*id_specs(), tf.TensorSpec([None, None], tf.int32, "segment_ids"))
+        def tokens_of_pairs(token_ids: Tensor, lengths: Tensor, segment_ids: Tensor) -> Any:
+            return function(token_ids, lengths, segment_ids)
+
+        return tokens_of_pairs
+
+    @graph_function(*id_specs())
+    def tokens(token_ids: Tensor, lengths: Tensor) -> Any:
+        return function(token_ids, lengths)
+
+    return tokens
 
 
 def _has_token_axis(output: Tensor) -> bool:

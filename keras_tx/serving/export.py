@@ -40,6 +40,7 @@ def export(
     max_batch: int = 32,
     precision: str = "float32",
     constant_weights: bool | None = None,
+    text_pairs: bool = False,
     format: str = "tf_saved_model",
 ) -> Path:
     """Exports the next version of a model for TensorFlow Serving.
@@ -53,18 +54,31 @@ def export(
     are cast to float32.
 
     - `serving_default`: `text` (B,) -> the outputs. Of a `TextClassifier`, or with `labels`: `label` (B,) and
-      `probabilities` (B, C). Of a `MaskedLM`: `text` (B,) with its mask tokens replaced, and for each of them the best
-      `words` and their `probabilities` (B, M, 5). Of any other encoder model: its outputs by name, and the strings
-      `tokens` (B, T) where an output has more than two axes.
+      `probabilities` (B, C); if it is multi-label, `labels` (B, C) and `probabilities` (B, C). Of a `MaskedLM`: `text`
+      (B,) with its mask tokens replaced, and for each of them the best `words` and their `probabilities` (B, M, 5). Of
+      any other encoder model: its outputs by name, and the strings `tokens` (B, T) where an output has more than two
+      axes.
     - `tokens`: `token_ids` (B, T), `lengths` (B,) -> the same outputs; of a `MaskedLM` `top_ids` and `probabilities`
       (B, T, 5). Without a tokenizer this is also `serving_default`.
-    - `classify`: `inputs` (B,), serialized tf.Examples with a feature "text" -> `classes`, `scores` (B, C).
+    - `classify`: `inputs` (B,), serialized tf.Examples with a feature "text" -> `classes`, `scores` (B, C), of all
+      classes.
     - `explain`, of models with `attention_scores`: `text` (B,) -> the outputs of `serving_default`, `tokens` (B, T) and
       attention `scores` (B, L, N, T, T).
     - `embed`: `text` (B,) -> `embedding` (B, D): the output `pooler_output`, or the mean of `last_hidden_state`; of a
       classifier the pooled vectors, which its last layer gets; of a `MaskedLM`, or of a model with a single output
       (B, T, D), the mean over the real tokens.
     - Generative models also have `generate`, `beam` and `score`: see `keras_tx.serving.generator_signatures`.
+
+    With `text_pairs`, signatures that take `text` also take `text_pair` (B,), `tokens` also takes `segment_ids` (B, T)
+    if the model does, and the tf.Examples of `classify` have a feature "text_pair".
+
+    A classifier of several classes is multi-label if each class is a question of yes or no by itself, so that a text
+    may have several labels, or none. This is so if the activation of its head is sigmoid, if the head returns logits
+    and the model was compiled with `BinaryCrossentropy` or `BinaryFocalCrossentropy` of Keras, or if the config of a
+    checkpoint has the `problem_type` "multi_label_classification". The probability of a class is then the sigmoid of
+    its own logit, and `labels` has the name of the class where that is at least 0.5, and "" elsewhere. Compile a model
+    that was trained with another such loss, or loaded with `compile=False`, with
+    `keras.losses.BinaryCrossentropy(from_logits=True)` before the export: nothing else tells what its logits mean.
 
     Args:
         model: a `TextClassifier`, `MaskedLM`, `CausalLM`, `Seq2Seq` or `PretrainedModel`; or any functional
@@ -82,8 +96,9 @@ def export(
             output, two names; the output is the logit or probability of the second one. None: "0", "1", ... for a
             `TextClassifier`; the labels of the config for a checkpoint that classifies; other models return their
             outputs unchanged.
-        warmup: texts, or requests `{"signature_name": ..., "inputs": {...}}`, that a server runs before it accepts
-            requests of clients. `check` also compares the answers to the first texts.
+        warmup: texts (with `text_pairs`, pairs `(text, text_pair)`), or requests `{"signature_name": ..., "inputs":
+            {...}}`, that a server runs before it accepts requests of clients. `check` also compares the answers to the
+            first texts.
         max_batch: the largest number of rows that a server puts into one batch, if batching is enabled, and that a
             request may have. 32 limits the memory of a batch.
         precision: "float32", "bfloat16" or "int8": the precision of matrix products with weights, of a model in
@@ -97,6 +112,9 @@ def export(
             about eight times the memory of the weights for it, and its first call takes longer. A server whose
             environment has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1 does the same with variables, without that cost. None:
             for encoder models with at most 16 MB of such weights.
+        text_pairs: whether each request has two texts, which become one row of ids, as `tokenizer(text, text_pair)`
+            makes it: for a model that was trained on such rows. It needs a tokenizer that takes pairs, and that returns
+            segment ids if the model tells the texts apart by them.
         format: "tf_saved_model", or "onnx" for ONNX Runtime: model.onnx with the inputs and outputs of the model by
             name, and the tokenizer's files, which transformers and `keras_tx.text.load_tokenizer` load. For models
             that classify or encode, in float32, on Keras' TensorFlow backend; needs the extra `formats` and
@@ -139,15 +157,17 @@ def export(
         "tokenizers": {"tokenizer": tokenizer, "source_tokenizer": source_tokenizer},
         "generation": generation,
         "labels": labels,
-        "warmup": check_warmup(warmup, tokenizer),
+        "warmup": check_warmup(warmup, tokenizer, checks.one_of("text_pairs", text_pairs, (True, False))),
         "max_batch": checks.positive_int("max_batch", max_batch),
         "precision": checks.one_of("precision", precision, PRECISIONS),
         "constant_weights": checks.one_of("constant_weights", constant_weights, (None, True, False)),
+        "text_pairs": bool(text_pairs),
     }
     checks.one_of("format", format, ("tf_saved_model", "onnx"))
     checks.path("path", path)
     _check_path(Path(path))
-    exporter = exporter_for(model, arguments["tokenizers"], generation, labels)  # checks the arguments on every backend
+    # This checks the arguments on every backend.
+    exporter = exporter_for(model, arguments["tokenizers"], generation, labels, arguments["text_pairs"])
     if format == "onnx":
         only_saved_model = {
             name: value
@@ -161,7 +181,7 @@ def export(
         }
         return export_onnx(exporter, Path(path), only_saved_model)
     if keras.backend.backend() != "tensorflow":
-        return export_in_subprocess(model, path, **arguments)
+        return export_in_subprocess(model, path, **arguments, multi_label=exporter.multi_label)
     return export_on_tensorflow(model, path, **arguments, backend="tensorflow")
 
 
@@ -177,10 +197,11 @@ def export_on_tensorflow(
     backend: str,
     precision: str = "float32",
     constant_weights: bool | None = None,
+    text_pairs: bool = False,
 ) -> Path:
     """`export` on TensorFlow; `backend` is the backend that the model comes from."""
     tokenizers = {"tokenizer": None, "source_tokenizer": None, **tokenizers}
-    exporter = exporter_for(model, tokenizers, generation, labels)
+    exporter = exporter_for(model, tokenizers, generation, labels, text_pairs)
     signatures, weights = _traced(exporter, precision, constant_weights)
     exporter.precision = precision
 
@@ -207,7 +228,11 @@ def export_on_tensorflow(
 
     def describe(folder: Path, loaded: Mapping[str, Any]) -> None:
         """Compares the answers of the loaded signatures, and writes all other files of the version."""
-        content = exporter.parity(signatures, [entry for entry in warmup if isinstance(entry, str)])
+        # Texts, and pairs of texts, without bytes.
+        texts = [
+            x for x in warmup if isinstance(x, str) or (isinstance(x, list) and all(isinstance(t, str) for t in x))
+        ]
+        content = exporter.parity(signatures, texts)
         figures = parity.differences(loaded, content.get("signatures", {}))
         if content:
             parity.write_parity(folder, content)
@@ -222,6 +247,7 @@ def export_on_tensorflow(
             loaded,
             tokenizers=tokenizers,
             labels=exporter.labels,
+            multi_label=exporter.multi_label is not None,
             generation=exporter.generation,
             parity=figures,
             warmup=count,

@@ -13,13 +13,13 @@ from keras_tx.models import CausalLM, MaskedLM, Seq2Seq, TextClassifier
 from keras_tx.optional import Lazy
 from keras_tx.pretrained import PretrainedModel
 from keras_tx.serving import parity
-from keras_tx.serving.class_labels import check_labels
+from keras_tx.serving.class_labels import check_labels, multi_label_kind
 from keras_tx.serving.encoder_signatures import encoder_signatures
 from keras_tx.serving.generator_signatures import generator_signatures
 from keras_tx.serving.request_inputs import graph_function, text_spec
 from keras_tx.serving.text_encoder import TextEncoder, check_padding, half_dtype_of
 from keras_tx.serving.text_generator import TextGenerator
-from keras_tx.serving.tokenizer_checks import check_in_graph, check_length_limit
+from keras_tx.serving.tokenizer_checks import check_in_graph, check_length_limit, check_pairs
 from keras_tx.serving.warmup import inputs_for
 from keras_tx.text.compatibility import check_fits
 from keras_tx.types import Tensor
@@ -42,6 +42,7 @@ class Exporter(Protocol):
         model: the model.
         precision: that of matrix products with weights in the exported graph.
         labels: names of the classes; None for a model that does not classify.
+        multi_label: what a head returns that may give a text several labels, "logits" or "probabilities"; else None.
         generation: options of `generate`; None for an encoder model.
         request_defaults: {name of an input: its value in warm-up requests}.
     """
@@ -49,39 +50,50 @@ class Exporter(Protocol):
     model: keras.Model
     precision: str
     labels: list[str] | None
+    multi_label: str | None
     generation: dict[str, Any] | None
     request_defaults: dict[str, float]
 
     def signatures(self) -> dict[str, Any]:
         """Returns {name: tf.function with an input signature}."""
 
-    def parity(self, signatures: Mapping[str, Any], texts: Sequence[str] = ()) -> dict[str, Any]:
+    def parity(self, signatures: Mapping[str, Any], texts: Sequence[Any] = ()) -> dict[str, Any]:
         """Returns requests with the answers of the live model, which `check` compares with those of the export."""
 
-    def ids_and_lengths(self, texts: Any) -> tuple[Tensor, Tensor]:
-        """Texts -> ids (B, T), lengths (B,)."""
+    def id_inputs(self, texts: Sequence[Any]) -> dict[str, Tensor]:
+        """Texts -> the inputs of signatures over ids, by name."""
 
 
 def exporter_for(
-    model: keras.Model, tokenizers: Tokenizers, generation: Mapping[str, Any] | None, labels: Sequence[str] | None
+    model: keras.Model,
+    tokenizers: Tokenizers,
+    generation: Mapping[str, Any] | None,
+    labels: Sequence[str] | None,
+    text_pairs: bool = False,
 ) -> Exporter:
     """Returns the exporter of a model. Everything that can be checked without building a graph is checked here.
 
     Args:
         model: a functional model.
         tokenizers: by argument name, "tokenizer" and "source_tokenizer".
-        generation, labels: as for `export`.
+        generation, labels, text_pairs: as for `export`.
 
     Raises:
         TypeError, ValueError: as for `export`.
     """
     is_checkpoint = isinstance(model, PretrainedModel)
+    is_encoder = isinstance(model, (TextClassifier, MaskedLM)) or (is_checkpoint and model.task not in GENERATION_TASKS)
+    generates = isinstance(model, (CausalLM, Seq2Seq)) or (generation is not None and not is_encoder)
+    if text_pairs and (generates or (is_checkpoint and not is_encoder)):
+        raise ValueError(
+            "`text_pairs` is for models that classify or encode. Received: text_pairs=True for a model of type "
+            f"{type(model).__name__} that generates"
+        )
     if is_checkpoint and model.task in GENERATION_TASKS:
         family, values = model.family, model.generation_config
         options = {"strategy": family.strategy(values), **family.generation_options(values), **(generation or {})}
         return GeneratorExporter(model._generation_model(), **tokenizers, generation=options, labels=labels)
-    is_encoder = is_checkpoint or isinstance(model, (TextClassifier, MaskedLM))
-    if isinstance(model, (CausalLM, Seq2Seq)) or (generation is not None and not is_encoder):
+    if generates:
         return GeneratorExporter(model, **tokenizers, generation=generation, labels=labels)
     for name, value in (("generation", generation), ("source_tokenizer", tokenizers["source_tokenizer"])):
         if value is not None:
@@ -89,7 +101,7 @@ def exporter_for(
                 f"`{name}` is for models that generate. Received: {name}={value!r}, model of type "
                 f"{type(model).__name__}"
             )
-    return EncoderExporter(model, tokenizers["tokenizer"], labels)
+    return EncoderExporter(model, tokenizers["tokenizer"], labels, text_pairs)
 
 
 class EncoderExporter:
@@ -102,8 +114,8 @@ class EncoderExporter:
         ValueError: labels, tokenizer and model do not fit each other.
     """
 
-    def __init__(self, model: keras.Model, tokenizer: Any, labels: Sequence[str] | None):
-        self.model, self.tokenizer = model, tokenizer
+    def __init__(self, model: keras.Model, tokenizer: Any, labels: Sequence[str] | None, text_pairs: bool = False):
+        self.model, self.tokenizer, self.text_pairs = model, tokenizer, text_pairs
         self.precision = "float32"
         self.encoder = TextEncoder(model)
         is_own_model = isinstance(model, (TextClassifier, MaskedLM))
@@ -119,9 +131,12 @@ class EncoderExporter:
             )
         labels = _labels_of_config(model) if labels is None else labels
         classifies = isinstance(model, TextClassifier) or labels is not None
-        self.labels = check_labels(self.encoder, labels) if classifies else None
+        self.multi_label = multi_label_kind(self.encoder, model) if classifies else None
+        self.labels = check_labels(self.encoder, labels, self.multi_label) if classifies else None
         if tokenizer is not None:
             self._check_tokenizer()
+        if text_pairs:
+            self._check_pairs()
         self.padding_id = self._padding_id()
         self.generation: dict[str, Any] | None = None
         self.request_defaults: dict[str, float] = {}
@@ -131,7 +146,8 @@ class EncoderExporter:
     def signatures(self) -> dict[str, Any]:
         """Returns {name: tf.function with an input signature}."""
         self.check_padding()
-        return encoder_signatures(self.encoder, self.tokenizer, self.labels, self.padding_id, self.fills_masks)
+        arguments = (self.encoder, self.tokenizer, self.labels, self.padding_id, self.fills_masks)
+        return encoder_signatures(*arguments, multi_label=self.multi_label, text_pairs=self.text_pairs)
 
     def check_padding(self) -> None:
         """Raises ValueError if the outputs of a user's model depend on padding."""
@@ -149,7 +165,7 @@ class EncoderExporter:
         known = [one for one in (self.encoder.padding_id, of_tokenizer, of_config) if one is not None]
         return known[0] if known else (-1 if self.encoder.has_mask else 0)
 
-    def parity(self, signatures: Mapping[str, Any], texts: Sequence[str] = ()) -> dict[str, Any]:
+    def parity(self, signatures: Mapping[str, Any], texts: Sequence[Any] = ()) -> dict[str, Any]:
         """Returns the answers of the live model to fixed texts and to the first of `texts`, for `check` to compare.
 
         Without a tokenizer, there is only the answer to one row of ids.
@@ -158,11 +174,13 @@ class EncoderExporter:
             row, _ = self.sample_row()
             example = parity.token_ids_example(signatures["tokens"], row, self._least_precise)
             return {"signatures": {"tokens": example}}
-        content: dict[str, Any] = {
-            "signatures": parity.encoder_examples(signatures, self.encoder, self.tokenizer, self._least_precise, texts)
-        }
+        half, pairs = self._least_precise, self.text_pairs
+        examples = parity.encoder_examples(signatures, self, self.tokenizer, half, texts, pairs)
+        content: dict[str, Any] = {"signatures": examples}
         if self.labels is not None and isinstance(self.model, TextClassifier):
-            content |= parity.classifier_answers(self.encoder, self.tokenizer, self.labels, self._least_precise)
+            content |= parity.classifier_answers(
+                self.encoder, self.tokenizer, self.labels, half, self.multi_label, pairs
+            )
         return content
 
     @property
@@ -170,15 +188,18 @@ class EncoderExporter:
         """The least precise dtype of the exported graph, if it is less precise than float32."""
         return self.encoder.half_dtype if self.precision == "float32" else self.precision
 
-    def ids_and_lengths(self, texts: Any) -> tuple[Tensor, Tensor]:
-        """Texts -> ids (B, T), lengths (B,)."""
-        ids, _ = self.encoder.tokenize(self.tokenizer, texts)
-        return ids, tf.math.count_nonzero(ids != self.padding_id, axis=1, dtype="int32")
+    def id_inputs(self, texts: Sequence[Any]) -> dict[str, Tensor]:
+        """Texts, or pairs of texts -> token_ids (B, T), lengths (B,), and segment_ids (B, T) of pairs."""
+        parts = [list(part) for part in zip(*texts, strict=True)] if self.text_pairs else [texts]
+        ids, segments = self.encoder.tokenize(self.tokenizer, *parts)
+        lengths = tf.math.count_nonzero(ids != self.padding_id, axis=1, dtype="int32")
+        return {"token_ids": ids, "lengths": lengths, "segment_ids": tf.cast(segments, "int32")}
 
     def sample_row(self) -> tuple[Any, int]:
         """A short row of ids, and the largest number of tokens in a row."""
         if self.tokenizer is not None:
-            row = self.ids_and_lengths([SHORT_TEXT])[0][0].numpy()
+            text = [SHORT_TEXT, SHORT_TEXT] if self.text_pairs else SHORT_TEXT
+            row = self.id_inputs([text])["token_ids"][0].numpy()
             return row, max(len(row), self.tokenizer.max_length or self.encoder.max_length or 0)
         size = self.encoder.vocabulary_size or LONGEST_ROW
         row = [token for token in range(min(size, 7)) if token != self.padding_id]
@@ -204,6 +225,17 @@ class EncoderExporter:
                 "`tokenizer` must have a mask token, for which the model finds words. Received: tokenizer.mask_id=None"
             )
 
+    def _check_pairs(self) -> None:
+        if self.fills_masks:
+            raise ValueError(
+                "`text_pairs` is for models that classify or encode. Received: text_pairs=True for a model that fills "
+                "masks"
+            )
+        if self.tokenizer is None:
+            raise ValueError("`tokenizer` must be given for `text_pairs=True`. Received: tokenizer=None")
+        if keras.backend.backend() == "tensorflow":  # else in the process that exports: the check calls the tokenizer
+            check_pairs(self.tokenizer, self.encoder)
+
 
 def _labels_of_config(model: keras.Model) -> list[str] | None:
     """The labels of a checkpoint with one class for each row or token; None for any other model."""
@@ -211,8 +243,7 @@ def _labels_of_config(model: keras.Model) -> list[str] | None:
         return None
     names = model.config.get("id2label") or {}
     labels = [name for _, name in sorted((int(index), str(name)) for index, name in names.items())]
-    no_distribution = model.config.get("problem_type") in ("regression", "multi_label_classification")
-    return None if no_distribution or len(labels) < 2 else labels
+    return None if model.config.get("problem_type") == "regression" or len(labels) < 2 else labels
 
 
 class GeneratorExporter:
@@ -242,6 +273,7 @@ class GeneratorExporter:
         self.precision = "float32"
         self.generation: dict[str, Any] | None = dict(generation or {})
         self.labels: list[str] | None = None
+        self.multi_label: str | None = None
         self._options: dict[str, Any] = dict(generation or {})
         least = max(1, self._options.get("min_new_tokens", 0))
         self.request_defaults: dict[str, float] = {"max_new_tokens": self._options.get("max_new_tokens", least)}
@@ -250,7 +282,7 @@ class GeneratorExporter:
         """Returns {name: tf.function with an input signature}."""
         return generator_signatures(self.model, self.tokenizer, self.source_tokenizer, self._options)
 
-    def parity(self, signatures: Mapping[str, Any], texts: Sequence[str] = ()) -> dict[str, Any]:
+    def parity(self, signatures: Mapping[str, Any], texts: Sequence[Any] = ()) -> dict[str, Any]:
         """Returns the texts of `generate` and one answer of every other signature, for `check` to compare.
 
         With a sampling strategy, or in half precision, requests are saved without answers.
@@ -300,13 +332,13 @@ class GeneratorExporter:
 
     def _fits(self, text: str) -> bool:
         """Whether the model has positions for a text and its continuation."""
-        tokens, model = self.ids_and_lengths([text])[0].shape[1], self._generator.incremental_model
+        tokens, model = self.id_inputs([text])["token_ids"].shape[1], self._generator.incremental_model
         return bool(model.sources) or tokens + self._generator.max_new_tokens <= (model.max_length or math.inf)
 
-    def ids_and_lengths(self, texts: Any) -> tuple[Tensor, Tensor]:
-        """Texts -> ids (B, T), lengths (B,), of sources or of prompts with the start token."""
+    def id_inputs(self, texts: Sequence[Any]) -> dict[str, Tensor]:
+        """Texts -> token_ids (B, T), lengths (B,), of sources or of prompts with the start token."""
         ids, lengths = self._tokenize(tf.constant(texts, tf.string))
-        return ids, tf.cast(lengths, "int32")
+        return {"token_ids": ids, "lengths": tf.cast(lengths, "int32")}
 
     @cached_property
     def _tokenize(self) -> Any:

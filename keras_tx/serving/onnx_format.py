@@ -67,7 +67,7 @@ def export_onnx(exporter: Exporter, path: Path, given: Mapping[str, Any]) -> Pat
 def _write(exporter: EncoderExporter, name: str, folder: Path) -> None:
     encoder, tokenizer = exporter.encoder, exporter.tokenizer
     named = _with_names(encoder)
-    inputs = [_inputs(exporter, texts) for texts in _texts(tokenizer)]
+    inputs = [_inputs(exporter, texts) for texts in _texts(exporter)]
     live = [named(one, training=False) for one in inputs]  # Keras exports what has been called
     named.export(folder / FILE, format="onnx", verbose=False)
     session = onnxruntime.InferenceSession(str(folder / FILE), providers=["CPUExecutionProvider"])
@@ -89,6 +89,7 @@ def _write(exporter: EncoderExporter, name: str, folder: Path) -> None:
     if tokenizer is not None:
         tokenizer.save(folder)
     content = {
+        **({"text_pairs": True} if exporter.text_pairs else {}),
         "inputs": {one.name: [one.dtype, list(one.shape)] for one in named.inputs},
         "outputs": {key: [one.dtype, list(one.shape)] for key, one in encoder.outputs.items()},
         "largest_difference": largest,
@@ -100,6 +101,7 @@ def _write(exporter: EncoderExporter, name: str, folder: Path) -> None:
         content,
         tokenizers={"tokenizer": tokenizer},
         labels=exporter.labels,
+        multi_label=exporter.multi_label is not None,
         backend="tensorflow",
         packages=("tensorflow", "tf2onnx", "onnxruntime"),
     )
@@ -117,16 +119,18 @@ def _with_names(encoder: TextEncoder) -> keras.Model:
     return keras.Model([*kept.values()], dict(zip(encoder.outputs, outputs, strict=True)))
 
 
-def _texts(tokenizer: Any) -> list[Sequence[str] | None]:
-    """Batches of texts; None stands for a batch of ids."""
-    return [None] if tokenizer is None else [parity.TEXTS, parity.TEXTS[1:2]]
+def _texts(exporter: EncoderExporter) -> list[Sequence[Any] | None]:
+    """Batches of texts, or of pairs of texts; None stands for a batch of ids."""
+    texts = parity.PAIRS if exporter.text_pairs else parity.TEXTS
+    return [None] if exporter.tokenizer is None else [texts, texts[1:2]]
 
 
-def _inputs(exporter: EncoderExporter, texts: Sequence[str] | None) -> list[Any]:
+def _inputs(exporter: EncoderExporter, texts: Sequence[Any] | None) -> list[Any]:
     """The inputs that are not left out, in order."""
     encoder = exporter.encoder
     if texts is not None:
-        ids, segments = encoder.tokenize(exporter.tokenizer, list(texts))
+        found = exporter.id_inputs(texts)
+        ids, segments = found["token_ids"], found["segment_ids"]
     else:
         row = np.asarray(exporter.sample_row()[0], "int32")
         ids, segments = keras.ops.convert_to_tensor(np.resize(row, (1, encoder.fixed_length or len(row)))), None

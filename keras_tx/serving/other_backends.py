@@ -46,8 +46,12 @@ def export_in_subprocess(
     max_batch: int,
     precision: str,
     constant_weights: bool | None,
+    text_pairs: bool = False,
+    multi_label: str | None = None,
 ) -> Path:
     """Exports in a process in which Keras runs on TensorFlow. Arguments and return value are those of `export`.
+
+    `multi_label` is what a multi-label head returns, as the exporter of the model knows from its loss.
 
     The process finds the classes of a model's layers if they are registered with Keras, in modules that it can import.
 
@@ -79,6 +83,8 @@ def export_in_subprocess(
             "max_batch": max_batch,
             "precision": precision,
             "constant_weights": constant_weights,
+            "text_pairs": text_pairs,
+            "multi_label": multi_label,
             "backend": keras.backend.backend(),
         }
         (job / "job.json").write_text(json.dumps(given), encoding="utf-8")
@@ -131,6 +137,8 @@ def _export_job(job: Path, export: Callable[..., Path]) -> Path:
     for module in given["modules"]:  # importing registers their classes with Keras
         importlib.import_module(module)
     model = keras.saving.load_model(job / "model.keras", compile=False)
+    if given["multi_label"]:  # the loss says so again; the one that it was trained with may be unknown here
+        model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=given["multi_label"] == "logits"))
     with np.load(job / "probe.npz") as file:
         check_same_outputs(given["backend"], [file[name] for name in file.files], _outputs_of_probe(model))
     return export(
@@ -143,6 +151,7 @@ def _export_job(job: Path, export: Callable[..., Path]) -> Path:
         max_batch=given["max_batch"],
         precision=given["precision"],
         constant_weights=given["constant_weights"],
+        text_pairs=given["text_pairs"],
         backend=given["backend"],
     )
 

@@ -2,23 +2,25 @@
 
 The file is {"signatures": {name: [{"inputs": ..., "outputs": ..., "tolerance": ...}]}} with strings and numbers in
 lists, and bytes that are not UTF-8 as {"b64": ...}. `check` also times the first request of each signature. For a
-classifier the file also has "text", "label", "probabilities" and "tolerance" of `serving_default`, computed by Keras
-alone.
+classifier the file also has "text" (and "text_pair"), "label" (or "labels"), "probabilities" and "tolerance" of
+`serving_default`, computed by Keras alone.
 """
 
 import base64
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 
 from keras_tx.internals.tensorflow_graphs import unoptimized
 from keras_tx.optional import Lazy
+from keras_tx.serving.class_labels import THRESHOLD
+from keras_tx.serving.request_inputs import FEATURE, PAIR_FEATURE
 from keras_tx.serving.text_encoder import TextEncoder, one_line
-from keras_tx.serving.warmup import serialized
+from keras_tx.serving.warmup import RequestSource, inputs_for
 from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
@@ -29,6 +31,11 @@ TEXTS = (
     "Not wonderful but dull, café 電影 🎬 [SEP] " * 9,
     "\x00\ufffd ��",
     "one two three " * 30,
+)
+# A model of pairs gets these: both empty, one of them empty, and the first, the second or both longer than its rows.
+PAIRS: tuple[list[str], ...] = (
+    *(["", ""], [TEXTS[1], ""], ["", TEXTS[1]], [TEXTS[3], TEXTS[1]]),
+    *([TEXTS[1], TEXTS[4]], [TEXTS[2], TEXTS[1]], [TEXTS[4], TEXTS[2]]),
 )
 MASKED = "A {mask} one, {mask}."  # for models that fill masks
 FILE = "assets.extra/keras_tx_parity.json"
@@ -41,44 +48,38 @@ MOST_WARMUP_TEXTS = 16  # the largest number of the user's texts that are compar
 LARGEST_EXAMPLE = 20_000  # numbers; attention scores and vectors of long texts have millions
 
 Example = dict[str, Any]  # {"inputs": ..., "outputs": ..., "tolerance": ...}
+Text: TypeAlias = str | list[str]  # a text, or a pair of texts
 
 
 def encoder_examples(
     signatures: Mapping[str, Any],
-    encoder: TextEncoder,
+    source: RequestSource,
     tokenizer: Any,
     half_dtype: str | None,
-    texts: Sequence[str] = (),
+    texts: Sequence[Text] = (),
+    text_pairs: bool = False,
 ) -> dict[str, list[Example]]:
     """{name: examples} of an encoder model's signatures, computed by Keras layer by layer, each text alone.
 
-    The texts are those above and the first of `texts`.
+    The texts, or pairs of texts, are those above and the first of `texts`.
 
     Raises:
         ValueError: the model fails on a text that the tokenizer accepts, or an output is NaN.
     """
-    texts = [*TEXTS, *texts[:MOST_WARMUP_TEXTS]]
-    if getattr(tokenizer, "mask_id", None) is not None:
+    texts = [*(PAIRS if text_pairs else TEXTS), *texts[:MOST_WARMUP_TEXTS]]
+    if getattr(tokenizer, "mask_id", None) is not None and not text_pairs:
         texts.append(MASKED.format(mask=tokenizer.vocabulary[tokenizer.mask_id]))
     examples: dict[str, list[Example]] = {name: [] for name in signatures}
     for text in texts:
         for name, function in signatures.items():
-            found = _example(name, function, text, encoder, tokenizer, half_dtype)
+            found = _example(name, function, text, source, half_dtype)
             examples[name] += [] if found is None else [found]
     return examples
 
 
-def _example(
-    name: str, function: Any, text: str, encoder: TextEncoder, tokenizer: Any, half_dtype: str | None
-) -> Example | None:
+def _example(name: str, function: Any, text: Text, source: RequestSource, half_dtype: str | None) -> Example | None:
     """What a signature answers to a text; None if that is too large for the file."""
-    if name == "tokens":
-        ids, _ = encoder.tokenize(tokenizer, [text])
-        inputs = {"token_ids": ids, "lengths": tf.math.count_nonzero(ids != tokenizer.pad_id, 1, dtype="int32")}
-    elif name == "classify":
-        inputs = {"inputs": tf.constant([serialized(text)])}
-    else:
-        inputs = {"text": tf.constant([text])}
+    inputs = inputs_for({spec.name: spec for spec in function.input_signature}, [text], source) or {}
     try:
         with keras.device("cpu:0"):  # as `check` does: a GPU rounds differently
             answer = function.python_function(**inputs)
@@ -120,6 +121,7 @@ def example(
     """An entry of the file for a signature; None if it would be too large.
 
     The tolerance of probabilities is that of the dtype; of other numbers it is ten times that, relative to the largest.
+    The labels of a multi-label head are left out if rounding may change one of them.
 
     Raises:
         ValueError: a number is NaN.
@@ -136,6 +138,9 @@ def example(
     if name != "classify" and not set(floats) <= {"probabilities"}:
         finite = [value[np.isfinite(value)] for value in floats.values()]
         tolerance *= 10 * max([1.0, *[float(np.max(np.abs(value), initial=0)) for value in finite]])
+    if "labels" in outputs and "probabilities" in outputs:
+        is_near = np.abs(outputs["probabilities"] - THRESHOLD) <= 2 * TOLERANCES[half_dtype]
+        outputs = {key: value for key, value in outputs.items() if key != "labels" or not is_near.any()}
     return {"inputs": _to_lists(inputs), "outputs": _to_lists(outputs), "tolerance": tolerance}
 
 
@@ -182,21 +187,34 @@ def write_parity(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def classifier_answers(
-    encoder: TextEncoder, tokenizer: Any, labels: Sequence[str], half_dtype: str | None
+    encoder: TextEncoder,
+    tokenizer: Any,
+    labels: Sequence[str],
+    half_dtype: str | None,
+    multi_label: str | None = None,
+    text_pairs: bool = False,
 ) -> dict[str, Any]:
-    """The answers of a live `TextClassifier` to `TEXTS`, one text at a time, computed by Keras alone."""
+    """The answers of a live `TextClassifier` to `TEXTS` or `PAIRS`, one at a time, computed by Keras alone."""
     model = encoder.model
-    is_probability = model.activation is keras.activations.softmax
+    are_logits = model.activation is keras.activations.linear
+    texts = list(PAIRS) if text_pairs else [[one] for one in TEXTS]
     rows = []
-    for text in TEXTS:
+    for text in texts:
         with keras.device("cpu:0"):
-            ids, segments = encoder.tokenize(tokenizer, [text])
+            ids, segments = encoder.tokenize(tokenizer, *[[part] for part in text])
             outputs = model(encoder.model_inputs(ids, segments), training=False)
-            probabilities = outputs if is_probability else keras.ops.softmax(outputs)
-        rows.append(keras.ops.convert_to_numpy(probabilities)[0].tolist())
-    best = [labels[max(range(len(row)), key=row.__getitem__)] for row in rows]
-    tolerance = TOLERANCES[half_dtype]
-    return {"text": list(TEXTS), "label": best, "probabilities": rows, "tolerance": tolerance}
+            if are_logits:
+                outputs = keras.ops.sigmoid(outputs) if multi_label else keras.ops.softmax(outputs)
+        rows.append(keras.ops.convert_to_numpy(outputs)[0].tolist())
+    if multi_label:
+        found: dict[str, Any] = {
+            "labels": [[x if p >= THRESHOLD else "" for x, p in zip(labels, row, strict=True)] for row in rows]
+        }
+    else:
+        found = {"label": [labels[max(range(len(row)), key=row.__getitem__)] for row in rows]}
+    given = zip((FEATURE, PAIR_FEATURE), zip(*texts, strict=True), strict=False)
+    inputs = {name: list(parts) for name, parts in given}
+    return {**inputs, **found, "probabilities": rows, "tolerance": TOLERANCES[half_dtype]}
 
 
 def _to_lists(tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
-FEATURE = "text"  # the feature of a tf.Example
+FEATURE, PAIR_FEATURE = "text", "text_pair"  # inputs, and features of a tf.Example
 
 
 def graph_function(*specs: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -84,11 +84,40 @@ def _assert_none(values: Tensor, is_wrong: Tensor, rule: str) -> Any:
     return tf.debugging.Assert(~tf.reduce_any(is_wrong), [f"{rule}. Received:", tf.boolean_mask(values, is_wrong)])
 
 
-def texts_of_examples(examples: Tensor) -> Tensor:
-    """Serialized tf.Examples (B,) -> the strings (B,) of their feature "text".
+def checked_segments(segment_ids: Tensor, token_ids: Tensor, lengths: Tensor, num_segments: int | None) -> Tensor:
+    """Returns the segment ids with 0 after the lengths, whatever values a client or a server put there.
+
+    Args:
+        segment_ids: int32 (B, T).
+        token_ids: int32 (B, T), those of the same request.
+        lengths: int32 (B,), the number of real tokens.
+        num_segments: the number of segments that the model knows; None if unknown.
+
+    Raises:
+        InvalidArgumentError: when the graph runs, for another shape than that of the ids, or for segment ids outside
+            [0, `num_segments`).
+    """
+    shape, largest = tf.shape(token_ids), (num_segments or segment_ids.dtype.max) - 1
+    rule = f"segment_ids must be in [0, {num_segments})" if num_segments else "segment_ids must not be negative"
+    same_shape = tf.reduce_all(tf.equal(tf.shape(segment_ids), shape))
+    checks = [
+        tf.debugging.Assert(
+            same_shape, ["segment_ids must have the shape of token_ids. Received:", tf.shape(segment_ids), shape]
+        ),
+        _assert_none(segment_ids, (segment_ids < 0) | (segment_ids > largest), rule),
+    ]
+    with tf.control_dependencies(checks):
+        segment_ids = tf.clip_by_value(segment_ids, 0, largest)
+        return tf.where(tf.sequence_mask(lengths, shape[1]), segment_ids, 0)
+
+
+def texts_of_examples(examples: Tensor, text_pairs: bool = False) -> list[Tensor]:
+    """Serialized tf.Examples (B,) -> the strings (B,) of their feature "text", and of "text_pair" for pairs of texts.
 
     Raises:
         InvalidArgumentError: when the graph runs, for bytes that are no tf.Example, or an example without exactly one
-            "text".
+            string in each of these features.
     """
-    return tf.io.parse_example(examples, {FEATURE: tf.io.FixedLenFeature([], tf.string)})[FEATURE]
+    names = (FEATURE, PAIR_FEATURE) if text_pairs else (FEATURE,)
+    found = tf.io.parse_example(examples, {name: tf.io.FixedLenFeature([], tf.string) for name in names})
+    return [found[name] for name in names]

@@ -45,7 +45,8 @@ class TextEncoder:
         vocabulary_size, padding_id: those of the embedding of the ids, or None if unknown.
         max_length: the smallest number of positions of any layer, or None if unknown.
         outputs: {name of an output: its symbolic tensor}.
-        has_mask: whether one of the inputs is a padding mask.
+        has_mask, has_segments: whether one of the inputs is a padding mask, or segment ids.
+        num_segments: the number of segments that the model knows, or None if unknown.
 
     Raises:
         TypeError: the model is not functional.
@@ -67,6 +68,8 @@ class TextEncoder:
         self.max_length: int | None = min([n for n in [*lengths, self.fixed_length] if n is not None], default=None)
         self.outputs: dict[str, Tensor] = _named_outputs(self.model)
         self.has_mask = "mask" in self.roles.values()
+        self.has_segments = "segments" in self.roles.values()
+        self.num_segments: int | None = self._count_segments()
 
     def _check_segments(self, embedding: Any) -> None:
         """Raises for a second input of another name that looks like ids, of which the export would know nothing."""
@@ -83,6 +86,14 @@ class TextEncoder:
                     f"Received: the input '{tensor.name}', whose ids are below {size}; if they are segment ids, name "
                     "it 'segment_ids'"
                 )
+
+    def _count_segments(self) -> int | None:
+        for tensor in self.model.inputs:
+            layer: Any = _embedding_of(self.model, tensor) if self.roles[tensor.name] == "segments" else None
+            if layer is not None:
+                names = ("num_segments", "vocabulary_size", "input_dim")
+                return next((getattr(layer, name) for name in names if getattr(layer, name, None)), None)
+        return None
 
     def __call__(self, ids: Tensor, segments: Tensor = None, padding_id: int = 0) -> dict[str, Tensor]:
         """Returns the outputs by name. Half precision becomes float32, since JSON has no half-precision numbers."""
@@ -115,17 +126,24 @@ class TextEncoder:
             for x, tensor in zip(outputs, symbolic, strict=True)
         ]
 
-    def tokenize(self, tokenizer: Any, texts: Any) -> tuple[Tensor, Tensor]:
-        """Texts -> ids and segment ids, both (B, T), of the fixed length or of at most `max_length` tokens."""
-        options: dict[str, Any] = {"max_length": self.max_length} if tokenizer.max_length is None else {}
-        if self.fixed_length is not None:
-            options = {"max_length": self.fixed_length, "padding": "max_length"}
-        features = tokenizer(texts, **options)
+    def tokenize(self, tokenizer: Any, texts: Any, pairs: Any = None) -> tuple[Tensor, Tensor]:
+        """Texts, or pairs of texts -> ids and segment ids, both (B, T), of the fixed length or at most `max_length`."""
+        features = self.features(tokenizer, texts, pairs)
         ids = tf.convert_to_tensor(features["token_ids"])
         segments = features.get("segment_ids", tf.zeros_like(ids))
         if self.fixed_length is not None:
             return ids, segments
         return at_least_columns(ids, tokenizer.pad_id), at_least_columns(segments, 0)
+
+    def features(self, tokenizer: Any, texts: Any, pairs: Any = None) -> dict[str, Any]:
+        """What `tokenizer` returns for texts, or pairs of texts, that are to fit the model."""
+        options: dict[str, Any] = {"max_length": self.max_length} if tokenizer.max_length is None else {}
+        if self.fixed_length is not None:
+            options = {"max_length": self.fixed_length, "padding": "max_length"}
+        if pairs is not None:
+            options["pairs"] = pairs
+        found: dict[str, Any] = tokenizer(texts, **options)
+        return found
 
     @property
     def half_dtype(self) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from keras_tx.optional import Lazy
-from keras_tx.serving.request_inputs import FEATURE
+from keras_tx.serving.request_inputs import FEATURE, PAIR_FEATURE
 from keras_tx.serving.text_encoder import one_line
 from keras_tx.types import Tensor
 
@@ -31,29 +31,37 @@ class RequestSource(Protocol):
 
     request_defaults: dict[str, float]
 
-    def ids_and_lengths(self, texts: Any) -> tuple[Tensor, Tensor]:
-        """Texts -> ids (B, T), lengths (B,)."""
+    def id_inputs(self, texts: Sequence[Any]) -> dict[str, Tensor]:
+        """Texts -> the inputs of signatures over ids, `token_ids` (B, T), `lengths` (B,), ..."""
 
 
-def check_warmup(warmup: Sequence[Any], tokenizer: Any) -> list[Any]:
-    """Returns the entries as a list.
+def check_warmup(warmup: Sequence[Any], tokenizer: Any, text_pairs: bool = False) -> list[Any]:
+    """Returns the entries as a list, in which a pair of texts is a list of two.
 
     Raises:
-        ValueError: an entry is neither a text nor a request, or there are texts and no tokenizer.
+        ValueError: an entry is neither a text nor a request, or neither a pair of texts nor a request if there are
+            `text_pairs`; or there are texts and no tokenizer.
     """
     is_list = isinstance(warmup, Sequence) and not isinstance(warmup, (str, bytes))
     for entry in warmup if is_list else [warmup]:
         is_request = isinstance(entry, dict) and set(entry) <= {"signature_name", "inputs"} and "inputs" in entry
-        if not is_list or not (isinstance(entry, (str, bytes)) or is_request):
+        is_text = _is_pair(entry) if text_pairs else isinstance(entry, (str, bytes))
+        if not is_list or not (is_text or is_request):
+            texts = "pairs (text, text_pair)" if text_pairs else "texts"
             raise ValueError(
-                "`warmup` must be a list of texts, or of requests {'signature_name': ..., 'inputs': {...}}. Received: "
-                f"{'' if is_list else 'warmup='}{reprlib.repr(entry)}"
+                f"`warmup` must be a list of {texts}, or of requests {{'signature_name': ..., 'inputs': {{...}}}}. "
+                f"Received: {'' if is_list else 'warmup='}{reprlib.repr(entry)}"
+                f"{', text_pairs=True' if text_pairs else ''}"
             )
         if tokenizer is None and not is_request:
             raise ValueError(
                 f"`tokenizer` must be given for the texts of `warmup`. Received: tokenizer=None, {reprlib.repr(entry)}"
             )
-    return list(warmup)
+    return [list(entry) if _is_pair(entry) else entry for entry in warmup]
+
+
+def _is_pair(entry: Any) -> bool:
+    return isinstance(entry, (tuple, list)) and len(entry) == 2 and all(isinstance(x, (str, bytes)) for x in entry)
 
 
 def write_warmup(
@@ -68,7 +76,8 @@ def write_warmup(
         folder: the version's folder.
         name: the model's name.
         signatures: {name: function} of the loaded version.
-        warmup: texts, and requests as a server's REST interface takes them, `{"signature_name": ..., "inputs": ...}`.
+        warmup: texts or pairs of texts, and requests as a server's REST interface takes them,
+            `{"signature_name": ..., "inputs": ...}`.
         source: the model's exporter, for inputs other than texts.
         max_batch: the number of rows of the largest batch.
 
@@ -122,23 +131,24 @@ def _requests(
 
 
 def inputs_for(specs: Mapping[str, Any], texts: Sequence[Any], source: RequestSource) -> dict[str, Tensor] | None:
-    """The inputs of a signature for `texts`, {name: tensor}; None if one of them is unknown."""
-    inputs = {name: _input_for(name, spec, texts, source) for name, spec in specs.items()}
+    """The inputs of a signature for texts, or pairs of texts, {name: tensor}; None if one of them is unknown."""
+    ids = source.id_inputs(texts) if "token_ids" in specs else {}
+    inputs = {name: _input_for(name, spec, texts, source, ids) for name, spec in specs.items()}
     return None if any(value is None for value in inputs.values()) else inputs
 
 
-def _input_for(name: str, spec: Any, texts: Sequence[Any], source: RequestSource) -> Tensor:
+def _input_for(name: str, spec: Any, texts: Sequence[Any], source: RequestSource, ids: Mapping[str, Tensor]) -> Tensor:
     if name == "target":
         return tf.fill([len(texts)], TARGET)
+    parts = [[one] if isinstance(one, (str, bytes)) else one for one in texts]
+    if name == "inputs":
+        return tf.constant([serialized(*one) for one in parts], tf.string)
     if spec.dtype == tf.string:
-        return tf.constant([serialized(text) for text in texts] if name == "inputs" else texts, tf.string)
+        return tf.constant([one[1 if name == PAIR_FEATURE else 0] for one in parts], tf.string)
     options = ROW_OPTIONS | source.request_defaults
     if name in options:
         return tf.fill([len(texts)], tf.cast(options[name], spec.dtype))
-    if name in ("token_ids", "lengths"):
-        ids, lengths = source.ids_and_lengths(texts)
-        return ids if name == "token_ids" else lengths
-    return None
+    return ids.get(name)
 
 
 def _given_request(signatures: Mapping[str, Any], entry: dict[str, Any]) -> tuple[str, dict[str, Tensor], Any]:
@@ -159,10 +169,11 @@ def _given_request(signatures: Mapping[str, Any], entry: dict[str, Any]) -> tupl
         ) from error
 
 
-def serialized(text: str | bytes) -> bytes:
-    """A text -> the serialized tf.Example that `classify` takes."""
-    value = tf.train.BytesList(value=[text.encode() if isinstance(text, str) else text])
-    features = tf.train.Features(feature={FEATURE: tf.train.Feature(bytes_list=value)})
+def serialized(*texts: str | bytes) -> bytes:
+    """A text, or a pair of texts, -> the serialized tf.Example that `classify` takes."""
+    values = [tf.train.BytesList(value=[text.encode() if isinstance(text, str) else text]) for text in texts]
+    named = zip((FEATURE, PAIR_FEATURE), values, strict=False)
+    features = tf.train.Features(feature={name: tf.train.Feature(bytes_list=value) for name, value in named})
     return bytes(tf.train.Example(features=features).SerializeToString())
 
 

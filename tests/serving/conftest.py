@@ -88,6 +88,31 @@ def exported(make, tokenizer, once):
     return SimpleNamespace(model=model, path=path, signatures=tf.saved_model.load(str(path)).signatures)
 
 
+@pytest.fixture(scope="session")
+def multi_label(make, tokenizer, once):
+    """A classifier whose texts have several labels, or none, and its version."""
+    import tensorflow as tf
+    import tensorflow_text  # noqa: F401
+
+    model = make()
+    model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
+    options = {"tokenizer": tokenizer, "labels": LABELS, "max_batch": 2}
+    path = once("topics", lambda folder: export(model, folder, **options))
+    return SimpleNamespace(model=model, path=path, signatures=tf.saved_model.load(str(path)).signatures)
+
+
+@pytest.fixture(scope="session")
+def pairs(make, tokenizer, once):
+    """A classifier of pairs of texts, and its version."""
+    import tensorflow as tf
+    import tensorflow_text  # noqa: F401
+
+    model = make(embedding_options={"num_segments": 2})
+    options = {"tokenizer": tokenizer, "labels": LABELS, "warmup": [("the cat", "sat"), ("", "dull")], "max_batch": 3}
+    path = once("pairs", lambda folder: export(model, folder, text_pairs=True, **options))
+    return SimpleNamespace(model=model, path=path, signatures=tf.saved_model.load(str(path)).signatures)
+
+
 BEAM = {"strategy": Beam(2, num_return_sequences=2), "max_new_tokens": 3, "min_new_tokens": 2}
 
 
@@ -102,8 +127,8 @@ def only_signatures(*names):
     """Exports get these signatures alone, since tracing all takes long."""
 
     def some(signatures):
-        def made(*arguments):
-            all_of_them = signatures(*arguments)
+        def made(*arguments, **options):
+            all_of_them = signatures(*arguments, **options)
             return {name: all_of_them[name] for name in names}
 
         return made

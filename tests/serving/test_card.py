@@ -37,6 +37,7 @@ def test_the_card_has_the_signatures_as_a_server_sees_them(card, exported):
 def test_the_card_says_what_the_version_was_made_of(card, exported):
     weights = sum(int(np.prod(weight.shape)) for weight in exported.model.weights)
     assert card["name"] == "reviews" and card["labels"] == LABELS and "generation" not in card
+    assert card["multi_label"] is False
     assert card["model"] == {
         "kind": "TextClassifier",
         "parameters": weights,

@@ -40,6 +40,10 @@ def tampered(tamper):
     return make
 
 
+def another_label(answers):
+    answers["labels"][0][0] = "another"
+
+
 def without_variables(folder):
     shutil.rmtree(folder / "variables")
 
@@ -92,7 +96,7 @@ def off_in_one_number(wrong):
 
 
 @pytest.fixture(scope="module")
-def copies(exported, tmp_path_factory):
+def copies(exported, multi_label, pairs, tmp_path_factory):
     """Versions in order, and copies of them that each have something wrong."""
     ids = keras.Input((None,), dtype="int32", name="token_ids")
     encoder = keras.Model(ids, keras_tx.layers.Encoder(1, 8, 2)(keras_tx.layers.TokenEmbedding(7, 6)(ids)))
@@ -101,10 +105,14 @@ def copies(exported, tmp_path_factory):
     folders = {
         "classifier": exported.path,
         "encoder": keras_tx.serving.export(encoder, folder / "encoder", tokenizer=words),
+        "multi_label": multi_label.path,
+        "pairs": pairs.path,
     }
     makers = {
         "off_by_a_thousandth": ("classifier", tampered(off_by_a_thousandth)),
         "not_a_number": ("classifier", tampered(not_a_number)),
+        "multi_label_another": ("multi_label", tampered(another_label)),
+        "pairs_off_by_a_thousandth": ("pairs", tampered(off_by_a_thousandth)),
         "without_variables": ("classifier", without_variables),
         "unservable": ("classifier", unservable),
         "cut_short": ("classifier", cut_short),
@@ -194,6 +202,14 @@ def test_probabilities_that_are_not_the_live_models_are_a_problem(reports):
     report = reports["off_by_a_thousandth"]
     assert not report.ok
     assert report.problems == ["numbers differ from the live model's by 1.0e-03, over 1.0e-05"]
+
+
+@pytest.mark.process
+def test_versions_with_several_labels_and_of_pairs_of_texts_are_in_order(reports):
+    assert reports["multi_label"].ok and reports["multi_label"].parity["texts"] == 6 * 5
+    assert reports["pairs"].ok and reports["pairs"].parity["texts"] == (7 + 2) * 5
+    assert reports["multi_label_another"].problems == ["labels or texts differ from the live model's"]
+    assert reports["pairs_off_by_a_thousandth"].problems == reports["off_by_a_thousandth"].problems
 
 
 @pytest.mark.process

@@ -212,7 +212,15 @@ def test_a_checkpoint_that_classifies_is_exported_with_the_labels_of_its_config(
         assert_close(answer["probabilities"][row], np.exp(logits) / np.exp(logits).sum())
         assert answer["label"][row].numpy().decode() == ["bad", "so-so", "good"][logits.argmax()]
     multiple = PretrainedModel({**config, "problem_type": "multi_label_classification"})
-    assert exporter_for(multiple, {"tokenizer": None, "source_tokenizer": None}, None, None).labels is None
+    multiple.set_weights(model.get_weights())
+    answer = signatures_of(multiple, tokenizer)["serving_default"](text=tf.constant(texts[:1]))
+    ids = tokenizer(texts[:1])["token_ids"]
+    expected = 1 / (1 + np.exp(-to_numpy(multiple({"input_ids": ids})["logits"])))
+    assert_close(answer["probabilities"], expected)
+    names = [label if p >= 0.5 else "" for label, p in zip(["bad", "so-so", "good"], expected[0], strict=True)]
+    assert [label.decode() for label in answer["labels"][0].numpy()] == names
+    number = PretrainedModel({**config, "problem_type": "regression"})
+    assert exporter_for(number, {"tokenizer": None, "source_tokenizer": None}, None, None).labels is None
 
 
 def signatures_of(model, tokenizer=None):

@@ -63,6 +63,22 @@ def test_texts_are_answered_as_by_the_live_model(kind, make, tokenizer, tmp_path
 
 
 @pytest.mark.slow
+def test_pairs_of_texts_are_compared_and_answered(tokenizer, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = randomize(bert(), seed=3)
+    version = export(model, tmp_path / "pairs", tokenizer=tokenizer, format="onnx", text_pairs=True)
+    card = json.loads((version / "MODEL_CARD.json").read_text())
+    assert card["text_pairs"] is True and card["multi_label"] is False and 0 < card["largest_difference"] < 1e-4
+    session = onnxruntime.InferenceSession(version / "model.onnx", providers=["CPUExecutionProvider"])
+    found = load_tokenizer(version)(TEXTS, TEXTS[::-1])
+    ids, segments = (to_numpy(found[name]) for name in ("token_ids", "segment_ids"))
+    fed = {"input_ids": ids, "token_type_ids": segments, "attention_mask": (ids != 0).astype("int32")}
+    fed = {one.name: fed[one.name] for one in session.get_inputs()}
+    assert "token_type_ids" in fed and segments.any()
+    assert_close(session.run(["logits"], fed)[0], model(fed)["logits"], atol=1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [1e-2, np.nan])
 def test_without_a_tokenizer_rows_of_ids_are_compared(wrong, make, tmp_path, monkeypatch):
     onnxruntime = pytest.importorskip("onnxruntime")

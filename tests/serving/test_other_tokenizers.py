@@ -21,7 +21,7 @@ def only_the_default(monkeypatch):
     """Tracing the other signatures takes long."""
 
     def patched(make):
-        return lambda *arguments: {"serving_default": make(*arguments)["serving_default"]}
+        return lambda *arguments, **options: {"serving_default": make(*arguments, **options)["serving_default"]}
 
     for name in ("encoder_signatures", "generator_signatures"):
         monkeypatch.setattr(exporters, name, patched(getattr(exporters, name)))

@@ -271,6 +271,7 @@ def test_the_page_names_the_model_and_needs_nothing_from_elsewhere(server):
         and "Version 1." in page
         and "not for production" in page
     )
+    assert '<div id="pair" hidden>' in page and '<textarea id="text_pair"' in page
     assert "{{" not in page and "://" not in page and "innerHTML" not in page
 
 

@@ -94,7 +94,8 @@ def loaded(exported):
 def test_too_many_requests_are_refused(loaded, tmp_path, monkeypatch):
     monkeypatch.setattr(warmup, "MAX_REQUESTS", 14)
     source = SimpleNamespace(
-        ids_and_lengths=lambda texts: (np.ones((len(texts), 3)), np.ones(len(texts))), request_defaults={}
+        id_inputs=lambda texts: {"token_ids": np.ones((len(texts), 3)), "lengths": np.ones(len(texts))},
+        request_defaults={},
     )
     with pytest.raises(ValueError, match="at most 14 requests.*Received: 2 entries, which make 15"):
         warmup.write_warmup(tmp_path, "name", loaded, ["a", "b"], source, max_batch=2)

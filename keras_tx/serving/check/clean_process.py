@@ -140,7 +140,8 @@ def _made_up_input(name: str, dtype: Any, shape: Sequence[int | None] | None) ->
 
 def _example(text: str) -> bytes:
     value = tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()]))
-    return bytes(tf.train.Example(features=tf.train.Features(feature={"text": value})).SerializeToString())
+    features = {"text": value, "text_pair": value}
+    return bytes(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
 
 
 def _one_line(error: BaseException) -> str:
@@ -152,19 +153,24 @@ def _one_line(error: BaseException) -> str:
 
 def _compare_classifier(function: Any, expected: Mapping[str, Any]) -> dict[str, Any]:
     """Compares the answers to all texts in one batch, and to each text alone, with those of the live model."""
-    texts, wanted, tolerance = expected["text"], np.array(expected["probabilities"]), expected["tolerance"]
-    together = function(text=texts)
-    alone = [function(text=[text]) for text in texts]
+    inputs = {key: expected[key] for key in ("text", "text_pair") if key in expected}
+    count, wanted, tolerance = len(expected["text"]), np.array(expected["probabilities"]), expected["tolerance"]
+    together = function(**inputs)
+    alone = [function(**{key: texts[i : i + 1] for key, texts in inputs.items()}) for i in range(count)]
     got = np.stack([together["probabilities"], np.concatenate([row["probabilities"] for row in alone])])
-    best, second = np.sort(wanted)[:, :-3:-1].T
-    labels = [label.decode() for label in together["label"]]
-    tied = best - second <= 2 * tolerance  # rounding may change the best label
+    if "labels" in expected:
+        key, tied = "labels", np.abs(wanted - 0.5) <= 2 * tolerance  # rounding may change whether it is a label
+    else:
+        best, second = np.sort(wanted)[:, :-3:-1].T
+        key, tied = "label", best - second <= 2 * tolerance  # rounding may change the best label
+    labels = np.vectorize(bytes.decode, otypes=[object])(together[key])
+    empty = function(**{name: [] for name in inputs})["probabilities"]
     return {
-        "texts": len(texts),
+        "texts": count,
         "difference": float(np.max(np.abs(got - wanted))),
         "tolerance": tolerance,
-        "same_labels": bool(all(tied | np.equal(labels, expected["label"]))),
-        "empty_batch": together["probabilities"][:0].shape == function(text=[])["probabilities"].shape,
+        "same_labels": bool(np.all(tied | (labels == np.array(expected[key], object)))),
+        "empty_batch": together["probabilities"][:0].shape == empty.shape,
     }
 
 
