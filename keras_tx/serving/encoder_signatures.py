@@ -19,6 +19,7 @@ from keras_tx.serving.class_labels import Outputs, classifier_outputs, head_of
 from keras_tx.serving.request_inputs import (
     PAIR_FEATURE,
     checked_ids,
+    checked_pairs,
     checked_segments,
     graph_function,
     id_specs,
@@ -98,14 +99,14 @@ def encoder_signatures(
     if tokenizer is None:
         return {"serving_default": tokens, "tokens": tokens}
 
+    def ids_and_segments(*texts: Tensor) -> tuple[Tensor, Tensor]:
+        return encoder.tokenize(tokenizer, *(checked_pairs(*texts) if text_pairs else texts))
+
     def over_texts(function: Callable[..., Any]) -> Any:
         return _text_function(function, text_pairs)
 
-    @over_texts
-    def tokenize_in_graph(*texts: Tensor) -> tuple[Tensor, Tensor]:  # one trace serves all signatures
-        return encoder.tokenize(tokenizer, *texts)
-
-    tokenize_once = _last_call_kept(lambda *texts: encoder.tokenize(tokenizer, *texts))
+    tokenize_in_graph = over_texts(ids_and_segments)  # one trace serves all signatures
+    tokenize_once = _last_call_kept(ids_and_segments)
 
     def tokenize(*texts: Tensor) -> tuple[Tensor, Tensor]:
         found: tuple[Tensor, Tensor] = (tokenize_in_graph if tf.inside_function() else tokenize_once)(*texts)

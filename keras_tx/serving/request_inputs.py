@@ -111,6 +111,18 @@ def checked_segments(segment_ids: Tensor, token_ids: Tensor, lengths: Tensor, nu
         return tf.where(tf.sequence_mask(lengths, shape[1]), segment_ids, 0)
 
 
+def checked_pairs(text: Tensor, text_pair: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns both inputs of a model of pairs of texts, strings (B,).
+
+    Raises:
+        InvalidArgumentError: when the graph runs, for another number of second texts than of first ones.
+    """
+    sizes = [tf.size(text), tf.size(text_pair)]
+    rule = f"{PAIR_FEATURE} must be one for each {FEATURE}. Received:"
+    with tf.control_dependencies([tf.debugging.Assert(tf.equal(*sizes), [rule, *sizes])]):
+        return tf.identity(text), tf.identity(text_pair)
+
+
 def texts_of_examples(examples: Tensor, text_pairs: bool = False) -> list[Tensor]:
     """Serialized tf.Examples (B,) -> the strings (B,) of their feature "text", and of "text_pair" for pairs of texts.
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_tx.serving.request_inputs import checked_ids, texts_of_examples
+from keras_tx.serving.request_inputs import checked_ids, checked_segments, texts_of_examples
 from keras_tx.serving.warmup import serialized
 from tests.tools import to_numpy
 
@@ -72,6 +72,18 @@ def test_of_an_unknown_vocabulary_only_negative_ids_are_refused():
         checked_ids(tf.constant([[-7]]), tf.constant([1]), None, 0)
 
 
+def test_segments_after_the_lengths_are_zero_whatever_was_there(monkeypatch):
+    import tensorflow as tf
+
+    ids, lengths = tf.zeros([2, 3], tf.int32), tf.constant([3, 1])
+    segments = tf.constant([[0, 1, 4], [2, 9, 9]])
+    assert to_numpy(checked_segments(segments, ids, lengths, None)).tolist() == [[0, 1, 4], [2, 0, 0]]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"segment_ids must not be negative. Received:'\s-5"):
+        checked_segments(-segments[:, ::-1] - 1, ids, lengths, None)
+    monkeypatch.setattr(tf.debugging, "Assert", lambda *args: tf.no_op())  # a server may strip them
+    assert to_numpy(checked_segments(segments - 1, ids, lengths, 3)).tolist() == [[0, 0, 2], [1, 0, 0]]
+
+
 def test_examples_bring_their_texts():
     import tensorflow as tf
 
@@ -80,6 +92,8 @@ def test_examples_bring_their_texts():
     expected = [text if isinstance(text, bytes) else text.encode() for text in texts]
     assert texts_of(tf.constant([serialized(text) for text in texts])).numpy().tolist() == expected
     assert texts_of(tf.constant([], tf.string)).shape == (0,)
+    both = texts_of_examples(tf.constant([serialized("first", b"second")]), text_pairs=True)
+    assert [one.numpy().tolist() for one in both] == [[b"first"], [b"second"]]
 
 
 @pytest.mark.parametrize("serialized", [b"no example", b""])

@@ -127,6 +127,14 @@ def test_segments_that_cannot_be_are_refused_by_the_graph(pairs, segments, messa
         pairs.signatures["tokens"](**given)
 
 
+def test_as_many_second_texts_as_first_ones_are_needed(pairs):
+    import tensorflow as tf
+
+    for name in ("serving_default", "embed"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="text_pair must be one for each text. Received:"):
+            pairs.signatures[name](text=tf.constant(["the", "cat"]), text_pair=tf.constant(["dull"]))
+
+
 def test_pairs_are_asked_over_http(pairs, expected):
     served = ServedModel(pairs.path.parent)
 
