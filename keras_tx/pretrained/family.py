@@ -44,7 +44,7 @@ class Family(HasLayers):
         parts: {part: name without prefix}: optional parts of the base model, left out if this tensor is missing.
         ignored: {regular expression: reason}: tensors that a checkpoint may contain and the model does not need.
         zeros: names of tensors that are zeros if the checkpoint lacks them.
-        initial_scale: the key of config.json that new weights are scaled by, and its default.
+        initial_scale: the key of config.json that new weights are scaled by, and its default, which 0 stands for, too.
         initial_distribution: the class of the initializers of new weights.
         heads: regular expressions for the tensors of all heads and optional parts. A model for another task does not
             need them, and if the caller asks for a task whose head the checkpoint lacks, they are new.
@@ -81,7 +81,7 @@ class Family(HasLayers):
     def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         self.config, self.task, self.tied, self.dtype = config, task, tied, dtype
         key, default = self.initial_scale
-        self.initializer_range = config.not_negative(key, default=default)
+        self.initializer_range = config.not_negative(key, default=default) or default  # so does transformers
 
     def symbolic_inputs(self) -> dict[str, Any]:
         """The symbolic inputs by name, integers (B, T). Inputs that are not in `needed` may be None in a call."""

@@ -11,6 +11,7 @@ from keras_tx.pretrained.config import LAYERS, Config
 from tests.pretrained.small_configs import small
 from tests.tools import to_numpy
 
+LABELS = 211
 TASKS = [
     (model_type, task)
     for model_type in sorted(registry.FILES)
@@ -24,6 +25,9 @@ def test_each_tensor_begins_as_wide_as_that_of_transformers(model_type, task, tm
     values = small(transformers.AutoConfig.for_model(model_type).to_dict())
     values |= {name: 0.13 for name in ("initializer_range", "init_std", "initializer_factor") if name in values}
     values |= {name: 2 for name in LAYERS if name in values}
+    if task.endswith("classification"):  # a head of few numbers would tell little
+        values |= {"id2label": {str(index): str(index) for index in range(LABELS)}}
+        values |= {"label2id": {str(index): index for index in range(LABELS)}}
     values.pop("layer_types", None)  # of one layer
     model = PretrainedModel(values, task)
     kind = getattr(transformers, model.family.architecture())
@@ -59,3 +63,10 @@ def test_a_head_that_a_checkpoint_lacks_begins_as_wide(tmp_path):
         model = pretrained.from_pretrained(tmp_path, task="sequence_classification", num_labels=53)
     (kernel,) = [row.ours for row in model.family.rows() if row.theirs == "classifier.weight"]
     assert to_numpy(kernel).std() == pytest.approx(0.13, rel=0.2)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "llama", "gpt2"])
+def test_a_range_of_zero_stands_for_the_default(model_type):
+    values = {**small(transformers.AutoConfig.for_model(model_type).to_dict()), "initializer_range": 0.0}
+    model = PretrainedModel(values, "sequence_classification" if model_type == "bert" else "causal_lm")
+    assert all(to_numpy(one).std() > 0.001 for one in model.weights if one.path.endswith(("kernel", "embeddings")))
