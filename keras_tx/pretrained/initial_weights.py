@@ -12,8 +12,8 @@ from keras_tx.pretrained.family import Family
 def initial_weights(family: Family) -> Iterator[tuple[Any, Any]]:
     """Yields all matrices and tables of a model, each with its initializer.
 
-    Vectors keep the initializers of their layers: biases are zeros, the scales of norms are ones, and ViT's class token is
-    random. So do the integers of a quantized model, which is created when its file is loaded.
+    Vectors keep the initializers of their layers: biases are zeros, the scales of norms are ones, and ViT's class token
+    is random. So do the integers of a quantized model, which is created when its file is loaded.
     """
     for row in family.rows():
         for variable in row.variables:
