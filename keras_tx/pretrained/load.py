@@ -168,7 +168,8 @@ def _directory(path: str | Path) -> Path:
     directory = Path(path)
     if directory.is_dir():
         return directory
-    if directory.exists() or not _HUB_ID.fullmatch(str(path)):
+    is_local = directory.is_absolute() or str(path).startswith((".", "~"))
+    if directory.exists() or is_local or not _HUB_ID.fullmatch(str(path)):
         raise ValueError(f"`path` must be a directory, or a model id of the hub. Received: path={str(path)!r}")
     found = Path(huggingface_hub.snapshot_download(str(path), allow_patterns=[*_BESIDE, "model*.safetensors"]))
     if not any(found.glob("model*.safetensors")):

@@ -57,7 +57,7 @@ class Resume(keras.callbacks.Callback):
 
     Raises:
         TypeError: for a `directory` that is not a path, or for `callbacks` that are not callbacks.
-        ValueError: for another `save_freq`; and, at the start of `fit`, for a backup that is damaged, or was made with
+        ValueError: for a `directory` that is a file; for another `save_freq`; at the start of `fit`, for a backup that is damaged, or was made with
             another model, optimizer, `steps_per_execution` or other `callbacks`; for a number as `save_freq` without
             `Resume.dataset`; if the chief of several workers has lost its backup; and in the second epoch, if it goes
             on in the data of the first, as with `steps_per_epoch`.
@@ -96,6 +96,8 @@ class Resume(keras.callbacks.Callback):
         super().__init__()
         if not isinstance(directory, (str, os.PathLike)):
             raise TypeError(f"`directory` must be a path. Received: directory={directory!r}")
+        if Path(directory).is_file():
+            raise ValueError(f"`directory` must be a folder. Received: a file, directory={str(directory)!r}")
         is_number = isinstance(save_freq, (int, np.integer)) and not isinstance(save_freq, bool)
         if save_freq != "epoch" and (not is_number or int(save_freq) < 1):
             raise ValueError(

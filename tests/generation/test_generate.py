@@ -222,7 +222,8 @@ def test_texts_come_back_for_texts(lm, translator):
     assert generate(lm, ["adc"], **options) == tokenizer.decode([row])
     assert generate(lm, "adc", **options) == tokenizer.decode([row])[0]
     (row,) = naive(translator, [[1]], NEW, sources=[[1, 5, 4, 2]], stop=(2,))
-    assert generate(translator, np.array(["cb"]), **options) == tokenizer.decode([row])
+    found = generate(translator, np.array(["cb"]), source_tokenizer=tokenizer, **options)
+    assert found == tokenizer.decode([row])
     beam = Beam(3, num_return_sequences=2)
     several = generate(lm, "adc", beam, **options)
     assert len(several) == 2 and all(text.startswith("adc") for text in several)
@@ -242,6 +243,7 @@ def test_pieces_of_a_stream_join_to_the_answer(lm, translator):
         assert not line[len(row) - len(prompt) :].any()
     options = {**FAST, "tokenizer": Letters()}
     assert "adc" + "".join(stream(lm, "adc", **options)) == generate(lm, "adc", **options)
+    options["source_tokenizer"] = Letters()
     pieces = zip(*stream(translator, ["cb"], **options), strict=True)
     assert ["".join(texts) for texts in pieces] == generate(translator, ["cb"], **options)
 

@@ -379,6 +379,9 @@ def test_paths_and_files_that_cannot_be_are_refused(tmp_path):
         ValueError, match="`path` must be a directory, or a model id of the hub. Received: path='/no/such/folder'"
     ):
         pretrained.from_pretrained("/no/such/folder")
+    for path in ("./nothing", "../nothing", "~/nothing"):
+        with pytest.raises(ValueError, match=f"`path` must be a directory, .* path='{path}'"):
+            pretrained.from_pretrained(path)
     (tmp_path / "config.json").write_text("[1, 2")
     with pytest.raises(ValueError, match="config.json.* must"):
         pretrained.from_pretrained(tmp_path)

@@ -134,6 +134,7 @@ def test_another_process_without_tensorflow_does_the_same(made, sentences):
         (("\ud800",), {}, TypeError, "Received: texts='\\ud800'"),
         ((["a", ["b"]],), {}, TypeError, "Received: texts=['a', ['b']]"),
         (([["a"]],), {}, ValueError, "`texts` must have rank 0 or 1. Received: texts=[['a']]"),
+        (([("a", "b")],), {}, ValueError, "rank 0 or 1, and second texts come in a list of their own. Received: texts"),
         ((np.array([["a"]]),), {}, ValueError, "`texts` must have rank 0 or 1. Received: texts of shape (1, 1)"),
         ((["a"], [7]), {}, TypeError, "`pairs` must be a string, or a list or tensor of strings. Received: pairs=[7]"),
         (

@@ -123,6 +123,11 @@ def visible_keys(
         query_mask, value_mask, key_mask, attention_mask, document_ids: the call arguments.
         causal, window, start: see `Visible`.
     """
+    if None not in (query.shape[0], key.shape[0]) and query.shape[0] != key.shape[0]:
+        raise ValueError(
+            "`query` and `value` must have the same batch size; likewise `inputs` and `memory`. Received: "
+            f"{query.shape[0]} and {key.shape[0]}"
+        )
     if len(axes) > 1 and (causal or window):
         raise ValueError(
             "`use_causal_mask` and `sliding_window` must be used with a single attention axis. Received: "
