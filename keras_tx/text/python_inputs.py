@@ -43,7 +43,8 @@ def as_string_list(name: str, texts: Any) -> tuple[list[str], bool]:
     items = [item.decode("utf-8", "replace") if isinstance(item, bytes) else item for item in items]
     if not all(isinstance(item, str) and is_encodable(item) for item in items):
         if items and all(isinstance(row, (list, tuple)) for row in items):
-            hint = ", and second texts come in a list of their own" if all(len(row) == 2 for row in items) else ""
+            are_pairs = all(isinstance(row, (list, tuple)) and len(row) == 2 for row in items)
+            hint = ", and second texts come in a list of their own" if are_pairs else ""
             raise ValueError(f"`{name}` must have rank 0 or 1{hint}. Received: {name}={reprlib.repr(texts)}")
         received = f"{name}={reprlib.repr(texts)}"
         raise TypeError(f"`{name}` must be a string, or a list or tensor of strings. Received: {received}")

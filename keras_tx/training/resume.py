@@ -57,10 +57,10 @@ class Resume(keras.callbacks.Callback):
 
     Raises:
         TypeError: for a `directory` that is not a path, or for `callbacks` that are not callbacks.
-        ValueError: for a `directory` that is a file; for another `save_freq`; at the start of `fit`, for a backup that is damaged, or was made with
-            another model, optimizer, `steps_per_execution` or other `callbacks`; for a number as `save_freq` without
-            `Resume.dataset`; if the chief of several workers has lost its backup; and in the second epoch, if it goes
-            on in the data of the first, as with `steps_per_epoch`.
+        ValueError: for a `directory` that is a file; for another `save_freq`; at the start of `fit`, for a backup that
+            is damaged, or was made with another model, optimizer, `steps_per_execution` or other `callbacks`; for a
+            number as `save_freq` without `Resume.dataset`; if the chief of several workers has lost its backup; and in
+            the second epoch, if it goes on in the data of the first, as with `steps_per_epoch`.
 
     Examples:
         >>> def train(epochs):
