@@ -14,6 +14,7 @@ from keras_tx.internals.keras_optimizers import MuonByVariable
 from keras_tx.types import Tensor
 
 _KERNEL = re.compile(r"(^|/)(query|key|value|gate|attention_output)/kernel$")
+_LORA = re.compile(r"/lora_(kernel|embeddings)_[ab]$")
 _NO_KERNELS = ("/bias", "/embeddings", "/segments")  # the biases of attention have two axes and are no matrices
 
 
@@ -28,8 +29,8 @@ class Muon(MuonByVariable):
     `query`, `key`, `value`, `gate` and `attention_output`.
 
     AdamW updates embeddings, norms, biases (also those of attention, whose shape (N, H) Keras' Muon treats as a
-    matrix), other variables with three or more axes, such as those of convolutions, and every variable whose path
-    matches a regular expression in `exclude_layers`.
+    matrix), the matrices of LoRA, other variables with three or more axes, such as those of convolutions, and every
+    variable whose path matches a regular expression in `exclude_layers`.
 
     Args:
         learning_rate: a float or a schedule; for AdamW it is multiplied by `adam_lr_ratio`.
@@ -77,7 +78,7 @@ class Muon(MuonByVariable):
         super().build(variables)
 
     def takes_adamw(self, variable: Any) -> bool:
-        if variable.path.endswith(_NO_KERNELS):
+        if variable.path.endswith(_NO_KERNELS) or _LORA.search(variable.path):
             return True
         return super().takes_adamw(SimpleNamespace(shape=_matrix_shape(variable), path=variable.path))
 

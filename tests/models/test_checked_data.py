@@ -306,6 +306,16 @@ def test_arrays_need_labels():
         model.fit({"token_ids": IDS}, verbose=0)
 
 
+def test_a_subclass_may_make_labels_itself():
+    class Next(CausalLM):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return super().compute_loss(x, x[:, 1:], y_pred[:, :-1], sample_weight, training)
+
+    model = Next(V, **SIZES)
+    model.compile("sgd", PaddedCrossentropy())
+    model.fit(IDS, verbose=0)
+
+
 def test_class_weights_are_refused_for_labels_of_tokens():
     """Keras would take the weight of the position of the largest label of a row."""
     model = CausalLM(V, **SIZES)

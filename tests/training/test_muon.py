@@ -88,6 +88,18 @@ def test_adamw_updates_what_is_no_matrix(attention):
     assert len(optimizer.adam_velocities) == len(model.trainable_variables)
 
 
+def test_adamw_updates_the_matrices_of_lora():
+    layer = layers.DecoderLayer(16, 3)
+    layer.build((None, None, 12))
+    for projection in (layer.self_attention.query_dense, layer.feed_forward.output_dense):
+        projection.enable_lora(2)
+    optimizer = Muon()
+    optimizer.build(layer.trainable_variables)
+    pairs = zip(layer.trainable_variables, optimizer.adam_velocities, strict=True)
+    found = [velocity for weight, velocity in pairs if "lora" in weight.path]
+    assert len(found) == 4 and all(velocity is not None for velocity in found)
+
+
 @pytest.mark.parametrize(
     ("path", "options"), [("self_attention/query", {"exclude_layers": ["self_att"]}), ("conv1d", {})]
 )
