@@ -1,13 +1,12 @@
 """Configs of layers that have sublayers, and the dtype policies in them."""
 
-from collections.abc import Collection
 from typing import Any
 
 import keras
 
 from keras_tx import checks
 from keras_tx.internals.keras_models import HasAfterBuild, layers_within, replace_dtype_policy
-from keras_tx.layers import frozen
+from keras_tx.layers import trainable
 from keras_tx.layers.precision import wide_dtype
 
 _OF_KERAS = ("activity_regularizer", "autocast", "dtype", "input_dim", "input_shape", "name", "trainable")
@@ -24,23 +23,23 @@ class StrictLayer(keras.layers.Layer):
 class Composite(HasAfterBuild, StrictLayer):
     """A layer whose sublayers have its dtype policy, except those that `quantize` gave a policy of their own.
 
-    Its config says which of them are frozen.
+    Its config says which of them are trainable.
     """
 
-    _frozen: Collection[str] = ()
+    def __init__(self, **kwargs: Any) -> None:
+        within = kwargs.pop(trainable.KEY, {})  # from a config
+        super().__init__(**kwargs)
+        set_untracked(self, "_trainable_within", dict(within))
 
     def after_build(self) -> None:
-        frozen.freeze(self, self._frozen)
+        trainable.restore(self, self._trainable_within)
 
     def get_config(self) -> dict[str, Any]:
         policy = serialized_policy(self, self.dtype_policy)
-        return {**super().get_config(), "dtype": policy, **frozen.config_of(self)}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
-        layer = cls(**{key: value for key, value in config.items() if key != frozen.KEY})
-        set_untracked(layer, "_frozen", tuple(config.get(frozen.KEY, ())))
-        return layer
+        config = {**super().get_config(), "dtype": policy}
+        if not self.built and self._trainable_within:
+            return {**config, trainable.KEY: dict(self._trainable_within)}
+        return {**config, **trainable.config_of(self)}
 
 
 def serialized_policy(layer: Any, policy: Any) -> Any:

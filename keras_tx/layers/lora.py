@@ -42,6 +42,21 @@ class LowRank(LoraHooks):
         self._lora_initializer = initializers.get(a_initializer)
         super().enable_lora(checks.positive_int("rank", rank), lora_alpha, self._lora_initializer, b_initializer)
 
+    @property
+    def trainable(self) -> bool:
+        """Whether the layer is trainable. With LoRA, the kernel or table stays frozen also if it is."""
+        return bool(super().trainable)
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        keras.layers.Layer.trainable.fset(self, value)
+        if self.lora_enabled:
+            self._variable().trainable = False
+
+    def _variable(self) -> Any:
+        """The variable of the kernel or table."""
+        raise NotImplementedError
+
     def load_own_variables(self, store: Any) -> None:
         super().load_own_variables(store)
         if self.lora_enabled and self.built:

@@ -195,12 +195,13 @@ class TiedEmbedding(Quantizable, keras.layers.ReversibleEmbedding):
 
         def product(x: Tensor, table: Tensor, scale: Tensor) -> Any:
             def gradient(*args: Any, upstream: Any = None) -> tuple[Any, None, None]:
-                weights = ops.cast(table, self.compute_dtype) / ops.cast(scale, self.compute_dtype)[:, None]
-                return ops.matmul(args[0] if upstream is None else upstream, weights), None, None
+                weights = ops.divide(ops.cast(table, self.compute_dtype), ops.expand_dims(scale, axis=-1))
+                slope = ops.matmul(args[0] if upstream is None else upstream, weights)
+                return ops.cast(slope, x.dtype), None, None
 
             integers, factor = self.inputs_quantizer(x)
             sums = ops.cast(ops.matmul(integers, ops.transpose(table)), self.compute_dtype)
-            return sums / (factor * scale), gradient
+            return ops.divide(sums, ops.multiply(factor, scale)), gradient
 
         return ops.custom_gradient(product)(inputs, *[ops.convert_to_tensor(x) for x in self._integers()[:2]])
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import keras
 
 from keras_tx.internals import keras_models, keras_training
+from keras_tx.layers import trainable
 from keras_tx.layers.splitting import whole_model_first
 
 _WITH_KERNELS = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding)
@@ -24,8 +25,10 @@ def clonable(constructor: Constructor) -> Constructor:
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
         source = _cloned(args)
         if source is None:
+            within = kwargs.pop(trainable.KEY, {})  # from a config
             with whole_model_first():
                 constructor(self, *args, **kwargs)
+            trainable.restore(self, within)
         else:
             self._become_clone(source, *args, **kwargs)
 

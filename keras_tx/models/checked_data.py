@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_tx.internals import keras_training
-from keras_tx.internals.keras_models import layers_within
+from keras_tx.internals.keras_models import is_of_keras, layers_within
 from keras_tx.layers import LearnedPositionalEncoding
 from keras_tx.layers.ids import check_integers, check_no_texts, check_range, values_of
 from keras_tx.models.counted import CountedModel
@@ -28,6 +28,7 @@ from keras_tx.under_strategy import check_training
 
 tf = Lazy("tensorflow")
 
+_STEPS = ("call", "train_step", "test_step", "compute_loss", "compute_loss_and_updates")
 _OF_KERAS = ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
 # What the assertions of this file, its Python errors, a look-up and Keras' loss write into TensorFlow's long errors.
 _OUTSIDE = re.compile(r"((?:The labels|`\w+`) must be in \[0, \d+\)[^[\]]*Received: (?:label )?)\] \[(-?\d+)\]")
@@ -243,8 +244,8 @@ class CheckedModel(CountedModel):
             raise
 
     def _check_training_arguments(self, given: Mapping[str, Any]) -> None:
-        if any(not _is_of_library(getattr(type(self), name)) for name in ("train_step", "test_step", "compute_loss")):
-            return  # which a user's subclass may do in another way
+        if any(not _is_of_library(getattr(type(self), name, keras.Model.fit)) for name in _STEPS):
+            return  # a user's subclass may make labels or probabilities itself
         losses = [one for one in keras.tree.flatten(getattr(self, "loss", None)) if one is not None]
         x = given.get("x")
         is_array = hasattr(x, "shape") or (isinstance(x, Mapping) and all(hasattr(one, "shape") for one in x.values()))
@@ -255,10 +256,11 @@ class CheckedModel(CountedModel):
                 "`loss` must have `from_logits=True`, since the model returns logits, as in "
                 f"`keras.losses.SparseCategoricalCrossentropy(from_logits=True)`. Received: loss={self.loss!r}"
             )
-        if given.get("class_weight") is not None and any(len(output.shape) > 2 for output in self.outputs):
+        of_tokens = any(len(output.shape) > 2 for output in self.outputs)
+        if given.get("class_weight") is not None and of_tokens and _rank_of_labels(given) in (2, None):
             raise ValueError(
-                "`class_weight` must be None for a model with labels for tokens: give weights (B, T) as "
-                f"`sample_weight`. Received: class_weight={given['class_weight']}"
+                "`class_weight` must be None for labels (B, T): Keras would weigh each row by a position. Give weights "
+                f"(B, T) as `sample_weight`. Received: class_weight={given['class_weight']}"
             )
 
     def _labels(self) -> Any:
@@ -272,15 +274,27 @@ class CheckedModel(CountedModel):
         return _labels_for(loss, outputs[0]) if len(outputs) == 1 else None
 
 
+def _rank_of_labels(given: Mapping[str, Any]) -> int | None:
+    """The number of axes of the labels of `fit`; None if nothing tells."""
+    y = given.get("y")
+    if y is None and _is_tensorflow_imported() and isinstance(given.get("x"), tf.data.Dataset):
+        spec = given["x"].element_spec
+        y = spec[1] if isinstance(spec, tuple) and len(spec) > 1 else None
+    shape = getattr(y, "shape", None)
+    return None if shape is None else len(shape)
+
+
 def _is_of_library(function: Any) -> bool:
     """Whether a function is of Keras or of this package."""
     return str(function.__module__).startswith(("keras.", "keras_tx."))
 
 
 def _is_of_probabilities(loss: Any) -> bool:
-    """Whether `loss`, as `compile` takes it, is a cross-entropy of probabilities."""
+    """Whether `loss`, as `compile` takes it, is one of Keras' cross-entropies of probabilities."""
     try:
         loss = keras.losses.get(loss)
+        if not is_of_keras(type(loss) if isinstance(loss, keras.losses.Loss) else loss):
+            return False
         if isinstance(loss, keras.losses.Loss):
             return loss.get_config().get("from_logits") is False
         return inspect.signature(loss).parameters["from_logits"].default is False

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from keras_tx import checks
-from keras_tx.layers import Decoder, Encoder, LearnedPositionalEncoding, TokenEmbedding, frozen
+from keras_tx.layers import Decoder, Encoder, LearnedPositionalEncoding, TokenEmbedding, trainable
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids
 from keras_tx.layers.unpadding import padding_unread
@@ -107,7 +107,7 @@ class TokenModel(CheckedModel):
 
     def get_config(self) -> dict[str, Any]:
         dtype = serialized_policy(self, self.embedding.dtype_policy)
-        config = {"name": self.name, "trainable": self.trainable, "dtype": dtype, **frozen.config_of(self)}
+        config = {"name": self.name, "trainable": self.trainable, "dtype": dtype, **trainable.config_of(self)}
         for name in checks.parameters_of(type(self)):
             if name not in ("dtype", *self.configured):
                 value = getattr(self, name)
@@ -119,6 +119,4 @@ class TokenModel(CheckedModel):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        model = cls(**{key: value for key, value in config.items() if key != frozen.KEY})
-        frozen.freeze(model, config.get(frozen.KEY, ()))
-        return model
+        return cls(**config)

@@ -9,7 +9,7 @@ import keras
 from keras_tx import generation
 from keras_tx.generation.strategy import Strategy
 from keras_tx.internals.keras_models import set_initializer, variables_initialized_at_end
-from keras_tx.layers import Encoder, frozen
+from keras_tx.layers import Encoder, trainable
 from keras_tx.layers.configs import serialized_policy
 from keras_tx.layers.ids import check_ids, check_integers
 from keras_tx.layers.unpadding import padding_unread
@@ -318,12 +318,9 @@ class PretrainedModel(CheckedModel):
             "generation_config": copy.deepcopy(self.generation_config),
             "stored_dtypes": dict(self.stored_dtypes),
             "dtype": serialized_policy(self, self._policy),
-            **frozen.config_of(self),
+            **trainable.config_of(self),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> "PretrainedModel":
-        arguments = {key: value for key, value in config.items() if key != frozen.KEY}
-        model = cls(**{**arguments, "dtype": keras.dtype_policies.get(config["dtype"])})
-        frozen.freeze(model, config.get(frozen.KEY, ()))
-        return model
+        return cls(**{**config, "dtype": keras.dtype_policies.get(config["dtype"])})

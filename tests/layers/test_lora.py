@@ -25,19 +25,19 @@ modes = pytest.mark.parametrize("mode", MODES)
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
-def made(kind, mode="float", seed=0):
+def made(kind, mode="float", seed=0, dtype="float32"):
     """A layer of a kind, built and quantized, and inputs for it."""
     keras.utils.set_random_seed(seed)
     if kind == "dense":
-        layer, x = Projection(F, bias_initializer="normal"), normal(5, D)
+        layer, x = Projection(F, bias_initializer="normal", dtype=dtype), normal(5, D)
     elif kind == "from heads":
-        layer, x = HeadProjection("abcd,cde->abe", (None, F), bias_axes="e"), normal(2, 5, N, H)
+        layer, x = HeadProjection("abcd,cde->abe", (None, F), bias_axes="e", dtype=dtype), normal(2, 5, N, H)
     elif kind in ("table", "logits"):
-        layer = TiedEmbedding(V, D, embeddings_initializer=keras.initializers.RandomNormal(stddev=1.0))
+        layer = TiedEmbedding(V, D, embeddings_initializer=keras.initializers.RandomNormal(stddev=1.0), dtype=dtype)
         x = np.arange(V)[None] if kind == "table" else normal(2, 5, D)
     else:
         activation = "sigmoid" if kind == "gate" else None
-        layer = HeadProjection("abc,cde->abde", (None, N, H), bias_axes="de", activation=activation)
+        layer = HeadProjection("abc,cde->abde", (None, N, H), bias_axes="de", activation=activation, dtype=dtype)
         x = normal(2, 5, D)
     layer.build(np.shape(x)[:1] + (None,) * (np.ndim(x) - 2) + np.shape(x)[-1:] if kind != "from heads" else x.shape)
     if MODES[mode]:
@@ -82,6 +82,21 @@ def test_outputs_change_by_alpha_over_rank_times_a_b(kind, mode):
     if kind == "gate":
         expected = 1 / (1 + np.exp(-expected))
     assert_close(called(layer, kind, x), expected, atol=2e-5)
+
+
+@modes
+@kinds
+def test_in_mixed_bfloat16_outputs_and_gradients_stay_near_those_in_float32(kind, mode):
+    found = []
+    for dtype in ("float32", "mixed_bfloat16"):
+        layer, x = made(kind, mode, dtype=dtype)
+        with_lora(layer)
+        if kind == "table" or (mode != "float" and kind != "logits"):  # Keras' own layers fail in eager TensorFlow
+            found.append([to_numpy(ops.cast(called(layer, kind, x), "float32"))])
+        else:
+            found.append(gradients(lambda x, layer=layer: ops.cast(called(layer, kind, x), "float32"), [x]))
+    for one, two in zip(*found, strict=True):
+        assert_close(two, one, atol=0.04 * np.abs(one).max())
 
 
 @modes

@@ -311,6 +311,12 @@ def test_a_subclass_may_make_labels_itself():
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
             return super().compute_loss(x, x[:, 1:], y_pred[:, :-1], sample_weight, training)
 
+    def with_softmax(y_true, y_pred, from_logits=False):
+        return keras.losses.sparse_categorical_crossentropy(y_true, keras.ops.softmax(y_pred))
+
+    own = TextClassifier(V, C, **SIZES)
+    own.compile("sgd", with_softmax)
+    own.train_on_batch(IDS, np.array([1, 2]))
     model = Next(V, **SIZES)
     model.compile("sgd", PaddedCrossentropy())
     model.fit(IDS, verbose=0)
@@ -320,8 +326,24 @@ def test_class_weights_are_refused_for_labels_of_tokens():
     """Keras would take the weight of the position of the largest label of a row."""
     model = CausalLM(V, **SIZES)
     model.compile("sgd", PaddedCrossentropy())
-    with pytest.raises(ValueError, match=r"`class_weight` must be None .* Received: class_weight=\{0: 1.0, 1: 9.0\}"):
-        model.fit(IDS, IDS, class_weight={0: 1.0, 1: 9.0}, verbose=0)
+    weights = {index: 1.0 + index for index in range(V)}
+    with pytest.raises(
+        ValueError, match=r"`class_weight` must be None for labels .* Received: class_weight=\{0: 1.0, "
+    ):
+        model.fit(IDS, IDS, class_weight=weights, verbose=0)
+
+
+@pytest.mark.tensorflow
+def test_class_weights_of_labels_with_an_axis_more_are_keras_own():
+    import tensorflow as tf
+
+    model = CausalLM(V, **SIZES)
+    model.compile("sgd", OF_TEXTS)
+    weights = {index: 1.0 + index for index in range(V)}
+    data = tf.data.Dataset.from_tensors((IDS, IDS[..., None]))
+    model.fit(data, class_weight=weights, verbose=0)
+    with pytest.raises(ValueError, match="`class_weight` must be None for labels"):
+        model.fit(tf.data.Dataset.from_tensors((IDS, IDS)), class_weight=weights, verbose=0)
 
 
 def test_labels_that_are_names_are_to_be_numbered():

@@ -68,7 +68,7 @@ def checkpoint():
 
 
 def with_lora():
-    """What is saved has no LoRA, so the kernels that contain it stay frozen."""
+    """What is saved has no LoRA, so a layer with LoRA is frozen in the file: its kernel, and with it its bias."""
     model = CausalLM(11, **SIZES)
     for layer in model.decoder.layers:
         layer.trainable = False
@@ -77,7 +77,15 @@ def with_lora():
     return model
 
 
+def thawed_within():
+    model = TextClassifier(11, 3, **SIZES)
+    model.encoder.trainable = False
+    model.encoder.layers[1].feed_forward.trainable = model.encoder.layers[0].self_attention_norm.trainable = True
+    return model
+
+
 CASES = [whole_encoder, one_layer, one_projection, classifier, nested, parts, decoder, checkpoint, with_lora]
+CASES += [thawed_within]
 
 
 def trained(model):
@@ -108,8 +116,82 @@ def test_frozen_weights_of_a_loaded_model_stay_in_training(tmp_path):
     assert still >= {path for path in before if "layer_1" in path} and not any("layer_0" in path for path in still)
 
 
-def test_what_is_thawed_is_saved_without_a_word(tmp_path):
+def test_what_is_thawed_is_saved_without_a_word():
     model = parts()
-    assert model.get_config()["frozen_layers"] == ["embedding", "encoder/layer_0"]
+    assert model.get_config()["trainable_layers"] == {"embedding": False, "encoder/layers.0": False}
     model.embedding.trainable = model.encoder.layers[0].trainable = True
-    assert "frozen_layers" not in model.get_config()
+    assert "trainable_layers" not in model.get_config()
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class OwnLayer(layers.FeedForward):
+    """A user's layer, whose sublayers have names from Keras, which count through the process."""
+
+    def __init__(self, *args, extra=1, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.extra, self.down, self.up = extra, keras.layers.Dense(3), keras.layers.Dense(12)
+
+    def build(self, shape):
+        super().build(shape)
+        self.down.build(shape)
+        self.up.build((*shape[:-1], 3))
+
+    def call(self, inputs, training=None):
+        return super().call(self.up(self.down(inputs)), training=training)
+
+    def get_config(self):
+        return {**super().get_config(), "extra": self.extra}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class OwnModel(TextClassifier):
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        return cls(**config)
+
+
+def test_subclasses_of_users_are_loaded_too(tmp_path):
+    x = keras.Input((5, 12))
+    layer = OwnLayer(16)
+    model = keras.Model(x, layer(x))
+    layer.down.trainable = False
+    model.save(tmp_path / "layer.keras")
+    classifier = OwnModel(11, 3, **SIZES)
+    classifier.encoder.trainable = False
+    classifier.save(tmp_path / "model.keras")
+    keras.layers.Dense(2)  # takes the next name
+    again = keras.saving.load_model(tmp_path / "layer.keras").layers[-1]
+    assert not again.down.trainable and again.up.trainable and not again.down.kernel.trainable
+    assert len(again.trainable_weights) == len(layer.trainable_weights)
+    assert trained(keras.saving.load_model(tmp_path / "model.keras")) == trained(classifier)
+
+
+def test_a_config_is_kept_until_the_layer_is_built():
+    stack = layers.Encoder(2, 16, 2)
+    stack.build((None, None, 12))
+    stack.layers[0].trainable = False
+    first = layers.Encoder.from_config(stack.get_config())
+    second = layers.Encoder.from_config(first.get_config())
+    second.build((None, None, 12))
+    assert len(second.trainable_weights) == len(stack.trainable_weights) == 16
+
+
+def test_a_layer_that_is_gone_is_told():
+    layer = layers.Encoder(1, 16, 2, trainable_layers={"layers.5": False})
+    with pytest.warns(UserWarning, match="`trainable_layers` names the layer 'layers.5', which 'encoder"):
+        layer.build((None, None, 12))
+
+
+def test_a_kernel_with_lora_stays_frozen_whatever_is_thawed():
+    model = CausalLM(11, **SIZES)
+    projection = model.decoder.layers[0].self_attention.query_dense
+    projection.enable_lora(2)
+    for thawed in (projection, model.decoder, model):
+        thawed.trainable = False
+        thawed.trainable = True
+        names = {weight.name for weight in projection.trainable_weights}
+        assert names == {"bias", "lora_kernel_a", "lora_kernel_b"}
