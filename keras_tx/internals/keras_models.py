@@ -181,6 +181,11 @@ def embeddings_of(layer: Any) -> Any:
     return layer._embeddings
 
 
+def kernel_or_table_of(layer: Any) -> Any:
+    """The variable of a dense layer or of a `keras.layers.Embedding` to which LoRA adds a product."""
+    return embeddings_of(layer) if isinstance(layer, keras.layers.Embedding) else kernel_of(layer)
+
+
 @contextmanager
 def without_autocast() -> Iterator[None]:
     """Within this context, `variable.value` and `variable.dtype` are those of the variable, also in a layer's call."""

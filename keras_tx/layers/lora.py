@@ -10,7 +10,7 @@ from keras import initializers, ops
 
 from keras_tx import checks
 from keras_tx.internals.keras_lora import LoraHooks, without_lora
-from keras_tx.internals.keras_models import kernel_of
+from keras_tx.internals.keras_models import kernel_of, kernel_or_table_of
 from keras_tx.types import Tensor
 
 
@@ -51,11 +51,7 @@ class LowRank(LoraHooks):
     def trainable(self, value: bool) -> None:
         keras.layers.Layer.trainable.fset(self, value)
         if self.lora_enabled:
-            self._variable().trainable = False
-
-    def _variable(self) -> Any:
-        """The variable of the kernel or table."""
-        raise NotImplementedError
+            kernel_or_table_of(self).trainable = False
 
     def load_own_variables(self, store: Any) -> None:
         super().load_own_variables(store)

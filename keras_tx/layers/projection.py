@@ -205,17 +205,14 @@ class TiedEmbedding(Quantizable, keras.layers.ReversibleEmbedding):
 
         return ops.custom_gradient(product)(inputs, *[ops.convert_to_tensor(x) for x in self._integers()[:2]])
 
-    def _variable(self) -> Any:
-        return embeddings_of(self)
-
     def _as_matrix(self, kernel: Any) -> np.ndarray:
         return to_float32(kernel).T
 
     def _integers(self) -> tuple[Any, Any, Any]:
-        return self._variable(), self.embeddings_scale, getattr(self, "embeddings_zero", None)
+        return embeddings_of(self), self.embeddings_scale, getattr(self, "embeddings_zero", None)
 
     def _unpacked(self) -> np.ndarray:
-        table = self._variable()
+        table = embeddings_of(self)
         return to_float32(
             quantizers.unpack_int4(table, self.output_dim, axis=-1) if self.quantization_mode == "int4" else table
         ).T

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops, quantizers
 
-from keras_tx.internals.keras_models import delete_variable, kernel_of
+from keras_tx.internals.keras_models import delete_variable, kernel_or_table_of
 from keras_tx.layers.configs import take_own_policy
 from keras_tx.layers.lora import LowRank
 from keras_tx.layers.splitting import Splittable
@@ -61,7 +61,7 @@ class Quantizable(LowRank, Splittable):
         if mode == "int8" or block_size in (None, -1):  # one block
             super().quantize(mode, type_check=False, config=config)
             return
-        kernel = self._as_matrix(self._variable())
+        kernel = self._as_matrix(kernel_or_table_of(self))
         super().quantize(mode, type_check=False, config=config)
         stored = self._stored(*blockwise_int4(kernel, int(block_size)))
         for variable, value in zip(self._integers(), stored, strict=True):
@@ -69,7 +69,7 @@ class Quantizable(LowRank, Splittable):
 
     def merged_with_lora(self) -> tuple[Any, Any, Any]:
         if self.quantization_mode is None:
-            kernel = self._variable()
+            kernel = kernel_or_table_of(self)
             return ops.cast(ops.add(kernel, self.lora_update()), kernel.dtype), None, None
         stored, scale, zero = self._integers()
         update = self._as_matrix(self.lora_update())
@@ -88,9 +88,6 @@ class Quantizable(LowRank, Splittable):
 
     # What follows is about a kernel; that of a table is in `TiedEmbedding`.
 
-    def _variable(self) -> Any:
-        return kernel_of(self)
-
     def _as_matrix(self, kernel: Any) -> np.ndarray:
         """A kernel in float32 as (D, F)."""
         numbers = to_float32(kernel)
@@ -102,11 +99,11 @@ class Quantizable(LowRank, Splittable):
 
     def _integers(self) -> tuple[Any, Any, Any]:
         """The variables with integers, scales, and zero points, which is None without blocks."""
-        return self._variable(), self.kernel_scale, getattr(self, "kernel_zero", None)
+        return kernel_or_table_of(self), self.kernel_scale, getattr(self, "kernel_zero", None)
 
     def _unpacked(self) -> np.ndarray:
         """The integers as float32 (D, F)."""
-        kernel = self._variable()
+        kernel = kernel_or_table_of(self)
         if self.quantization_mode == "int4":
             return to_float32(quantizers.unpack_int4(kernel, self.kernel_scale.shape[-1], axis=-1))
         return self._as_matrix(kernel)
@@ -121,7 +118,7 @@ class Quantizable(LowRank, Splittable):
         scale = ops.reshape(scale, self.kernel_scale.shape)
         if self.quantization_mode == "int4":
             return quantizers.pack_int4(ops.convert_to_tensor(integers), axis=-1)[0], scale, zero
-        return ops.reshape(integers, self._variable().shape), scale, zero
+        return ops.reshape(integers, kernel_or_table_of(self).shape), scale, zero
 
     def __delattr__(self, name: str) -> None:
         # For each variable Keras would collect the garbage of the whole program, which takes longer than `quantize`.

@@ -286,7 +286,7 @@ def _rank_of_labels(given: Mapping[str, Any]) -> int | None:
 
 def _is_of_library(function: Any) -> bool:
     """Whether a function is of Keras or of this package."""
-    return str(function.__module__).startswith(("keras.", "keras_tx."))
+    return is_of_keras(function) or str(function.__module__).startswith("keras_tx.")
 
 
 def _is_of_probabilities(loss: Any) -> bool:

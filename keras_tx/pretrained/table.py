@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-import keras
 import numpy as np
 
-from keras_tx.internals.keras_models import embeddings_of, kernel_of
+from keras_tx.internals.keras_models import kernel_of, kernel_or_table_of
 from keras_tx.layers.lora import LowRank
 
 AS_IS = "as_is"  # the same axes in both
@@ -150,12 +149,7 @@ def by_path(theirs: str, names: dict[str, str], layer: Any) -> Iterator[Row]:
 def with_lora(layers: Iterable[Any]) -> dict[int, LowRank]:
     """Returns {id of a kernel or table: its layer} for layers with LoRA."""
     found = [layer for layer in layers if isinstance(layer, LowRank) and layer.lora_enabled]
-    return {id(variable_of(layer)): layer for layer in found}
-
-
-def variable_of(layer: Any) -> Any:
-    """The variable of a kernel or table. With LoRA, the attributes of that name are sums."""
-    return embeddings_of(layer) if isinstance(layer, keras.layers.Embedding) else kernel_of(layer)
+    return {id(kernel_or_table_of(layer)): layer for layer in found}
 
 
 def _input_axes(layer: Any) -> int:

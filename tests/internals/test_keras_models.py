@@ -221,6 +221,7 @@ def test_variables_under_lora():
         layer.build((None, 5))
         variable = variable_of(layer)
         assert any(variable is one for one in layer.weights) and variable.shape == shape
+        assert keras_models.kernel_or_table_of(layer) is variable
         layer.enable_lora(2)
         assert variable_of(layer) is variable
 

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_tx.internals.keras_models import embeddings_of
 from keras_tx.layers import Decoder, Encoder, LearnedPositionalEncoding, TokenEmbedding
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.residual import make_norm
@@ -145,7 +146,7 @@ class Bart(Seq2SeqFamily):
         yield from self._head_rows()
 
     def _embedding_rows(self) -> Iterator[Row]:
-        yield table.Row(f"{self.prefix}{self.embedding_key}", table.variable_of(self.embedding.tokens))
+        yield table.Row(f"{self.prefix}{self.embedding_key}", embeddings_of(self.embedding.tokens))
 
     def computed(self) -> dict[str, np.ndarray]:
         if self.tied or self.target_embedding is not self.embedding:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from keras_tx.internals.keras_models import embeddings_of
 from keras_tx.layers import Encoder, LearnedPositionalEncoding, TokenEmbedding
 from keras_tx.layers.projection import Projection
 from keras_tx.pretrained import table
@@ -159,7 +160,7 @@ class PostNormEncoder(Family):
 
     def rows(self) -> Iterator[Row]:
         embeddings, embedding = f"{self.prefix}embeddings", self.embedding
-        yield table.Row(f"{self.prefix}{self.embedding_key}", table.variable_of(embedding.tokens))
+        yield table.Row(f"{self.prefix}{self.embedding_key}", embeddings_of(embedding.tokens))
         yield table.Row(f"{embeddings}.position_embeddings.weight", embedding.positions.embeddings)
         if embedding.num_segments:
             yield table.Row(f"{embeddings}.token_type_embeddings.weight", embedding.segments)

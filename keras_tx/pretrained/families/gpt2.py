@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from keras_tx.internals.keras_models import embeddings_of
 from keras_tx.layers import Decoder, TokenEmbedding
 from keras_tx.pretrained import table
 from keras_tx.pretrained.config import Config
@@ -76,7 +77,7 @@ class Gpt2(CausalFamily):
 
     def rows(self) -> Iterator[Row]:
         prefix, embedding, decoder = self.prefix, self.embedding, self.decoder
-        yield table.Row(f"{prefix}{self.embedding_key}", table.variable_of(embedding.tokens))
+        yield table.Row(f"{prefix}{self.embedding_key}", embeddings_of(embedding.tokens))
         yield table.Row(f"{prefix}wpe.weight", embedding.positions.embeddings)
         for index, layer in enumerate(decoder.layers):
             name, attention, feed_forward = f"{prefix}h.{index}", layer.self_attention, layer.feed_forward

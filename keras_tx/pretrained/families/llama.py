@@ -7,6 +7,7 @@ Touvron et al. 2023, arXiv:2302.13971; Jiang et al. 2023, arXiv:2310.06825; Yang
 from collections.abc import Iterator
 from typing import Any
 
+from keras_tx.internals.keras_models import embeddings_of
 from keras_tx.layers import Decoder, TokenEmbedding
 from keras_tx.pretrained import rope, table
 from keras_tx.pretrained.config import Config
@@ -135,7 +136,7 @@ class Llama(CausalFamily):
 
     def rows(self) -> Iterator[Row]:
         prefix, decoder = self.prefix, self.decoder
-        yield table.Row(f"{prefix}{self.embedding_key}", table.variable_of(self.embedding.tokens))
+        yield table.Row(f"{prefix}{self.embedding_key}", embeddings_of(self.embedding.tokens))
         for index, layer in enumerate(decoder.layers):
             names = {**LAYER, **QK_NORMS} if self.qk_norm else LAYER
             yield from table.by_path(f"{prefix}layers.{index}", names, layer)

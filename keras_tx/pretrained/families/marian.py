@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from keras_tx.internals.keras_models import embeddings_of
 from keras_tx.layers import SinusoidalPositionalEncoding
 from keras_tx.layers.positions import sinusoids
 from keras_tx.pretrained import table
@@ -57,7 +58,7 @@ class Marian(Bart):
             yield from super()._embedding_rows()
             return
         for side, embedding in (("encoder", self.embedding), ("decoder", self.target_embedding)):
-            yield table.Row(f"{self.prefix}{side}.embed_tokens.weight", table.variable_of(embedding.tokens))
+            yield table.Row(f"{self.prefix}{side}.embed_tokens.weight", embeddings_of(embedding.tokens))
 
     def _side_rows(self, side: str) -> Iterator[Row]:
         yield from ()

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_tx.internals.keras_models import embeddings_of
 from keras_tx.layers import Encoder, TokenEmbedding
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.projection import Projection
@@ -179,7 +180,7 @@ class ModernBert(Family):
 
     def rows(self) -> Iterator[Row]:
         prefix = self.prefix
-        yield table.Row(f"{prefix}{self.embedding_key}", table.variable_of(self.embedding.tokens))
+        yield table.Row(f"{prefix}{self.embedding_key}", embeddings_of(self.embedding.tokens))
         yield from table.norm(f"{prefix}embeddings.norm", self.embedding.norm)
         for index, layer in enumerate(self.encoder.layers):
             name, attention, feed_forward = f"{prefix}layers.{index}", layer.self_attention, layer.feed_forward

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tx.internals.keras_models import embeddings_of
 from keras_tx.layers import Decoder, Encoder, RelativePositionBias, TokenEmbedding
 from keras_tx.layers.dropout import Dropout
 from keras_tx.pretrained import table
@@ -220,7 +221,7 @@ class T5(Seq2SeqFamily):
         return super()._logits(self.scale(hidden) if self.is_scaled else hidden)
 
     def rows(self) -> Iterator[Row]:
-        yield table.Row(self.embedding_key, table.variable_of(self.embedding.tokens))
+        yield table.Row(self.embedding_key, embeddings_of(self.embedding.tokens))
         stacks = {"encoder": self.encoder}
         if self.task not in self.encoder_tasks:
             stacks["decoder"] = self.decoder
