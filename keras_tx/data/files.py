@@ -61,7 +61,7 @@ def expand(argument: str, names: Names) -> list[Path]:
         elif Path(name).is_file():
             found.append(Path(name))
         else:
-            raise FileNotFoundError(f"The file must exist. Received: {str(name)!r}")
+            raise FileNotFoundError(f"`{argument}` must name files that exist. Received: {str(name)!r}")
     for path in found:
         if path.suffix.lower() in NO_TEXT:
             raise ValueError(

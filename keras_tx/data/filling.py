@@ -18,11 +18,11 @@ def fill_batches(dataset: Any, multiple_of: int, *, padding_values: Any = None) 
     """Fills every batch up with rows of padding, so that its size is a multiple of `multiple_of`.
 
     Several devices share a batch evenly then, also the last one of an epoch and those of `bucket_by_length`. No example
-    is lost, and the rows of padding count nothing: their sample weight is 0. (More exactly, it is -0.0. By this minus
-    sign the models of this package, `PaddedCrossentropy`, `PaddedAccuracy` and `Perplexity` tell them from examples of
-    weight 0: losses and metrics, also Keras' own in `metrics`, are those of the batches without them. In other models
-    Keras' losses divide by the number of all rows, unless they have `reduction="mean_with_sample_weight"`; only
-    `weighted_metrics` use weights.)
+    is lost, and the rows of padding count nothing: their sample weight is -0.0, which equals 0. By its sign the models
+    of this package, `PaddedCrossentropy`, `PaddedAccuracy` and `Perplexity` tell added rows from examples of weight 0,
+    and leave the added rows out of all losses and metrics, also out of Keras' own metrics. In other models Keras'
+    losses divide by the number of all rows, unless they have `reduction="mean_with_sample_weight"`; only
+    `weighted_metrics` use weights.
 
     Under a strategy of `tf.distribute`, and on JAX under `keras.distribution`, `fit`, `evaluate` and `predict` of the
     models of this package and of loaded checkpoints do this by themselves.

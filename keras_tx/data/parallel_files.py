@@ -97,7 +97,7 @@ def read(paths: tuple[list[Path], list[Path]]) -> Iterator[tuple[str, str]]:
                 counts[source is None] += 1
                 pairs = zip(both, counts, strict=True)
                 received = " and ".join(f"{str(path)!r} with {count}" for path, count in pairs)
-                raise ValueError(f"Parallel files must have as many lines as each other. Received: {received}")
+                raise ValueError(f"Parallel files must have the same number of lines. Received: {received}")
             counts = [number + 1 for number in counts]
             yield source, target
 

@@ -50,9 +50,9 @@ def read_tokens(
     Args:
         directory: the folder.
         batch_size: the number of rows in a batch; without `length` also a list with a number for each bucket, see
-            `bucket_by_length`. In `fit` under a `tf.distribute` strategy or a JAX distribution it is
-            the global one. If several workers have parts of the data, each makes one batch of it into as many steps as
-            there are workers.
+            `bucket_by_length`. In `fit` under a `tf.distribute` strategy or a JAX distribution it is the global one. If
+            each of several workers has a part of the data, a worker reads a whole batch of its own part, and spreads
+            it over as many steps as there are workers.
         length: packs texts into rows of this many tokens; only for texts without labels.
         max_tokens: instead of `batch_size` and `length`: the largest number of tokens in a batch; see
             `bucket_by_length`.
@@ -77,7 +77,8 @@ def read_tokens(
     Returns:
         A `tf.data.Dataset`. Packed: `({"token_ids", "document_ids", "positions"}, labels)`, int32 (batch_size, length).
         Texts: `({"token_ids"}, labels)`; with labels `({"token_ids"}, label)`; pairs: `({"source_ids", "target_ids"},
-        labels)`. If all workers read all files, the number of packed batches is known, and with `steps` of all.
+        labels)`. If all workers read all files, the number of batches is known for packed rows, and for every kind if
+        `steps` is given.
 
     Raises:
         FileNotFoundError: there is no such folder.

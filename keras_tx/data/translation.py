@@ -61,13 +61,16 @@ def load_translation(
     they are. Its pairs keep the order of the files.
 
     Args:
-        name_or_path: "sample" for the built-in 6,600 pairs of English and Tavic, an invented language; the name of a
-            TFDS dataset such as "ted_hrlr_translate/pt_to_en"; a folder of parallel files (UTF-8, one sentence per
-            line) whose names consist of part and language, such as `train.en.gz`, `train.de.gz`, `val.en.gz` and
-            `test_2016.en.gz`; such a folder and a prefix that the names begin with, such as "corpus/news."; the two
-            files of the train part, source and target, or two patterns or two lists of files; or .jsonl, .csv, .tsv or
-            Parquet files that have a column for each language: one, a pattern, or a list. Files may be compressed as
-            .gz or .zst. Parquet and .zst need pyarrow: `pip install keras-tx[files]`.
+        name_or_path: one of these. Files may be compressed as .gz or .zst; Parquet and .zst need pyarrow:
+            `pip install keras-tx[files]`.
+
+            - "sample": the built-in 6,600 pairs of English and Tavic, an invented language.
+            - The name of a TFDS dataset, such as "ted_hrlr_translate/pt_to_en".
+            - A folder of parallel files (UTF-8, one sentence per line) whose names consist of part and language, such
+              as `train.en.gz`, `train.de.gz`, `val.en.gz` and `test_2016.en.gz`.
+            - Such a folder and a prefix that the names begin with, such as "corpus/news.".
+            - The two files of the train part, source and target; or two patterns, or two lists of files.
+            - .jsonl, .csv, .tsv or Parquet files with a column for each language: one file, a pattern, or a list.
         source: the source language: the last suffix of the files, the name of the column, or a language of the sample
             or the TFDS dataset. None: of two languages, the one that is not `target`; the sample and TFDS have a
             default direction.

@@ -21,8 +21,8 @@ _HEARTBEAT = 10  # seconds after which a worker that is silent is taken for lost
 def mirrored_strategy(devices: Sequence[str] | None = None) -> Any:
     """A `tf.distribute.MirroredStrategy`: a model on several devices of one machine, each with a part of every batch.
 
-    Keras is mended in this process, as far as it needs that, so that `fit`, `evaluate` and `predict` work under the
-    strategy for any functional model: batches that the devices do not share evenly, generators,
+    This patches Keras in this process, where the installed version needs it, so that `fit`, `evaluate` and `predict`
+    work under the strategy for any functional model: batches that the devices do not share evenly, generators,
     `steps_per_execution`, and `ema_overwrite_frequency` of an optimizer.
 
     Make, load and compile the model inside `strategy.scope()`. The batch size is that of all devices together.
@@ -72,9 +72,10 @@ def multi_worker_strategy(
     which one this is. This function waits until all have started. It must be called before anything else uses
     TensorFlow, since no process can join a cluster later.
 
-    Keras is mended in this process, as far as it needs that, so that `fit`, `evaluate` and `predict` work under the
-    strategy for any functional model; see also `mirrored_strategy`. Make, load and compile the model inside
-    `strategy.scope()`. The batch size is that of all machines together, and every machine gets the same data set.
+    This patches Keras in this process, where the installed version needs it, so that `fit`, `evaluate` and `predict`
+    work under the strategy for any functional model; see also `mirrored_strategy`. Make, load and compile the model
+    inside `strategy.scope()`. The batch size is that of all machines together, and every machine gets the same data
+    set.
 
     If a worker is lost, the others raise an error that names it, within a minute. Start all of them again to go on.
 

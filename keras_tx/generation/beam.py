@@ -44,6 +44,9 @@ class Beam(Strategy):
     Raises:
         ValueError: for values out of range, and in `generate` for more beams than the vocabulary has tokens.
 
+    Reference:
+        Length penalty: Wu et al. 2016, arXiv:1609.08144, equation 14, without its constant 5.
+
     Examples:
         >>> model = keras_tx.models.CausalLM(11, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=8)
         >>> strategy = keras_tx.generation.Beam(3, num_return_sequences=2)

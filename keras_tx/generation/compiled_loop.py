@@ -17,7 +17,8 @@ tf = Lazy("tensorflow")
 jax = Lazy("jax")
 torch = Lazy("torch")
 
-MOST_ZEROS = 2**28  # bytes that are spent on compiling the decode steps sooner
+# To compile the decode steps beside the prefill, they are called with zeros, if these take at most so many bytes.
+MOST_ZEROS = 2**28
 
 
 class CompiledDecodeLoop:

@@ -61,8 +61,8 @@ def generate(
         tokenizer: a tokenizer of `keras_tx.text`, or an object with the methods `tokenize`, `decode` and, for sources,
             `__call__`. Required for texts. Ids of the model from its `vocabulary_size` on are never generated.
         source_tokenizer: the tokenizer of the sources, if they have another vocabulary.
-        repetition_penalty: above 1 makes tokens that the row contains already less likely: positive logits are divided
-            by it, negative ones are multiplied by it. 1 changes nothing.
+        repetition_penalty: above 1, it lowers the probability of tokens that already occur in the row: positive logits
+            are divided by it, negative ones are multiplied by it. 1 changes nothing.
         no_repeat_ngram_size: no sequence of this many tokens is generated twice; 0 for no such rule.
         forbidden_tokens: ids, or sequences of ids, that are never generated.
         forced_tokens: dict {index: id} that fixes the new tokens at these indices; -1 is the last token at
@@ -82,7 +82,7 @@ def generate(
     Raises:
         ValueError: for a prompt that is empty or only padding, ids outside the vocabulary, a `max_new_tokens` that is
             not positive or does not fit into learned positions, contradictory options, or logits that are NaN.
-        TypeError: for a model that is not functional, and for a `tokenizer` without these methods.
+        TypeError: for a model that is not functional, and for a `tokenizer` without `tokenize` and `decode`.
 
     Examples:
         >>> model = keras_tx.models.CausalLM(11, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=8)

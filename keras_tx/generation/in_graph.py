@@ -39,7 +39,8 @@ def generate(
     with xla.tracing(False):
         state, tokens, context = loop.prefill(ids, real, sources, limit, noise)
         state, _, _ = loop.decode(state, tokens, context, loop.num_new)
-    rule = "The logits must not be NaN, and some token must be allowed. Received: no token to choose at the new token"
+    rule = "The logits of `model` must not be NaN, and the constraints must allow some token."
+    rule += " Received: no token to choose at the new token"
     check = tf.debugging.Assert(tf.logical_not(state["broken"]), [rule, state["step"]])
     with tf.control_dependencies([check]):
         ids, scores = (tf.identity(x) for x in loop.strategy.result(state))

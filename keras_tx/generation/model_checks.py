@@ -67,7 +67,8 @@ def check_causal(node: Node, target: str, depends_on_target: Callable[[Iterable[
     layer = node.operation
     if node.kwargs.get("attention_mask") is not None:
         raise ValueError(
-            f"Layer '{layer.name}' must not get an `attention_mask` of a fixed size. Received: attention_mask"
+            f"`model` must not call layer '{layer.name}' with an `attention_mask`, which cannot grow with the "
+            "sequence. Received: attention_mask"
         )
     if not isinstance(layer, MultiHeadAttention):
         if depends_on_target(node.numbers_of("memory", 1)):

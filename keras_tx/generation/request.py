@@ -179,8 +179,8 @@ class GenerationRequest:
     def _check_state(state: State) -> None:
         if bool(ops.convert_to_numpy(state["broken"])):
             raise ValueError(
-                "The logits must not be NaN, and some token must be allowed. Received: no token to choose at the new "
-                f"token {int(ops.convert_to_numpy(state['step']))}"
+                "The logits of `model` must not be NaN, and the constraints must allow some token. Received: no token "
+                f"to choose at the new token {int(ops.convert_to_numpy(state['step']))}"
             )
 
     def _answers(self, ids: np.ndarray) -> Any:
@@ -230,7 +230,7 @@ def _check_tokenizers(tokenizer: Any, source_tokenizer: Any) -> None:
             raise TypeError(f"`tokenizer` must have the method `{method}`. Received: tokenizer={tokenizer!r}")
     if source_tokenizer is not None and not callable(source_tokenizer):
         raise TypeError(
-            f"`source_tokenizer` must be a function of texts. Received: source_tokenizer={source_tokenizer!r}"
+            f"`source_tokenizer` must be callable with texts. Received: source_tokenizer={source_tokenizer!r}"
         )
 
 

@@ -44,6 +44,10 @@ class Sample(Strategy):
         ValueError: for a temperature that is not positive and finite, a `top_k` below 1, `top_p` or `min_p` out of
             range, or a seed that is not an integer.
 
+    Reference:
+        Top-k: Fan et al. 2018, arXiv:1805.04833; top-p: Holtzman et al. 2019, arXiv:1904.09751; min-p: Nguyen et al.
+        2024, arXiv:2407.01082.
+
     Examples:
         >>> model = keras_tx.models.CausalLM(11, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=8)
         >>> strategy = keras_tx.generation.Sample(0.8, top_k=5, top_p=0.9, seed=3)

@@ -64,7 +64,7 @@ def write(cache: KeyValue, key: Tensor, value: Tensor, start: Any) -> KeyValue:
             that only the graph knows, or 0. Not in `generate`, whose cache has slots for all tokens.
     """
     slots, length = cache.key.shape[2], key.shape[2]
-    # From a GPU, PyTorch would wait for it in each layer of each step.
+    # To read `start` from a GPU, PyTorch would synchronize in each layer of each step.
     is_near = getattr(getattr(start, "device", None), "type", "cpu") == "cpu"
     is_tensor = not isinstance(start, Integral) and is_near and not xla.is_generating()
     number = values_of(start) if is_tensor else start if isinstance(start, Integral) else None

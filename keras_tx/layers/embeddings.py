@@ -54,10 +54,10 @@ class TokenEmbedding(Composite):
             a layer.
         dropout: rate in [0, 1) of dropout on the sum, after the norm.
         dropout_before_norm: whether dropout comes before the norm instead. True needs a `normalization`.
-        embeddings_initializer: initializer of the token, position and segment embeddings. With `scale`, those of
-            positions and segments begin sqrt(E) times as large, as token embeddings are after the multiplication.
-            Beside sinusoidal positions, numbers up to 1, those of "uniform", up to 0.05, are lost;
-            `RandomNormal(stddev=1.0)` is as large.
+        embeddings_initializer: initializer of the token, position and segment embeddings. With `scale`, the initial
+            values of positions and segments are multiplied by sqrt(E), as token embeddings are in the call. "uniform"
+            gives values up to 0.05, which are lost beside sinusoidal positions of up to 1: use
+            `RandomNormal(stddev=1.0)` there.
         mask_zero: the argument of `keras.layers.Embedding`: whether 0 is padding. True needs the `padding_id` 0; False
             means `padding_id=None`, unless that is another id than 0. None: as `padding_id` says. The attribute is
             whether `padding_id` is 0.

@@ -174,14 +174,14 @@ class Encoder(TransformerStack):
         remat: whether to use gradient checkpointing (rematerialization): only the inputs of each layer are kept for the
             gradient and the rest is computed again, which saves memory and costs time.
         skip_padding: whether norms, projections and feed-forward networks skip padding tokens, which saves time if a
-            batch has many of them. The outputs at padding tokens (by `mask`, or by 0 in `document_ids`) are then 0.
-            Attention is computed within each text if T is known statically, and in SavedModels of `serving.export`;
-            else, and with `sliding_window` or hard attention, on rows up to the end of the longest one; on the full
-            length if `attention_mask`, `attention_bias`, `positions`, `document_ids` or scores are used. It takes
-            effect on TensorFlow, where it turns XLA off for the model; on other backends and in `generate` it only sets
-            the outputs at padding tokens to 0. None, the default of this package's models: True within a model of this
-            package that does not read the outputs at padding tokens, on TensorFlow with only CPUs and without XLA;
-            False otherwise. The attribute may be changed after construction.
+            batch has many of them. False computes all tokens. True sets the outputs at padding tokens (by `mask`, or by
+            0 in `document_ids`) to 0. It saves time on TensorFlow only, where it turns XLA off for the model, and not
+            in `generate`. None, the default of this package's models: True within a model of this package that does not
+            read the outputs at padding tokens, on TensorFlow with only CPUs and without XLA; False otherwise. Attention
+            is then computed within each text if T is known statically, and in SavedModels of `serving.export`. With
+            `sliding_window` or hard attention, and if T is not known, it is computed on rows that are cut at the end of
+            the longest one; with `attention_mask`, `attention_bias`, `positions`, `document_ids` or scores, on the full
+            length. The attribute may be changed after construction.
 
     Call arguments:
         inputs, mask, attention_mask, attention_bias, training, positions, document_ids: as for `EncoderLayer`; all

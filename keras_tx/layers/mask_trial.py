@@ -204,7 +204,7 @@ class _Trial:
                 patterns = mask, _join_origins([self.patterns[key][1] for key in kept])
                 places = self._places(values) if is_same or len(self.masked) == 1 else None
                 if places is not None and not self._stay(places, patterns[1]):
-                    break  # tokens change places, though no padding took that of a real token in this mask
+                    break  # tokens are permuted; in this mask no padding happened to land on the place of a real one
                 counts = self._counts_padding("kept")
                 return Finding(first.shape, kept=indices, counts_padding=counts, patterns=patterns)
         places = self._places(values) if first.ndim and places is None else places

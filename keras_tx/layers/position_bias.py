@@ -71,8 +71,8 @@ class AlibiBias(PositionBias):
 
     Args:
         num_heads: N, the number of attention heads. The slopes are 2^(-8/N), 2^(-16/N), ... if N is a power of two,
-            otherwise those of the paper's code.
-        alibi_bias_max: the number in place of that 8: the smallest slope is 2^(-alibi_bias_max).
+            otherwise those of the code that the paper's authors published.
+        alibi_bias_max: the 8 in these slopes: the smallest slope is 2^(-alibi_bias_max).
 
     Call arguments:
         query: (B, T, D), of which only the length T matters.
@@ -86,6 +86,9 @@ class AlibiBias(PositionBias):
     Raises:
         ValueError: for sizes that are not positive, a `start` that is no scalar integer, queries outside the slots, or
             both `key` and `num_keys`.
+
+    Reference:
+        Press et al. 2022, arXiv:2108.12409.
 
     Examples:
         >>> bias = keras_tx.layers.AlibiBias(num_heads=8)(keras.ops.ones((1, 3, 16)))
@@ -133,6 +136,9 @@ class RelativePositionBias(PositionBias):
     Raises:
         ValueError: for sizes that are not positive or too small for the buckets, a `start` that is no scalar integer,
             queries outside the slots, or both `key` and `num_keys`.
+
+    Reference:
+        Raffel et al. 2020 (T5), arXiv:1910.10683, section 2.1.
 
     Examples:
         >>> layer = keras_tx.layers.RelativePositionBias(num_heads=4, num_buckets=16, max_distance=32)

@@ -83,6 +83,9 @@ class SinusoidalPositionalEncoding(MaskedLayer):
         ValueError: for a wavelength that is not positive, frequencies that are not finite or not as many as the inputs
             need, an unknown layout, or positions of a wrong shape or dtype.
 
+    Reference:
+        Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
+
     Examples:
         >>> layer = keras_tx.layers.SinusoidalPositionalEncoding()
         >>> encoding = layer(np.zeros((1, 2, 4)))  # sine, cosine, sine, cosine of positions 0 and 1
@@ -163,6 +166,9 @@ class LearnedPositionalEncoding(MaskedLayer):
         ValueError: for a `max_length` that is not positive, a negative `offset`, inputs longer than `max_length`, or
             positions outside the table. In a TensorFlow graph that does not know lengths and positions beforehand, the
             look-up raises TensorFlow's `InvalidArgumentError` instead.
+
+    Reference:
+        Gehring et al. 2017, arXiv:1705.03122, section 3.1.
 
     Examples:
         >>> layer = keras_tx.layers.LearnedPositionalEncoding(max_length=512)

@@ -134,7 +134,7 @@ class VocabularyProjection(Projection):
     split = Split("vocabulary_size", 1, other=0)
 
 
-# The files of `model.save` call weights after the class, and those of earlier versions after this one.
+# In .keras files, the paths of weights contain the name of the class: it stays that of earlier versions.
 VocabularyProjection.__name__ = Projection.__name__
 
 

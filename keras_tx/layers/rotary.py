@@ -108,6 +108,9 @@ class RotaryEmbedding(StrictLayer):
         ValueError: for an argument out of range, keys of `scaling` that are unknown, missing or contradict another, an
             R that is odd or 0, or positions of a wrong shape or dtype.
 
+    Reference:
+        Su et al. 2021, arXiv:2104.09864, section 3.2.
+
     Examples:
         Dot products depend only on the difference of the positions:
 

@@ -33,7 +33,7 @@ class SharedTrace:
             self._functions.append((layer, function))
         with without_autocast():
             weights = [tf.convert_to_tensor(one.value) for one in layer.variables]
-        # With a cache, the layers after the first get none, and the first must not be traced for itself.
+        # With a cache only the first layer would get a Keras mask, and would need a trace of its own.
         mask = None if options.get("cache") is not None else get_keras_mask(inputs)
         results, mask = function(weights, inputs, mask, options)
         set_keras_mask(results[0] if isinstance(results, tuple) else results, mask)
@@ -86,7 +86,7 @@ def _have_equal_settings(first: Any, second: Any) -> bool:
         return True
     if type(first) is not type(second) or _dtypes(first) != _dtypes(second):
         return False
-    # The config has the name of a function, which another may have, too.
+    # A config has only the name of the activation, and two functions may share a name.
     if getattr(first, "activation", None) is not getattr(second, "activation", None):
         return False
     try:

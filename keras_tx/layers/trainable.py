@@ -6,7 +6,8 @@ from typing import Any
 
 from keras_tx.internals.keras_models import direct_sublayers
 
-KEY = "trainable_layers"  # of a config: {path of a layer: whether it is trainable}, where it is not as what contains it
+# Of a config: {path of a layer: whether it is trainable}, of layers that differ in this from the layer around them.
+KEY = "trainable_layers"
 
 
 def config_of(layer: Any) -> dict[str, dict[str, bool]]:

@@ -94,8 +94,8 @@ class TextClassifier(TokenModel):
         num_classes = checks.positive_int("num_classes", num_classes)
         if num_classes < 2:
             raise ValueError(
-                "`num_classes` must be at least 2: a question of yes or no has 2 classes. For a number for each text "
-                f"see the guide to other text tasks. Received: num_classes={num_classes}"
+                "`num_classes` must be at least 2: a question of yes or no has 2 classes. To predict a number, build a "
+                f"model as in the guide docs/guides/tasks.md. Received: num_classes={num_classes}"
             )
         dropout = checks.rate("dropout", dropout)
         intermediate_dim = 4 * hidden_dim if intermediate_dim is None else intermediate_dim

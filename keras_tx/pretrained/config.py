@@ -210,7 +210,9 @@ class Config:
         value = self.take(key, default=None)
         if value is not None and value not in supported:
             rule = " or ".join(map(repr, supported)) or "null"
-            raise ValueError(f"`{key}` in config.json is supported as {rule} alone. Received: {key}={value!r:.200}")
+            raise ValueError(
+                f"`{key}` in config.json must be {rule}; nothing else is supported. Received: {key}={value!r:.200}"
+            )
 
     @property
     def num_labels(self) -> int:

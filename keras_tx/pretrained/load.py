@@ -57,7 +57,7 @@ def from_pretrained(
             None: on TensorFlow with only CPUs and without XLA, if no output is per token, as of
             "sequence_classification"; for "masked_lm" and "token_classification" in training, where losses and metrics
             leave padding out. Models that classify by their first token, such as BERT, need texts that do not begin
-            with padding: for others the answers depend on `skip_padding`, and are not those of transformers.
+            with padding: if a text does, its answer depends on `skip_padding`, and is not that of transformers.
         num_labels: the number of classes. If the checkpoint has a different number, the classification layer gets
             random weights.
         labels: the names of the classes, which are stored in the config (`id2label`). None: the names of the

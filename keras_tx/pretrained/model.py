@@ -37,10 +37,12 @@ class PretrainedModel(CheckedModel):
     """A Hugging Face model as a functional `keras.Model`, with inputs and outputs by Hugging Face's names.
 
     `from_pretrained` returns one with the weights of a checkpoint. The constructor initializes the weights randomly,
-    from the same distributions as transformers for this config, such as by its `initializer_range`; but rows of padding
-    tokens are no zeros, norms of T5 begin at 1, sinusoidal positions of DistilBERT as learned ones, and ModernBERT's
-    distribution is cut off at two standard deviations. Call it with a dict, with ids alone, or with ids and keyword
-    arguments: arrays in `fit` and `predict`, or symbolic tensors of your functional model.
+    from the same distributions as transformers for this config, such as by its `initializer_range`. Four things differ:
+    rows of padding tokens are random and not zeros; norms of T5 begin at 1; sinusoidal positions of DistilBERT are
+    initialized like learned ones; ModernBERT's distribution is cut off at two standard deviations.
+
+    Call the model with a dict, with ids alone, or with ids and keyword arguments: arrays in `fit` and `predict`, or
+    symbolic tensors of your functional model.
 
     Inputs that you leave out have the same defaults as in transformers: without `attention_mask` all tokens are real,
     even padding tokens; `token_type_ids` are zeros. The outputs are a dict: depending on the task `last_hidden_state`

@@ -46,6 +46,9 @@ def written_by_first(arrays: Iterator[Any], write: Callable[[Iterator[Any]], Non
             error = error or one
         failed = multihost_utils.process_allgather(np.array(error is not None)).reshape(-1)
         if failed.any() and error is None:
-            raise OSError(f"Process {int(failed.argmax())} must save the model for all. Received: an error there")
+            raise OSError(
+                f"The checkpoint must be saved by process {int(failed.argmax())} for all. Received: an error that it "
+                "raised"
+            )
     if error is not None:
         raise error

@@ -67,7 +67,11 @@ def export(
     - `embed`: `text` (B,) -> `embedding` (B, D): the output `pooler_output`, or the mean of `last_hidden_state`; of a
       classifier the pooled vectors, which its last layer gets; of a `MaskedLM`, or of a model with a single output
       (B, T, D), the mean over the real tokens.
-    - Generative models also have `generate`, `beam` and `score`: see `keras_tx.serving.generator_signatures`.
+    - `generate`, of generative models: `text` and, (B,) each, `max_new_tokens`, `temperature`, `top_k`, `top_p` and
+      `seed` -> `text`, `num_tokens`, `score` (B,).
+    - `beam`, of generative models: `text` -> `text` and `scores` (B, n), the best first.
+    - `score`, of generative models: `text` and `target` (B,) -> `log_probability` and `num_tokens` (B,), `tokens` and
+      `token_log_probabilities` (B, T).
 
     With `text_pairs`, signatures that take `text` also take `text_pair` (B,), `tokens` also takes `segment_ids` (B, T)
     if the model does, and the tf.Examples of `classify` have a feature "text_pair".

@@ -68,7 +68,7 @@ class BertTokenizer(Tokenizer):
                [2, 1, 6, 3, 0]], dtype=int32)
         >>> tokenizer("hot", "dog")["segment_ids"].numpy()
         array([0, 0, 0, 1, 1], dtype=int32)
-        >>> tokenizer.decode(features["token_ids"])
+        >>> tokenizer.decode(features["token_ids"])  # without "a", which the vocabulary lacks
         ['hot dogs', 'dog']
     """
 

@@ -55,6 +55,10 @@ class BytePairTokenizer(JsonTokenizer):
         Sennrich et al. 2016, arXiv:1508.07909; Radford et al. 2019 (GPT-2).
 
     Examples:
+        >>> trained = keras_tx.text.BytePairTokenizer.train(["the dog", "the dogs"], vocabulary_size=270)
+        >>> trained.decode(trained.tokenize("Ein schöner dog"))
+        'Ein schöner dog'
+
         A vocabulary of the 256 bytes and two merges, "d" + "o" and "do" + "g":
 
         >>> import tokenizers
@@ -97,7 +101,9 @@ class BytePairTokenizer(JsonTokenizer):
             split_special_tokens=split_special_tokens,
         )
         if not is_byte_level(self.parts):
-            raise ValueError(f"`definition` must be byte-level byte pairs. Received: {model_and_decoder(self.parts)}")
+            raise ValueError(
+                f"`definition` must be a byte-level BPE tokenizer. Received: {model_and_decoder(self.parts)}"
+            )
 
     @classmethod
     def train(

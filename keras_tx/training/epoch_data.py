@@ -14,7 +14,8 @@ class EpochData:
 
     def __init__(self) -> None:
         self._epoch: Any = None  # a tf.Variable, once there is a dataset that reads it
-        # The epochs whose data were begun: a table, since a dataset that is read ahead may begin beside another.
+        # The epochs whose data were begun: a table and not one number, because a dataset that is read ahead may begin
+        # an epoch while another one is still read.
         self._begun: Any = None
 
     @property

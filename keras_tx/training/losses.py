@@ -64,6 +64,9 @@ class PaddedCrossentropy(keras.losses.Loss):
             models TensorFlow raises its own error for such labels; where no error can be raised (XLA, JAX, a GPU), the
             loss is NaN.
 
+    Reference:
+        Label smoothing: Szegedy et al. 2016, arXiv:1512.00567, section 7.
+
     Examples:
         The label of the only real token has the probability 1/2, so the loss is log 2:
 

@@ -178,7 +178,7 @@ class Resume(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._calls_to_skip:
             if self.model.stop_training:
-                return  # a callback stopped the run before it was where it had been; the backup holds
+                return  # a callback stopped `fit` before it reached the step of the backup, which stays valid
             raise self._too_few(self._steps)
         self._data.check(self._current)
         self._epochs.append(epoch)

@@ -62,11 +62,11 @@ def checked_labels(
     labels = ops.convert_to_tensor(labels)
     dtype, shape = keras.backend.standardize_dtype(labels.dtype), tuple(labels.shape)
     if "int" not in dtype and not _has_strategy():
-        raise ValueError(f"The labels must be integers. Received: labels of dtype {dtype}")
+        raise ValueError(f"`y_true` must be integers. Received: y_true of dtype {dtype}")
     if not _is_prefix(shape, expected) or len(shape) != len(expected):
         raise ValueError(
-            "The labels must have the shape of the predictions without the last axis. Received: labels.shape="
-            f"{shape}, predictions.shape={(*expected, size)}"
+            "`y_true` must have the shape of `y_pred` without the last axis. Received: y_true.shape="
+            f"{shape}, y_pred.shape={(*expected, size)}"
         )
     values = values_of(labels)
     if values is not None:

@@ -175,7 +175,7 @@ def test_a_label_that_only_the_test_file_has_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["nowhere.csv", Path("nowhere.jsonl")])
 def test_a_file_that_is_not_there(name):
-    with pytest.raises(FileNotFoundError, match=r"The file must exist. Received: 'nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"must name files that exist. Received: 'nowhere"):
         load_dataset(name)
 
 

@@ -184,7 +184,7 @@ def test_bad_files_are_refused_in_memory_and_in_streams(tmp_path, name, content,
 def test_names_that_name_nothing(load, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"`name_or_path` must match at least one file. Received: .*no-\*.csv'"):
         load(tmp_path / "no-*.csv")
-    with pytest.raises(FileNotFoundError, match=r"The file must exist. Received: '.*no.csv'"):
+    with pytest.raises(FileNotFoundError, match=r"must name files that exist. Received: '.*no.csv'"):
         load([tmp_path / "no.csv"], in_memory=False)
     with pytest.raises(ValueError, match=r"`name_or_path` must name at least one file. Received: name_or_path=\[\]"):
         load([])
@@ -197,7 +197,7 @@ def test_parallel_files_that_do_not_fit(tmp_path):
     for name, lines in (("a.en", "1\n2\n3\n4"), ("a.de", "1\n2"), ("b.en", "1")):
         (tmp_path / name).write_text(lines)
     both = tmp_path / "a.en", tmp_path / "a.de"
-    message = r"as many lines as each other. Received: '.*a.en' with 4 and '.*a.de' with 2"
+    message = r"the same number of lines. Received: '.*a.en' with 4 and '.*a.de' with 2"
     with pytest.raises(ValueError, match=message):
         load_translation(both)
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):

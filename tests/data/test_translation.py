@@ -121,7 +121,7 @@ def test_the_last_line_need_not_end_and_a_byte_order_mark_is_no_text(tmp_path):
 
 def test_files_that_do_not_go_together(folder):
     write(folder / "test_2016.de", ["y"])
-    with pytest.raises(ValueError, match=r"as many lines as each other. .*2016.en' with 3 and .*2016.de' with 1"):
+    with pytest.raises(ValueError, match=r"the same number of lines. .*2016.en' with 3 and .*2016.de' with 1"):
         load_translation(folder, source="en")
     (folder / "test_2016.de").unlink()
     with pytest.raises(FileNotFoundError, match=r"'test' must exist in 'en' and 'de'. .* with \['test_2016.en'\]"):
@@ -138,7 +138,7 @@ def test_files_that_are_not_there(folder):
         load_translation(f"{folder}/train", source="en", target="de")  # an empty folder
     with pytest.raises(FileNotFoundError, match=r"'test' must exist in 'en' and 'de'. .* with \[\]"):
         load_translation(folder, source="en", test="flickr")
-    with pytest.raises(FileNotFoundError, match=r"The file must exist. Received: 'no.en'"):
+    with pytest.raises(FileNotFoundError, match=r"must name files that exist. Received: 'no.en'"):
         load_translation(("no.en", "no.de"))
 
 

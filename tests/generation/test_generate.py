@@ -348,7 +348,7 @@ def test_what_cannot_be_generated_is_refused(lm, changed, message):
 def test_what_is_no_tokenizer_is_refused_with_ids_too(lm):
     with pytest.raises(TypeError, match="`tokenizer` must have the method `tokenize`. Received: tokenizer=5"):
         generate(lm, PROMPTS, **FAST, tokenizer=5)
-    with pytest.raises(TypeError, match="`source_tokenizer` must be a function of texts. Received: source_tokenizer=5"):
+    with pytest.raises(TypeError, match="`source_tokenizer` must be callable with texts. Received: source_tokenizer=5"):
         generate(lm, PROMPTS, **FAST, source_tokenizer=5)
 
 

@@ -139,7 +139,7 @@ REFUSED = [
     ),
     (
         lambda: decoded(lambda x, ids: Decoder(1, F, N, name="it")(x, attention_mask=ids[:, None, :] > 3)),
-        "Layer 'it' must not get an `attention_mask` of a fixed size. Received: attention_mask",
+        "`model` must not call layer 'it' with an `attention_mask`, which cannot grow .* Received: attention_mask",
     ),
     (lambda: decoded(own_positions), r"in layers of keras_tx. Received: .*differ from the full model by .*'cumsum"),
     (

@@ -97,7 +97,9 @@ def test_numbers_of_numpy_are_numbers_and_every_argument_is_an_attribute(kind, a
 
 
 def test_batches_of_different_sizes_do_not_broadcast():
-    with pytest.raises(ValueError, match="`query` and `value` must have the same batch size; .* Received: 3 and 1"):
+    with pytest.raises(
+        ValueError, match="`query` and `value` must have the same batch size; .* Received: batch sizes 3 and 1"
+    ):
         MultiHeadAttention(2, 3)(np.ones((3, 5, 4)), np.ones((1, 7, 4)))
-    with pytest.raises(ValueError, match="likewise `inputs` and `memory`. Received: 3 and 1"):
+    with pytest.raises(ValueError, match="likewise `inputs` and `memory`. Received: batch sizes 3 and 1"):
         DecoderLayer(8, 2, cross_attention=True)(np.ones((3, 5, 4)), np.ones((1, 7, 4)))

@@ -195,9 +195,9 @@ def test_a_config_is_refused_before_a_layer_is_built(monkeypatch):
         ("bert", {"num_hidden_layers": True}, "`num_hidden_layers` in config.json must be a positive integer. .*=True"),
         ("bert", {"layer_norm_eps": -1}, "`layer_norm_eps` in config.json must be a positive number. .*=-1"),
         ("bert", {"hidden_dropout_prob": 1.5}, r"`hidden_dropout_prob` in .* a number in \[0, 1\). .*=1.5"),
-        ("bert", {"position_embedding_type": "relative_key"}, "is supported as 'absolute' alone. .*='relative_key'"),
-        ("bert", {"is_decoder": True}, "`is_decoder` in config.json is supported as False alone. .*=True"),
-        ("roberta", {"add_cross_attention": True}, "`add_cross_attention` in config.json is supported as False alone"),
+        ("bert", {"position_embedding_type": "relative_key"}, "must be 'absolute'; nothing else .*='relative_key'"),
+        ("bert", {"is_decoder": True}, "`is_decoder` in config.json must be False; nothing else .*=True"),
+        ("roberta", {"add_cross_attention": True}, "`add_cross_attention` in config.json must be False; nothing else"),
         (
             "bert",
             {"quantization_config": {"bits": 4}},

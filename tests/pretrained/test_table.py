@@ -120,9 +120,9 @@ def test_keys_of_the_config_are_read_in_order_and_null_is_none():
         config.number("c")
     config.refuse("b", 2, 3)
     config.refuse("a")
-    with pytest.raises(ValueError, match="`b` in config.json is supported as 2 or 5 alone. Received: b=3"):
+    with pytest.raises(ValueError, match="`b` in config.json must be 2 or 5; nothing else is supported. Received: b=3"):
         config.refuse("b", 2, 5)
-    with pytest.raises(ValueError, match="`b` in config.json is supported as null alone. Received: b=3"):
+    with pytest.raises(ValueError, match="`b` in config.json must be null; nothing else is supported. Received: b=3"):
         config.refuse("b")
     with pytest.raises(ValueError, match="`heads` .*; `hidden` in config.json must be divisible|divisible by `heads`"):
         attention_sizes(Config({"hidden": 10, "heads": 3}), "hidden", "heads")

@@ -396,7 +396,10 @@ def test_logits_that_are_no_numbers_are_refused():
     model = CausalLM(11, num_layers=1, **SIZES)
     model.set_weights([weight * np.nan for weight in model.get_weights()])
     answer = Traced(model, None, None, {"max_new_tokens": 2})["tokens"]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="The logits must not be NaN"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match="The logits of `model` must not be NaN",
+    ):
         answer(token_ids=tf.constant([[3]]), lengths=tf.constant([1]))
 
 

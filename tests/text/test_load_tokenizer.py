@@ -131,7 +131,7 @@ def test_other_kinds_are_refused_by_name(copy):
 def test_a_definition_of_another_kind(made):
     gpt2, t5 = (text.load_tokenizer(made / kind).definition for kind in ("gpt2", "t5"))
     with pytest.raises(
-        ValueError, match="must be byte-level byte pairs. Received: {'model': 'Unigram', 'decoder': 'Meta"
+        ValueError, match="must be a byte-level BPE tokenizer. Received: {'model': 'Unigram', 'decoder': 'Meta"
     ):
         text.BytePairTokenizer(t5)
     steps = [{"type": "ByteFallback"}, {"type": "Fuse"}]

@@ -218,11 +218,11 @@ def test_invalid_labels_are_refused(function):
         function(np.where(LABELS == 4, 7, LABELS), LOGITS)
     with pytest.raises(ValueError, match=r"Received: label -100, padding_id=0"):
         function(np.where(LABELS == 4, -100, LABELS), LOGITS)
-    with pytest.raises(ValueError, match="The labels must be integers. Received: labels of dtype float32"):
+    with pytest.raises(ValueError, match="`y_true` must be integers. Received: y_true of dtype float32"):
         function(LABELS.astype("float32"), LOGITS)
-    with pytest.raises(ValueError, match=r"labels.shape=\(3, 4\), predictions.shape=\(3, 5, 7\)"):
+    with pytest.raises(ValueError, match=r"y_true.shape=\(3, 4\), y_pred.shape=\(3, 5, 7\)"):
         function(LABELS[:, :4], LOGITS)
-    with pytest.raises(ValueError, match=r"labels.shape=\(3,\), predictions.shape=\(3, 5, 7\)"):
+    with pytest.raises(ValueError, match=r"y_true.shape=\(3,\), y_pred.shape=\(3, 5, 7\)"):
         function(LABELS[:, 0], LOGITS)
     with pytest.raises(ValueError, match=r"`sample_weight` must have the shape \(3, 5\) .*sample_weight.shape=\(5,\)"):
         function(LABELS, LOGITS, np.ones(5))

@@ -126,7 +126,7 @@ def visible_keys(
     if None not in (query.shape[0], key.shape[0]) and query.shape[0] != key.shape[0]:
         raise ValueError(
             "`query` and `value` must have the same batch size; likewise `inputs` and `memory`. Received: "
-            f"{query.shape[0]} and {key.shape[0]}"
+            f"batch sizes {query.shape[0]} and {key.shape[0]}"
         )
     if len(axes) > 1 and (causal or window):
         raise ValueError(

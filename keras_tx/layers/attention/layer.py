@@ -241,7 +241,7 @@ class MultiHeadAttention(Composite):
         return super().__call__(kwargs.pop("query"), kwargs.pop("value"), kwargs.pop("key"), **kwargs)
 
     def new_cache(self, batch_size: int, num_slots: int) -> caches.KeyValue:
-        """An empty key-value cache for `num_slots` tokens: (B, K, S, H) and (B, K, S, V) in the compute dtype."""
+        """An empty cache: (key, value), zeros (B, K, num_slots, key_dim) and (B, K, num_slots, value_dim)."""
         shape = (batch_size, self.num_key_value_heads, num_slots)
         return caches.KeyValue(*[ops.zeros((*shape, n), self.compute_dtype) for n in (self.key_dim, self.value_dim)])
 
