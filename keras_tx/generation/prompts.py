@@ -34,15 +34,20 @@ def as_strings(inputs: Any) -> tuple[list[str], bool]:
     return [text.decode("utf-8") if isinstance(text, bytes) else str(text) for text in inputs], is_single
 
 
+class RealRows(list[np.ndarray]):
+    """Rows of ids (P,) without padding, whose tokens may also have the padding id."""
+
+
 def as_rows(name: str, inputs: Any, padding_id: int | None, vocabulary_size: int) -> tuple[list[np.ndarray], bool]:
     """Ids -> a list of integer arrays without padding, and whether there was a single row instead of a list.
 
     Args:
         name: of the argument, for errors.
         inputs: (P,) or (B, P) integers, or a list of rows of any lengths.
-        padding_id: the id that is removed wherever it occurs; None if the model has no padding id.
+        padding_id: the id that is removed wherever it occurs, except from `RealRows`; None if the model has none.
         vocabulary_size: V.
     """
+    padding_id = None if isinstance(inputs, RealRows) else padding_id
     if hasattr(inputs, "to_list"):  # a ragged tensor
         inputs = inputs.to_list()
     if isinstance(inputs, np.ndarray) and inputs.dtype == object:  # rows of any lengths

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_tx.generation.prompts import as_strings, is_text
+from keras_tx.generation.prompts import RealRows, as_strings, is_text
 
 
 def is_array(value: Any) -> bool:
@@ -17,7 +17,7 @@ def is_array(value: Any) -> bool:
     return "int" in str(getattr(value, "dtype", ""))
 
 
-def rows_of(ids: Any, mask: Any, padding_id: int | None) -> list[np.ndarray]:
+def rows_of(ids: Any, mask: Any, padding_id: int | None) -> RealRows:
     """The real tokens of each row.
 
     Args:
@@ -38,11 +38,24 @@ def rows_of(ids: Any, mask: Any, padding_id: int | None) -> list[np.ndarray]:
             "The ids must be (B, P), and their mask of the same shape. Received: ids of shape "
             f"{ids.shape}, a mask of shape {real.shape}"
         )
-    return [row[kept] for row, kept in zip(ids, real, strict=True)]
+    return RealRows(row[kept] for row, kept in zip(ids, real, strict=True))
+
+
+def check_source(rows: RealRows, padding_id: int | None) -> None:
+    """Raises a `ValueError` if a token of a source has the padding id."""
+    for number, row in enumerate(rows):
+        if padding_id is not None and (row == padding_id).any():
+            raise ValueError(
+                f"`attention_mask` must be 0 at the padding id {padding_id} of a source, which the encoder takes for "
+                f"padding. Received: 1 at such a token of row {number}, with the real tokens {row.tolist()}"
+            )
 
 
 def longest(prompts: Any, tokenizer: Any = None) -> int:
-    """The number of tokens of the longest prompt; for an array its width, padding tokens included."""
+    """The number of tokens of the longest prompt; for an array its width, padding tokens included.
+
+    For what are no prompts it is 0: `generate` raises for these.
+    """
     if hasattr(prompts, "shape") and is_array(prompts):
         return int(prompts.shape[-1])
     if hasattr(prompts, "to_list"):
@@ -52,6 +65,8 @@ def longest(prompts: Any, tokenizer: Any = None) -> int:
         rows = tokenizer.tokenize(texts) if tokenizer is not None else [[]]
         rows = rows.to_list() if hasattr(rows, "to_list") else rows
         return max(len(row) for row in rows) + (getattr(tokenizer, "cls_id", None) is not None)
+    if not isinstance(prompts, (list, tuple)):
+        return 0
     if all(isinstance(one, Integral) for one in prompts):
         return len(prompts)
     return max(np.size(row) for row in prompts)

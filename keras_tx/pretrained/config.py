@@ -73,6 +73,7 @@ ALIASES = {
     "d_model": "hidden_size",
     "dim": "hidden_size",
     "encoder_attention_heads": "num_attention_heads",
+    "encoder_layers": "num_hidden_layers",
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
     "n_heads": "num_attention_heads",

@@ -123,8 +123,13 @@ class Family(HasLayers):
         """The keyword arguments of `generate` that generation_config.json sets."""
         return {}
 
-    def max_length(self, values: dict[str, Any]) -> int | None:
-        """The limit in generation_config.json for prompt and new tokens together, if it has no other limit."""
+    def max_length(self, values: dict[str, Any], longest: int) -> int | None:
+        """The most tokens of prompt and continuation together; None if generation_config.json limits the new ones.
+
+        Args:
+            values: those of generation_config.json.
+            longest: the number of tokens of the longest prompt.
+        """
         return None
 
     def strategy(self, values: dict[str, Any]) -> Strategy:

@@ -213,10 +213,12 @@ class PretrainedModel(CheckedModel):
         It calls `keras_tx.generation.generate`, with defaults from `generation_config`: the strategy, start and stop
         tokens, lengths, forbidden and forced tokens. `inputs` may also be a dict with `input_ids` and `attention_mask`.
         For arrays (B, P) the result is an array as in transformers: prompts are padded on the left, continuations on
-        the right. Of a model with sources it has the new tokens alone, without the token that begins a target.
+        the right. Of a model with sources it has the new tokens alone, without the token that begins a target. Without
+        an `attention_mask`, tokens with the padding id are padding; with one, a prompt may contain this id as a token.
 
         Raises:
-            ValueError: the model is not generative, or for the reasons of `keras_tx.generation.generate`.
+            ValueError: the model is not generative, an `attention_mask` is 1 at the padding id of a source, or for the
+                reasons of `keras_tx.generation.generate`.
         """
         model = self._generation_model()
         strategy, options = self._as_configured(inputs, strategy, options)
@@ -231,15 +233,15 @@ class PretrainedModel(CheckedModel):
         if not is_array and all(mask is None for mask in masks.values()):
             return generation.generate(model, given, strategy, **options)
 
-        padding_id = self._padding_id()
-        rows = {
-            name: array_prompts.rows_of(value, masks[name], getattr(self.family, _IDS[name]).padding_id)
-            for name, value in given.items()
-        }
+        # As in transformers, all ids of a target are real without a mask.
+        padding_ids = {name: None for name in names} | {names[0]: getattr(self.family, _IDS[names[0]]).padding_id}
+        rows = {name: array_prompts.rows_of(value, masks[name], padding_ids[name]) for name, value in given.items()}
+        if len(names) > 1 and names[0] in rows:  # the model finds the padding of a source by its id
+            array_prompts.check_source(rows[names[0]], padding_ids[names[0]])
         answers = generation.generate(model, rows, strategy, **options)
         answers, scores = answers if options.get("return_scores") else (answers, None)
         prompts = (given[names[0]], rows[names[0]]) if len(names) == 1 else None
-        array = array_prompts.as_array(answers, prompts, padding_id)
+        array = array_prompts.as_array(answers, prompts, self._padding_id())
         return (array, scores) if options.get("return_scores") else array
 
     def stream(self, inputs: Any, strategy: Strategy | None = None, **options: Any) -> Iterator[Any]:
@@ -265,16 +267,16 @@ class PretrainedModel(CheckedModel):
     ) -> tuple[Strategy, dict[str, Any]]:
         self._check_generation_config()
         strategy = self.family.strategy(self.generation_config) if strategy is None else strategy
-        most = self.family.max_length(self.generation_config)
-        if most is not None and "max_new_tokens" not in options:
-            prompt = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
+        if self.task == "causal_lm" and "max_new_tokens" not in options:
+            prompt = next(iter(inputs.values()), None) if isinstance(inputs, dict) else inputs
             longest = array_prompts.longest(prompt, options.get("tokenizer"))
-            if longest >= most:
+            most = self.family.max_length(self.generation_config, longest)
+            if most is not None and longest >= most:
                 raise ValueError(
                     "`max_new_tokens` must be given if the prompt is as long as `max_length` of the generation config. "
                     f"Received: a prompt of {longest}, max_length={most}"
                 )
-            options = {**options, "max_new_tokens": most - longest}
+            options = options if most is None else {**options, "max_new_tokens": most - longest}
         found = self.family.generation_options(self.generation_config)
         embedding = getattr(self.family, "target_embedding", None) or self.family.embedding
         # The configs of some small models have stop tokens of larger vocabularies, which never occur.
@@ -288,12 +290,11 @@ class PretrainedModel(CheckedModel):
             generation_config.check(self.family.config.values, "config.json")
 
     def _padding_id(self) -> int:
-        """The id that pads generated rows: the padding token, or the end-of-sequence token if there is none."""
-        for name in ("pad_token_id", "eos_token_id"):
-            for values in (self.generation_config, self.family.config.values):
-                if values.get(name) is not None:
-                    return int(values[name][0] if isinstance(values[name], list) else values[name])
-        return 0
+        """The id that pads generated rows: the padding token, or the first end-of-sequence token if there is none."""
+        values = self.generation_config or self.family.config.values
+        found = [values[name] for name in ("pad_token_id", "eos_token_id") if values.get(name) is not None]
+        first = found[0] if found else 0
+        return int(first[0] if isinstance(first, list) else first)
 
     def _generation_model(self) -> keras.Model:
         """The functional model from ids to logits that `generate` runs; it shares the layers of this model."""

@@ -22,11 +22,10 @@ def parameters_of(config: Config, *, theta: float = 10000.0) -> dict[str, Any]:
     Raises:
         ValueError: the parameters are not a dict.
     """
-    for name in ("rope_scaling", "rope_parameters"):  # transformers looks for them in this order
-        given = config.take(name, default=None)
-        if given:
-            break
-    return completed(as_dict(name, given), theta=config.take("rope_theta", default=theta))
+    # transformers takes the first of these that is given. What `save_pretrained` writes has both.
+    given = {name: config.take(name, default=None) for name in ("rope_scaling", "rope_parameters")}
+    name = "rope_scaling" if given["rope_scaling"] else "rope_parameters"
+    return completed(as_dict(name, given[name]), theta=config.take("rope_theta", default=theta))
 
 
 def as_dict(name: str, given: Any) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def test_vectors_of_integers_and_booleans_are_numbers(row, dtype):
     floats = outputs_of(layer, {name: x.astype("float32") for name, x in vectors.items()})
     outputs = outputs_of(layer, vectors)
     assert outputs.dtype == floats.dtype
-    assert_close(outputs, to_numpy(floats), atol=0, rtol=0)
+    assert_close(outputs, to_numpy(floats), atol=1e-5, rtol=1e-5)  # compiled for GPUs, sums may round otherwise
 
 
 @pytest.mark.slow

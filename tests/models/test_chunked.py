@@ -82,7 +82,7 @@ def test_wrong_labels_and_settings_are_refused():
     hidden, table = np.ones((2, 3, 5), "float32"), np.ones((7, 5), "float32")
     with pytest.raises(ValueError, match=r"must be in \[0, 7\) or the `padding_id`. Received: label 9"):
         loss.call_in_chunks(np.full((2, 3), 9), hidden, table)
-    with pytest.raises(ValueError, match=r"must have the shape of the predictions .*=\(2, 5\), .*\(2, 3, 7\)"):
+    with pytest.raises(ValueError, match=r"must have the shape of `y_pred` .*=\(2, 5\), .*\(2, 3, 7\)"):
         loss.call_in_chunks(np.ones((2, 5), "int32"), hidden, table)
     with pytest.raises(ValueError, match="`chunk_size` must be a positive integer.*chunk_size=0"):
         PaddedCrossentropy(chunk_size=0)

@@ -78,7 +78,9 @@ def edited(directory, *, without=(), **keys):
     ],
 )
 def test_the_llama_kind_equals_transformers(tmp_path, name, config):
-    torch_models.check(tmp_path, torch_models.make(tmp_path, name, **{**SIZES, **config}))
+    theirs = torch_models.make(tmp_path, name, **{**SIZES, **config})
+    pretrained.save_pretrained(torch_models.check(tmp_path, theirs), tmp_path / "again")
+    torch_models.check(tmp_path / "again", theirs)
 
 
 @pytest.mark.parametrize(
@@ -238,3 +240,54 @@ def test_prompts_of_different_lengths_are_continued_as_by_transformers(name):
     for prompt, answer, row in zip(prompts, answers, arrays["greedy_ids"], strict=True):
         new = row[real.shape[1] :].tolist()
         assert answer == prompt + (new[: new.index(stop) + 1] if stop in new else new)
+
+
+def continued(theirs, ids, mask=None):
+    """What transformers generates; without a mask it finds the padding by its id."""
+    import torch
+
+    with torch.device("cpu"):
+        mask = {} if mask is None else {"attention_mask": torch.tensor(mask)}
+        return theirs.generate(torch.tensor(ids), **mask).numpy()
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("LlamaForCausalLM", SIZES), ("GPT2LMHeadModel", GPT2)])
+def test_with_a_mask_the_padding_id_may_be_a_token_of_a_prompt(tmp_path, name, sizes):
+    theirs = torch_models.make(tmp_path, name, **sizes)
+    theirs.generation_config.max_new_tokens = 6
+    model = pretrained.from_pretrained(tmp_path)
+    ids = np.array([[13, 4, 1, 1, 5, 9], [1, 1, 1, 6, 1, 4]])
+    mask = np.array([[1] * 6, [0, 0, 1, 1, 1, 1]])
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    found = model.generate(inputs, max_new_tokens=6, jit_compile=False)
+    np.testing.assert_array_equal(found, continued(theirs, ids, mask))
+    without = model.generate(ids, max_new_tokens=6, jit_compile=False)
+    np.testing.assert_array_equal(without, continued(theirs, ids))
+    assert (without != found).any()
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("LlamaForCausalLM", SIZES), ("GPT2LMHeadModel", GPT2)])
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
+@pytest.mark.parametrize("written", [{}, {"max_length": 20}, {"max_length": 11}, {"max_new_tokens": 5}])
+def test_without_max_new_tokens_lengths_are_those_of_transformers(tmp_path, name, sizes, written):
+    """20 new tokens by default, but no more than the positions of the config; `max_length` counts the prompt, too."""
+    several = {"max_position_embeddings": 27} if name.startswith("Llama") else {"n_positions": 27}
+    theirs = torch_models.make(tmp_path, name, **{**sizes, **several})
+    for key, value in written.items():
+        setattr(theirs.generation_config, key, value)
+    theirs.generation_config.eos_token_id = None
+    theirs.generation_config.save_pretrained(tmp_path)
+    model = pretrained.from_pretrained(tmp_path)
+    for length in (3, 10):
+        ids = np.arange(3, 3 + length)[None]
+        found = model.generate(ids, jit_compile=False)
+        np.testing.assert_array_equal(found, continued(theirs, ids))
+
+
+def test_generated_rows_are_filled_with_the_padding_id_of_the_generation_config():
+    """Without one there, transformers takes the first end token, whatever config.json says."""
+    model = made(eos_token_id=[3, *range(4, 23)], max_new_tokens=4)
+    answer = model.generate(np.array([[5, 6], [7, 8]]), Beam(2, num_return_sequences=2), min_new_tokens=1)
+    assert set(answer[:, :, 2:].ravel()) - set(range(3, 23)) <= {0, 1, 2}
+    assert model._padding_id() == 3 and made(eos_token_id=3, pad_token_id=7)._padding_id() == 7
+    assert made()._padding_id() == 1  # of config.json

@@ -184,6 +184,7 @@ def test_the_layers_of_the_families_come_back_from_their_configs():
         ("t5", {"feed_forward_proj": "gated-sinus"}, "`feed_forward_proj` .* must be one of .*'sinus'"),
         ("t5", {"is_decoder": True}, "`is_decoder` in config.json .* Received: is_decoder=True"),
         ("bart", {"is_encoder_decoder": False}, "`is_encoder_decoder` in config.json .* is_encoder_decoder=False"),
+        ("bart", {"encoder_layers": 3, "num_hidden_layers": 1}, "encoder_layers.* num_hidden_layers"),
         ("bart", {"decoder_attention_heads": 5}, "`d_model` .* divisible by `decoder_attention_heads`.* d_model=12"),
         ("marian", {"pad_token_id": None}, "`pad_token_id` .* must be an id .* pad_token_id=58100, vocab_size=23"),
         ("t5", {"pad_token_id": -1}, "`pad_token_id` .* must be an id of the vocabulary. .* pad_token_id=-1, vocab"),
@@ -193,6 +194,38 @@ def test_the_layers_of_the_families_come_back_from_their_configs():
 def test_what_a_family_does_not_do_is_refused(model_type, config, message):
     with pytest.raises(ValueError, match=message):
         small(model_type, **config)
+
+
+@pytest.mark.parametrize("model_type", ["t5", "bart", "marian"])
+def test_a_mask_that_shows_the_padding_id_of_a_source_is_refused(model_type):
+    """The encoder finds the padding by its id, so that `generate` would leave the token out."""
+    model = small(model_type)
+    padding_id = model.family.embedding.padding_id
+    ids = np.array([[5, 7, 9], [6, padding_id, 8]])
+    message = (
+        f"`attention_mask` must be 0 at the padding id {padding_id} of a source, .* of row 1, with the real tokens"
+    )
+    with pytest.raises(ValueError, match=message):
+        model.generate({"input_ids": ids, "attention_mask": np.ones_like(ids)}, start_token=2)
+    inputs = {"input_ids": ids, "attention_mask": ids != padding_id}
+    options = {"start_token": 2, "max_new_tokens": 3, "jit_compile": False}
+    np.testing.assert_array_equal(model.generate(inputs, **options), model.generate(ids, **options))
+
+
+def test_a_given_target_keeps_its_padding_ids(tmp_path):
+    """T5's targets begin with the padding id; without a mask transformers takes all ids of a target for real."""
+    import torch
+
+    theirs = torch_models.make(
+        tmp_path, "T5ForConditionalGeneration", vocab_size=23, decoder_start_token_id=0, **SMALL["t5"]
+    )
+    model = from_pretrained(tmp_path)
+    source, target = np.array([[5, 7, 9], [6, 3, 8]]), np.array([[0, 4, 0], [0, 11, 6]])
+    with torch.device("cpu"):
+        expected = theirs.generate(torch.tensor(source), decoder_input_ids=torch.tensor(target), max_new_tokens=4)
+    inputs = {"input_ids": source, "decoder_input_ids": target}
+    found = model.generate(inputs, max_new_tokens=4, jit_compile=False)
+    np.testing.assert_array_equal(found, expected.numpy()[:, 3:])
 
 
 def test_a_base_model_does_not_write():
@@ -304,6 +337,11 @@ def test_a_whole_t5_lends_its_stacks_to_other_tasks(tmp_path, task):
 
 
 # How they write
+
+
+def test_a_forced_start_without_an_id_forces_nothing():
+    options = generation_config.generate_options({"force_bos_token_to_be_generated": True, "bos_token_id": None})
+    assert not options.get("forced_tokens")
 
 
 def test_the_generation_config_becomes_keywords():

@@ -133,10 +133,13 @@ class CausalFamily(Family):
         )
         return {name: value for name, value in options.items() if name != "start_token"}
 
-    def max_length(self, values: dict[str, Any]) -> int | None:
-        values = values or self.config.values
-        most = values.get("max_length")
-        return None if values.get("max_new_tokens") is not None or most == generation_config.DEFAULT_LENGTH else most
+    def max_length(self, values: dict[str, Any], longest: int) -> int | None:
+        values, sizes = values or self.config.values, self.config.values
+        if values.get("max_new_tokens") is not None or values.get("max_length") is not None:
+            return None if values.get("max_new_tokens") is not None else values["max_length"]
+        positions = sizes.get("max_position_embeddings", sizes.get("n_positions"))
+        is_too_long = positions is None or longest >= positions
+        return None if is_too_long else min(positions, longest + generation_config.DEFAULT_LENGTH)
 
     def _head_rows(self) -> Iterator[Row]:
         if self.task == "token_classification":
