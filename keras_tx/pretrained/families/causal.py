@@ -137,9 +137,10 @@ class CausalFamily(Family):
         values, sizes = values or self.config.values, self.config.values
         if values.get("max_new_tokens") is not None or values.get("max_length") is not None:
             return None if values.get("max_new_tokens") is not None else values["max_length"]
-        positions = sizes.get("max_position_embeddings", sizes.get("n_positions"))
-        is_too_long = positions is None or longest >= positions
-        return None if is_too_long else min(positions, longest + generation_config.DEFAULT_LENGTH)
+        positions: int | None = sizes.get("max_position_embeddings", sizes.get("n_positions"))
+        if positions is None or longest >= positions:
+            return None
+        return min(positions, longest + generation_config.DEFAULT_LENGTH)
 
     def _head_rows(self) -> Iterator[Row]:
         if self.task == "token_classification":
