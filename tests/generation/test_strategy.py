@@ -45,18 +45,21 @@ def lm():
 
 
 def by_hand(model, rows, rank=2):
-    """What `Ranked` chooses, by the whole model for each token."""
+    """What `Ranked` chooses but for the padding id, by the whole model for each token.
+
+    The whole model takes this id for padding, `generate` a generated one for a token.
+    """
     rows = [list(row) for row in rows]
     for step in range(NEW):
         for row, logits in zip(rows, logits_of(model, rows), strict=True):
-            best = np.argsort(-logits[len(row) - 1])
+            best = 1 + np.argsort(-logits[len(row) - 1][1:])
             row.append(int(best[rank - 1 if step % 2 else 0]))
     return rows
 
 
 def test_it_generates_and_streams_what_a_loop_by_hand_gives(lm):
     expected = by_hand(lm, PROMPTS)
-    options = {"max_new_tokens": NEW, "jit_compile": False}
+    options = {"max_new_tokens": NEW, "forbidden_tokens": [0], "jit_compile": False}
     found, scores = generate(lm, PROMPTS, Ranked(), return_scores=True, **options)
     assert found == expected and scores.shape == (3,)
     assert np.stack(list(stream(lm, PROMPTS, Ranked(), **options)), 1).tolist() == [row[-NEW:] for row in expected]
@@ -71,7 +74,7 @@ def test_an_exported_model_generates_with_it_and_with_a_draft_model(lm, tmp_path
     import keras_tx
 
     strategy = Speculative(Ranked(), draft_model=built.made("nested"), num_draft_tokens=2)
-    options = {"strategy": strategy, "max_new_tokens": NEW}
+    options = {"strategy": strategy, "max_new_tokens": NEW, "forbidden_tokens": [0]}
     version = keras_tx.serving.export(lm, tmp_path / "ranked", generation=options)
     signature = tf.saved_model.load(str(version)).signatures["serving_default"]
     ids = np.array([row + [0] * (5 - len(row)) for row in PROMPTS], "int32")
