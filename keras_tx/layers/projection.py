@@ -73,7 +73,7 @@ def _on_torch(
 
 def _times(rows: Tensor, kernel: Tensor) -> Tensor:
     size, made = kernel.shape
-    few = rows.shape[0] is not None and rows.shape[0] <= _FEW_ROWS and size % _PARTS == 0
+    few = isinstance(rows.shape[0], int) and rows.shape[0] <= _FEW_ROWS and size % _PARTS == 0
     if few and size * made >= _LARGE_KERNEL and rows.dtype == "float32" and xla.is_traced():
         # With few rows most time goes into reading the kernel, and XLA on a CPU reads several parts of it faster.
         parts = ops.swapaxes(ops.reshape(rows, (-1, _PARTS, size // _PARTS)), 0, 1)

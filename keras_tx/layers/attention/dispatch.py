@@ -78,7 +78,8 @@ def uses_blocks(layer: Any, num_queries: int | None, num_keys: int | None, train
         return False
     if layer.blockwise is not None:
         return bool(layer.blockwise)
-    return num_queries is not None and num_keys is not None and num_queries * num_keys >= LONG
+    # In exports of JAX, unknown lengths are symbols that cannot be compared with numbers.
+    return isinstance(num_queries, int) and isinstance(num_keys, int) and num_queries * num_keys >= LONG
 
 
 def _without_kernels(
