@@ -155,3 +155,17 @@ def test_attention_to_a_single_key_has_gradients_of_zero_and_no_warning():
     model.train_on_batch([normal(2, 5, 6), normal(2, 1, 3)], np.ones((2, 5, 6)))
     for weight, old in zip(model.get_layer("one").query_dense.weights, before, strict=True):
         assert_close(weight, old, atol=0)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="about JAX")
+def test_a_program_of_jax_for_any_batch_and_length_does_as_the_layer():
+    """As `model.export` makes it; the sizes are symbols that cannot be compared with numbers."""
+    import jax
+
+    layer = MultiHeadAttention(3, 5)
+    layer.build((None, None, 6), (None, None, 6))
+    sizes = jax.export.symbolic_shape("batch, length")
+    program = jax.export.export(jax.jit(lambda x: layer(x, x)))(jax.ShapeDtypeStruct((*sizes, 6), "float32"))
+    for shape in ((2, 11, 6), (3, 1, 6)):
+        x = normal(*shape)
+        assert_close(program.call(x), to_numpy(layer(x, x)), atol=1e-5)

@@ -284,10 +284,16 @@ def test_without_max_new_tokens_lengths_are_those_of_transformers(tmp_path, name
         np.testing.assert_array_equal(found, continued(theirs, ids))
 
 
-def test_generated_rows_are_filled_with_the_padding_id_of_the_generation_config():
-    """Without one there, transformers takes the first end token, whatever config.json says."""
-    model = made(eos_token_id=[3, *range(4, 23)], max_new_tokens=4)
-    answer = model.generate(np.array([[5, 6], [7, 8]]), Beam(2, num_return_sequences=2), min_new_tokens=1)
-    assert set(answer[:, :, 2:].ravel()) - set(range(3, 23)) <= {0, 1, 2}
-    assert model._padding_id() == 3 and made(eos_token_id=3, pad_token_id=7)._padding_id() == 7
-    assert made()._padding_id() == 1  # of config.json
+@pytest.mark.parametrize(("written", "filler"), [({"pad_token_id": None}, 9), ({"pad_token_id": 4}, 4)])
+def test_generated_rows_are_filled_as_the_generation_config_says(tmp_path, written, filler):
+    """Without a padding id there, transformers takes the first end token, whatever config.json says."""
+    theirs = torch_models.make(tmp_path, "LlamaForCausalLM", **SIZES)
+    settings = {"eos_token_id": [9, 17, 10], "max_new_tokens": 6, **written}
+    for key, value in settings.items():
+        setattr(theirs.generation_config, key, value)
+    theirs.generation_config.save_pretrained(tmp_path)
+    ids = np.array([[5, 6, 3], [7, 8, 4], [11, 2, 12], [3, 9, 10], [4, 13, 6]])
+    found = pretrained.from_pretrained(tmp_path).generate(ids, jit_compile=False)
+    np.testing.assert_array_equal(found, continued(theirs, ids, np.ones_like(ids)))
+    assert (found[:, -1] == filler).any() and (found[:, -1] != filler).any()
+    assert made()._padding_id() == 1  # of config.json, where there is no other

@@ -135,8 +135,9 @@ class CausalFamily(Family):
 
     def max_length(self, values: dict[str, Any], longest: int) -> int | None:
         values, sizes = values or self.config.values, self.config.values
-        if values.get("max_new_tokens") is not None or values.get("max_length") is not None:
-            return None if values.get("max_new_tokens") is not None else values["max_length"]
+        most: int | None = values.get("max_length")
+        if values.get("max_new_tokens") is not None or most is not None:
+            return None if values.get("max_new_tokens") is not None else most
         positions: int | None = sizes.get("max_position_embeddings", sizes.get("n_positions"))
         if positions is None or longest >= positions:
             return None
