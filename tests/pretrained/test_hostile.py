@@ -323,7 +323,7 @@ def test_every_setting_that_is_used_has_a_rule():
         family = loaded(name).family
         for values in ({"do_sample": True}, {"do_sample": False, "num_beams": 3, "length_penalty": 1.0}):
             told = Told(values)
-            family.strategy(told), family.generation_options(told), family.max_length(told)
+            family.strategy(told), family.generation_options(told), family.max_length(told, 7)
     assert {"num_beams", "eos_token_id", "bad_words_ids", "max_length"} <= read
     assert read - set(generation_config._UNSUPPORTED) <= set(generation_config._RULES)
     assert {key for values, _ in WRONG for key in values} == set(generation_config._RULES)
