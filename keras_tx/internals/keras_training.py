@@ -92,19 +92,23 @@ def let_data_end() -> None:
     _EpochIterator._interrupted_warning = warn
 
 
+def is_loader(x: Any) -> bool:
+    """Whether `x` is a PyTorch `DataLoader` or a Grain dataset."""
+    return bool(_data_adapters.is_torch_dataloader(x) or _data_adapters.is_grain_dataset(x))
+
+
 def is_never_shuffled(x: Any) -> bool:
     """Whether `fit` cannot shuffle data of this kind: it takes the batches as they come."""
     if isinstance(x, keras.utils.PyDataset):
         return x.num_batches is None
-    is_any = (_data_adapters.is_tf_dataset, _data_adapters.is_torch_dataloader, _data_adapters.is_grain_dataset)
-    return isinstance(x, types.GeneratorType) or any(is_one(x) for is_one in is_any)
+    return isinstance(x, types.GeneratorType) or _data_adapters.is_tf_dataset(x) or is_loader(x)
 
 
 class _MappedAdapter(_DataAdapter):
-    """The batches that Keras makes of data, changed."""
+    """The batches that Keras makes of data, checked or changed."""
 
-    def __init__(self, adapter: Any, of_dataset: Callable[[Any], Any], of_batch: Callable[[Any], Any]):
-        self._adapter, self._of_dataset, self._of_batch = adapter, of_dataset, of_batch
+    def __init__(self, adapter: Any, of_dataset: Callable[[Any], Any], of_batch: Callable[[Any], Any], fills: bool):
+        self._adapter, self._of_dataset, self._of_batch, self.fills = adapter, of_dataset, of_batch, fills
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         return map(self._of_batch, self._adapter.get_numpy_iterator())
@@ -114,6 +118,9 @@ class _MappedAdapter(_DataAdapter):
 
     def get_tf_dataset(self) -> Any:
         return self._of_dataset(self._adapter.get_tf_dataset())
+
+    def get_torch_dataloader(self) -> Iterator[Any]:
+        return map(self._of_batch, self._adapter.get_torch_dataloader())
 
     @property
     def num_batches(self) -> Any:
@@ -138,21 +145,29 @@ class _MappedAdapter(_DataAdapter):
         self._adapter.on_epoch_end()
 
 
-def map_batches(of_dataset: Callable[[Any], Any], of_batch: Callable[[Any], Any], x: Any, **options: Any) -> Any:
-    """Data for `fit`, `evaluate` and `predict` whose batches are those that Keras makes of `x`, changed.
+def map_batches(
+    of_dataset: Callable[[Any], Any], of_batch: Callable[[Any], Any], x: Any, fills: bool = False, **options: Any
+) -> Any:
+    """Data for `fit`, `evaluate` and `predict` whose batches are those that Keras makes of `x`, checked or changed.
 
     Args:
         of_dataset: from a `tf.data.Dataset` of batches to another one; for TensorFlow.
-        of_batch: from a batch of arrays to another one; for JAX.
+        of_batch: from a batch of arrays to another one; for JAX and PyTorch.
         x: arrays, a generator, a `PyDataset`, ...
+        fills: whether the batches are filled up for devices that share them, after the check.
         options: `y`, `sample_weight`, `batch_size`, `steps_per_epoch`, `shuffle` and `class_weight`, as for `fit`.
     """
-    return _MappedAdapter(_data_adapters.get_data_adapter(x, **options), of_dataset, of_batch)
+    return _MappedAdapter(_data_adapters.get_data_adapter(x, **options), of_dataset, of_batch, fills)
 
 
-def is_prepared(x: Any) -> bool:
-    """Whether data come from `map_batches`, so that nothing is left to do with them."""
+def is_checked(x: Any) -> bool:
+    """Whether data come from `map_batches`, so that they are checked."""
     return isinstance(x, _MappedAdapter)
+
+
+def is_filled(x: Any) -> bool:
+    """Whether data come from `map_batches` that `fills` them, so that nothing is left to do with them."""
+    return isinstance(x, _MappedAdapter) and x.fills
 
 
 def with_class_weight(dataset: Any, class_weight: Any) -> Any:

@@ -139,9 +139,10 @@ VocabularyProjection.__name__ = Projection.__name__
 
 
 class TiedEmbedding(Quantizable, keras.layers.ReversibleEmbedding):
-    """`ReversibleEmbedding` with the gradient of `take_rows`.
+    """`ReversibleEmbedding` with the gradient of `take_rows`, and logits without a transposed copy of its table.
 
-    Under XLA and in exports it computes logits without a transposed copy of its table.
+    The logits have the compute dtype, as those of a dense layer, also under mixed precision; in Keras they are float32
+    there on most backends.
     """
 
     split = Split("vocabulary_size", 0, other=1)
@@ -149,20 +150,23 @@ class TiedEmbedding(Quantizable, keras.layers.ReversibleEmbedding):
     def call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
         if not reverse:
             return ops.cast(take_rows(self.embeddings, inputs), self.compute_dtype)
+        inputs = ops.cast(inputs, self.compute_dtype)
         weights = exported_weights.current([self])
         if weights is not None:
             return exported_weights.logits(weights, self, inputs)
-        if not xla.is_traced():
-            return super().call(inputs, reverse=True)
-        # Keras transposes the table, also for an einsum of two axes. With a single row, XLA on a CPU fuses that and the
-        # product into a slow loop over single elements. The axis X, of size 1, prevents it.
-        rows = ops.reshape(inputs, (1, -1, self.output_dim))
-        logits = ops.einsum("XRD,XVD->XRV", rows, ops.cast(self.embeddings, rows.dtype)[None])
+        rows, table = ops.reshape(inputs, (-1, self.output_dim)), ops.cast(self.embeddings, self.compute_dtype)
+        if xla.is_traced():
+            # Keras transposes the table, also for an einsum of two axes. With a single row, XLA on a CPU fuses that and
+            # the product into a slow loop over single elements. The axis X, of size 1, prevents it.
+            logits = ops.einsum("XRD,XVD->XRV", rows[None], table[None])
+        else:
+            logits = product(rows, table, transpose_b=True)
         return ops.reshape(logits, (*ops.shape(inputs)[:-1], self.input_dim))
 
     def quantized_call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
         if reverse:
-            logits = self._quantized_logits(inputs)
+            inputs = ops.cast(inputs, self.compute_dtype)
+            logits = ops.cast(self._quantized_logits(inputs), self.compute_dtype)
             if not self.lora_enabled:
                 return logits
             first, second = (ops.cast(one, inputs.dtype) for one in self.lora_matrices())

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import keras
 
-from keras_tx.internals import keras_models, keras_training
+from keras_tx.internals import keras_jax_steps, keras_models
 from keras_tx.layers import trainable
 from keras_tx.layers.splitting import whole_model_first
 
@@ -35,7 +35,7 @@ def clonable(constructor: Constructor) -> Constructor:
     return construct  # type: ignore[return-value]
 
 
-class BaseModel(keras_training.TracedOnce):
+class BaseModel(keras_jax_steps.JaxSteps):
     """A functional model. A subclass decorates its constructor with `clonable`, and defines `_take_over`."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:

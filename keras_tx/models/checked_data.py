@@ -2,7 +2,7 @@
 
 A compiled graph cannot say what is wrong with ids, or cannot raise errors at all: on a GPU TensorFlow reads zeros for
 an id outside the table, and XLA and JAX read the first or last row. So arrays are checked before the graph runs, and
-the batches of a `tf.data.Dataset`, generator or `PyDataset` on the way to it.
+the batches of a `tf.data.Dataset`, generator, `PyDataset`, PyTorch `DataLoader` or Grain dataset on the way to it.
 """
 
 import functools
@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 
-from keras_tx.internals import keras_training
+from keras_tx.internals import keras_jax_steps, keras_training
 from keras_tx.internals.keras_models import is_of_keras, layers_within
 from keras_tx.layers import LearnedPositionalEncoding
 from keras_tx.layers.ids import check_integers, check_no_texts, check_range, values_of
@@ -28,6 +29,9 @@ from keras_tx.under_strategy import check_training
 
 tf = Lazy("tensorflow")
 
+_FUNCTIONS = dict.fromkeys(("fit", "train_on_batch"), "train_function") | dict.fromkeys(
+    ("evaluate", "test_on_batch"), "test_function"
+)
 _STEPS = ("call", "train_step", "test_step", "compute_loss", "compute_loss_and_updates")
 _OF_KERAS = ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
 # What the assertions of this file, its Python errors, a look-up and Keras' loss write into TensorFlow's long errors.
@@ -150,10 +154,10 @@ class CheckedModel(CountedModel):
     """A functional model whose `fit`, `evaluate`, `predict` and `..._on_batch` check ids and labels.
 
     They raise a ValueError that names the argument, the range and the value, on every backend and device, for arrays,
-    `tf.data.Dataset`s, generators and `PyDataset`s. Labels are checked if the loss is `PaddedCrossentropy` or Keras'
-    `SparseCategoricalCrossentropy`; for the latter only without sample weights, with which a label of weight 0 may be
-    any number. So are arguments that Keras would take, and train something else: no labels, a loss of probabilities for
-    a model that returns logits, and class weights for labels of tokens.
+    `tf.data.Dataset`s, generators, `PyDataset`s, PyTorch `DataLoader`s and Grain datasets. Labels are checked if the
+    loss is `PaddedCrossentropy` or Keras' `SparseCategoricalCrossentropy`; for the latter only without sample weights,
+    with which a label of weight 0 may be any number. So are arguments that Keras would take, and train something else:
+    no labels, a loss of probabilities for a model that returns logits, and class weights for labels of tokens.
     """
 
     def _returns_logits(self) -> bool:
@@ -216,15 +220,17 @@ class CheckedModel(CountedModel):
             self._check_training_arguments(given)
         labels = self._labels() if has_labels else None
         check = DataCheck(self._id_sizes(), self._input_names(), labels)
-        given["x"] = _checked(check, given.get("x"), given.get("y"), given.get("sample_weight"))
+        given["x"] = _checked(check, *(given.get(name) for name in ("x", "y", "sample_weight", "class_weight")))
         if given.get("validation_data") is not None:
             data = given["validation_data"]
             is_arrays = isinstance(data, (list, tuple))
             given["validation_data"] = (_checked(check, *data), *data[1:]) if is_arrays else _checked(check, data)
+        self._forget_other_ranks(name, given)
         without_filling = fill_arguments(self, name, given)
         try:
             return without_filling(getattr(super(), name)(*bound.args, **bound.kwargs))
-        except Exception as error:
+        except BaseException as error:  # also if the user interrupts it
+            keras_jax_steps.restore_variables(self)
             is_of_graph = _is_tensorflow_imported() and isinstance(error, tf.errors.InvalidArgumentError)
             text = str(error) if is_of_graph else ""
             if found := _OUTSIDE.search(text) or _IN_PYTHON.search(text):
@@ -242,6 +248,24 @@ class CheckedModel(CountedModel):
             if found:
                 raise ValueError(f"The ids must be in [0, {found[2]}). Received: {found[1]}") from error
             raise
+
+    def _forget_other_ranks(self, name: str, given: Mapping[str, Any]) -> None:
+        """Lets TensorFlow trace a step anew for weights (B, T) after weights (B,), and the other way round.
+
+        It would relax the traced shapes to an unknown rank, with which neither Keras nor this package can compute.
+        """
+        function, weights = _FUNCTIONS.get(name), given.get("sample_weight")
+        if function is None or keras.backend.backend() != "tensorflow":
+            return
+        if isinstance(given.get("x"), tf.data.Dataset):
+            weights = keras.utils.unpack_x_y_sample_weight(given["x"].element_spec)[2]
+        if weights is None:
+            return
+        attribute = f"_ranks_in_{function}"
+        ranks = [len(one.shape) if hasattr(one, "shape") else np.ndim(one) for one in keras.tree.flatten(weights)]
+        if getattr(self, attribute, ranks) != ranks:
+            setattr(self, function, None)
+        setattr(self, attribute, ranks)
 
     def _check_training_arguments(self, given: Mapping[str, Any]) -> None:
         if any(not _is_of_library(getattr(type(self), name, keras.Model.fit)) for name in _STEPS):
@@ -314,9 +338,9 @@ def _labels_for(loss: Any, output: Any) -> Labels | None:
     return None
 
 
-def _checked(check: DataCheck, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+def _checked(check: DataCheck, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None) -> Any:
     """`x` after the check, or in a form that checks each batch."""
-    if keras_training.is_prepared(x):  # `fit` gives its validation data, which it has checked, to `evaluate`
+    if keras_training.is_checked(x):  # `fit` gives its validation data, which it has checked, to `evaluate`
         return x
     if isinstance(x, types.GeneratorType):
         return _checked_generator(check, x)
@@ -324,6 +348,9 @@ def _checked(check: DataCheck, x: Any, y: Any = None, sample_weight: Any = None)
         return CheckedBatches(x, check)
     if _is_tensorflow_imported() and isinstance(x, tf.data.Dataset):
         return check.dataset(x)
+    if keras_training.is_loader(x):
+        options = {"y": y, "sample_weight": sample_weight, "class_weight": class_weight}
+        return keras_training.map_batches(check.dataset, check.batch, x, **options)
     check.arrays(x, y, sample_weight)
     return x
 

@@ -95,11 +95,11 @@ def _filled(multiple_of: int, x: Any, y: Any, sample_weight: Any, convert: Any =
             x = keras_training.with_class_weight(x, options["class_weight"])
         return _fill_dataset(multiple_of, convert, x)
     is_shared = sys.modules.get("tensorflow") is not None and isinstance(x, tf.distribute.DistributedDataset)
-    if is_shared or keras_training.is_prepared(x) or _divides(multiple_of, x, options):
+    if is_shared or keras_training.is_filled(x) or _divides(multiple_of, x, options):
         return None
     of_dataset = functools.partial(_fill_dataset, multiple_of, convert)
     of_batch = functools.partial(_fill_batch, multiple_of, convert)
-    return keras_training.map_batches(of_dataset, of_batch, x, y=y, sample_weight=sample_weight, **options)
+    return keras_training.map_batches(of_dataset, of_batch, x, fills=True, y=y, sample_weight=sample_weight, **options)
 
 
 def _divides(multiple_of: int, x: Any, options: dict[str, Any]) -> bool:

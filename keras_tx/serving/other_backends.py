@@ -105,7 +105,7 @@ def export_in_subprocess(
         found = json.loads(result.read_text(encoding="utf-8"))
     if "error" in found:
         raise_again(found)
-    return Path(found["path"])
+    return Path(path) / Path(found["path"]).name  # the version, in the folder as it was given
 
 
 def main(folder: str | Path, export: Callable[..., Path]) -> None:

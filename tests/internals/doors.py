@@ -7,10 +7,10 @@ from pathlib import Path
 import keras_tx
 
 PACKAGE = Path(keras_tx.__file__).parent
-MODELS, LORA, TRAINING, OPTIMIZERS, REPLICAS, GRAPHS = (
+MODELS, LORA, TRAINING, JAX_STEPS, OPTIMIZERS, REPLICAS, GRAPHS = (
     PACKAGE / "internals" / f"{name}.py"
     for name in (
-        *("keras_models", "keras_lora", "keras_training", "keras_optimizers", "keras_replicas"),
+        *("keras_models", "keras_lora", "keras_training", "keras_jax_steps", "keras_optimizers", "keras_replicas"),
         "tensorflow_graphs",
     )
 )

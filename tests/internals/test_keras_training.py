@@ -60,10 +60,10 @@ def test_map_batches():
         return batch[0], batch[1] + 1, batch[2]
 
     options = {"y": Y, "batch_size": 3, "class_weight": {0: 1, 1: 2, 2: 3, 3: 4}}
-    if keras.backend.backend() == "torch":
-        pytest.skip("No devices share batches on this backend.")
     data = keras_training.map_batches(of_dataset, of_batch, X, **options)
-    assert keras_training.is_prepared(data) and not keras_training.is_prepared(X)
+    assert keras_training.is_checked(data) and not keras_training.is_checked(X)
+    assert not keras_training.is_filled(data) and not keras_training.is_filled(X)
+    assert keras_training.is_filled(keras_training.map_batches(of_dataset, of_batch, data, fills=True))
     assert data.num_batches == 2
     model = compiled()
     expected = model.evaluate(X, Y + 1, sample_weight=Y[:, 0] + 1, batch_size=3, verbose=0)
@@ -122,6 +122,7 @@ def test_is_never_shuffled():
         assert keras_training.is_never_shuffled(data)
         with pytest.warns(UserWarning, match="`shuffle=True` was passed, but will be ignored"):
             keras_training._data_adapters.get_data_adapter(data, shuffle=True)
+    assert keras_training.is_loader(loader) and not keras_training.is_loader(Endless())
     assert not keras_training.is_never_shuffled(X) and not keras_training.is_never_shuffled([X, X])
 
 

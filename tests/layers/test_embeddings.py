@@ -90,6 +90,29 @@ def test_reverse_gives_the_products_with_the_token_table():
     assert symbolic.shape == (None, None, V)
 
 
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_logits_have_the_dtype_that_the_layer_declares(policy, is_int8):
+    """As those of a dense layer do: on every backend, traced for XLA or not, and of integers, too."""
+    compute_dtype = keras.DTypePolicy(policy).compute_dtype
+    if compute_dtype == "float64" and keras.backend.backend() == "jax":
+        pytest.skip("JAX computes in float64 only if its 64-bit types are on")
+    if is_int8 and compute_dtype in ("float16", "float64"):
+        pytest.skip("Keras quantizes no layers of this dtype")
+    layer = embedding(dtype=policy)
+    vectors = keras.ops.cast(normal(3, 2, D), compute_dtype)
+    if is_int8:
+        layer.tokens.quantize("int8")
+    declared = layer.compute_output_spec(keras.KerasTensor((3, 2, D), compute_dtype), reverse=True).dtype
+    assert declared == compute_dtype
+    with xla.tracing(True):
+        traced = layer(vectors, reverse=True)
+    eager = layer(vectors, reverse=True)
+    for logits in (traced, eager):
+        assert keras.backend.standardize_dtype(logits.dtype) == compute_dtype
+    assert_close(*(to_numpy(keras.ops.cast(one, "float32")) for one in (traced, eager)), atol=0.1)
+
+
 def test_the_mask_is_where_there_is_no_padding_id():
     assert to_numpy(embedding().compute_mask(IDS)).astype(int).tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
     assert to_numpy(embedding(padding_id=9).compute_mask(IDS)).astype(int)[1].tolist() == [1, 1, 1, 1, 0]

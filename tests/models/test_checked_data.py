@@ -37,7 +37,7 @@ MODELS = {  # name: model, the name of its ids, its labels, its loss
     ),
 }
 METHODS = ["fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"]
-FORMS = ["arrays", "generator", "PyDataset", "tf.data"]
+FORMS = ["arrays", "generator", "PyDataset", "DataLoader", "tf.data"]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -78,6 +78,10 @@ def in_form(form, batch):
         return (((batch) for _ in range(3)),)
     if form == "PyDataset":
         return (Batches(batch),)
+    if form == "DataLoader":
+        torch = pytest.importorskip("torch")
+        tensors = keras.tree.map_structure(torch.tensor, batch)
+        return (torch.utils.data.DataLoader([tensors] * 3, batch_size=None),)
     tf = pytest.importorskip("tensorflow")
     return (tf.data.Dataset.from_tensors(batch).repeat(3),)
 
@@ -120,7 +124,7 @@ def test_labels_are_checked(case, method, step):
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
-@pytest.mark.parametrize("form", ["generator", "PyDataset", pytest.param("tf.data", marks=pytest.mark.tensorflow)])
+@pytest.mark.parametrize("form", [*FORMS[1:-1], pytest.param("tf.data", marks=pytest.mark.tensorflow)])
 def test_every_form_of_data_is_checked(case, method, form):
     model, name, labels = case
     with pytest.raises(ValueError, match=rf"^`{name}` must be in \[0, 23\). Received: 23"):

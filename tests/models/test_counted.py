@@ -168,3 +168,30 @@ def test_weights_of_rows_meet_a_mask_of_tokens():
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     hits = ((logits.argmax(-1) == Y[:5]) & real) * WEIGHTS[:5, None]
     np.testing.assert_allclose(accuracy, hits.sum() / (real * WEIGHTS[:5, None]).sum(), rtol=1e-5)
+
+
+def as_arrays(weights):
+    return {"x": X, "y": Y, "sample_weight": weights, "batch_size": ROWS}
+
+
+def as_dataset(weights):
+    tf = pytest.importorskip("tensorflow")
+    return {"x": tf.data.Dataset.from_tensors((X, Y, weights))}
+
+
+@pytest.mark.parametrize("given", [as_arrays, pytest.param(as_dataset, marks=pytest.mark.tensorflow)])
+@pytest.mark.parametrize("loss", [PaddedCrossentropy, sparse])
+def test_weights_of_rows_and_of_tokens_may_follow_one_another(given, loss):
+    """Methods that have seen one kind of weights compute for the other kind what those of a new model do."""
+    kinds = WEIGHTS, np.random.default_rng(2).uniform(0.5, 2, X.shape).astype("float32")
+    expected = []
+    for weights in kinds:
+        model = tokens(mask_zero=True)
+        model.compile(keras.optimizers.SGD(0.0), loss())
+        expected.append(model.fit(**given(weights), shuffle=False, verbose=0).history["loss"][0])
+        np.testing.assert_allclose(model.evaluate(**given(weights), verbose=0), expected[-1], rtol=1e-6)
+    assert abs(expected[0] - expected[1]) > 1e-3
+    for index in (0, 1, 0):
+        history = model.fit(**given(kinds[index]), shuffle=False, verbose=0, validation_data=(X, Y, kinds[1 - index]))
+        np.testing.assert_allclose(history.history["loss"], expected[index], rtol=1e-6)
+        np.testing.assert_allclose(model.evaluate(**given(kinds[index]), verbose=0), expected[index], rtol=1e-6)

@@ -155,6 +155,33 @@ def test_a_process_that_ends_without_a_word_is_an_error(make, tmp_path, monkeypa
         other_backends.export_in_subprocess(make(), tmp_path / "reviews", **arguments)
 
 
+@pytest.mark.process
+def test_the_path_of_the_version_is_relative_if_that_of_the_export_is(make, tmp_path, monkeypatch):
+    """As on TensorFlow; the process, which may run in another folder, gets the whole path."""
+    interpreter = tmp_path / "python"
+    interpreter.write_text(
+        "#!/bin/sh\n"
+        + sys.executable
+        + """ - "$3" <<'END'
+import json, pathlib, sys
+job = pathlib.Path(sys.argv[1])
+path = json.loads((job / "job.json").read_text())["path"]
+(job / "result.json").write_text(json.dumps({"path": path + "/3"}))
+(job.parent / "seen").write_text(path)
+END
+"""
+    )
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(other_backends.sys, "executable", str(interpreter))
+    monkeypatch.setattr(other_backends.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    arguments = dict(tokenizers={}, generation=None, labels=None, warmup=[], max_batch=1)
+    arguments |= dict(precision="float32", constant_weights=None)
+    for path, expected in (("reviews", "reviews/3"), (tmp_path / "reviews", tmp_path / "reviews" / "3")):
+        assert other_backends.export_in_subprocess(make(), path, **arguments) == Path(expected)
+        assert (tmp_path / "seen").read_text() == str(tmp_path / "reviews")
+
+
 @pytest.mark.parametrize(
     "error, kind, message",
     [

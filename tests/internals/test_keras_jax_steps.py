@@ -1,0 +1,106 @@
+"""On JAX, `keras_tx.internals.keras_jax_steps` keeps masks for metrics, and weights if a step fails."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from keras_tx.internals import keras_jax_steps
+from tests.internals.doors import JAX_STEPS, still
+
+X = np.array([[3, 1, 4, 0, 0], [1, 5, 0, 0, 0], [2, 6, 5, 3, 0]])  # 0 is padding
+Y = np.array([[1, 0, 1, 1, 1], [0, 1, 1, 1, 1], [1, 1, 0, 0, 1]])
+
+
+def model(kind=keras_jax_steps.JaxSteps, outputs=1):
+    keras.utils.set_random_seed(11)
+    ids = keras.Input((None,), dtype="int32")
+    rows = layers.Embedding(7, 3, mask_zero=True)(ids)
+    made = kind(ids, [layers.Dense(2)(rows) for _ in range(outputs)] if outputs > 1 else layers.Dense(2)(rows))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    metrics = ["sparse_categorical_accuracy"]
+    made.compile(
+        keras.optimizers.SGD(0.0),
+        loss if outputs == 1 else [loss] * outputs,
+        metrics=metrics if outputs == 1 else [metrics] * outputs,
+        weighted_metrics=metrics if outputs == 1 else None,
+    )
+    return made
+
+
+@still("gives the masks of outputs from the loss to the metrics of a training step", door=JAX_STEPS)
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_metrics_leave_padding_out_in_fit_as_in_evaluate(outputs):
+    """With a learning rate of 0, `fit` computes what `evaluate` does."""
+    made, labels = model(outputs=outputs), Y if outputs == 1 else [Y] * outputs
+    trained = made.fit(X, labels, batch_size=3, verbose=0).history
+    evaluated = made.evaluate(X, labels, batch_size=3, verbose=0, return_dict=True)
+    assert trained.keys() == evaluated.keys()
+    for name, value in evaluated.items():
+        np.testing.assert_allclose(trained[name], [value], rtol=1e-6, err_msg=name)
+    logits = ops.convert_to_numpy(made(X) if outputs == 1 else made(X)[0])
+    right = (logits.argmax(-1) == Y)[X != 0]
+    name = "sparse_categorical_accuracy" if outputs == 1 else next(key for key in trained if "accuracy" in key)
+    np.testing.assert_allclose(trained[name], [right.mean()], rtol=1e-6)
+    assert right.mean() != (logits.argmax(-1) == Y).mean()
+
+
+def test_a_step_of_the_user_gets_the_outputs_as_from_keras():
+    seen = []
+
+    class Stepping(keras_jax_steps.JaxSteps):
+        def compute_loss_and_updates(self, *args, **kwargs):
+            loss, aux = super().compute_loss_and_updates(*args, **kwargs)
+            seen.append(aux[1].shape)
+            return loss, aux
+
+    model(Stepping).fit(X, Y, batch_size=3, verbose=0)
+    assert set(seen) == ({(3, 5, 2)} if keras.backend.backend() == "jax" else set())
+
+
+class Failing(keras.utils.PyDataset):
+    def __init__(self, error, at):
+        super().__init__()
+        self.error, self.at, self.made = error, at, 0
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        self.made += 1
+        if self.made > self.at:
+            raise self.error
+        return X, Y
+
+
+@still("can give a model its variables back when the data of a step raise an error", door=JAX_STEPS)
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize("error", [ValueError("no batch"), KeyboardInterrupt()])
+def test_a_model_keeps_its_weights_if_its_data_fail(method, at, error):
+    made = model()
+    made.fit(X, Y, verbose=0)
+    before = made.get_weights()
+    with pytest.raises((Exception, KeyboardInterrupt)):  # TensorFlow makes an error of its own of each
+        getattr(made, method)(Failing(error, at), verbose=0)
+    keras_jax_steps.restore_variables(made)
+    for one, other in zip(made.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+    made.evaluate(X, Y, verbose=0)
+
+
+def test_a_failed_step_shows_its_own_error():
+    """The values that a step has taken over are gone then, so nothing may ask for them."""
+    if keras.backend.backend() != "jax":
+        pytest.skip("JAX alone")
+
+    def failing(state, iterator):
+        for value in state[0]:
+            value.delete()
+        raise RuntimeError("no memory")
+
+    made = model()
+    made.fit(X, Y, verbose=0)
+    made.train_function = failing
+    with pytest.raises(RuntimeError, match="no memory"):
+        made.fit(X, Y, verbose=0)
