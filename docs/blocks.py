@@ -9,6 +9,7 @@ The blocks of a page run from top to bottom in one namespace and one empty folde
 - A block marked `bash` is not run: its programs, scripts, modules, extras and options must exist.
 - A block after a line that begins with "Not run here" does not run; that line tells the reader why.
 - A page whose front matter has `continues: PAGE` runs after PAGE, in the same namespace and folder.
+- A page whose front matter has `backend: NAME` runs on this backend of Keras, the others on TensorFlow.
 - A page whose front matter has `needs: PACKAGE` needs a package that is not in the extra `all`.
 """
 
@@ -44,6 +45,7 @@ PROGRAMS = {
     },
     "git": set(),
     "cd": set(),
+    "export": set(),
     "tensorboard": {"--logdir"},
     "mkdocs": {"--strict"},
     "playwright": set(),

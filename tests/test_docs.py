@@ -37,7 +37,8 @@ def names(pages):
     return [str(page.relative_to(ROOT)) for page in pages]
 
 
-RUN = [page for page in WITH_CODE if page not in CONTINUED]
+OF_BACKENDS = {page for page in WITH_CODE if "backend" in blocks.front_matter(page)}  # test_backend_pages.py runs them
+RUN = [page for page in WITH_CODE if page not in CONTINUED | OF_BACKENDS]
 
 
 @pytest.mark.slow
