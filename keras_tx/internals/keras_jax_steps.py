@@ -9,6 +9,7 @@ from keras_tx.internals import keras_models, keras_training
 
 _IS_TRAIN_STEP: contextvars.ContextVar[bool] = contextvars.ContextVar("train_step_of_keras", default=False)
 _PARTS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+_NAMES = {2: _PARTS[:2], 3: (*_PARTS[:2], _PARTS[3]), 4: _PARTS}  # for `predict`, for `evaluate` and for `fit`
 
 
 class _Masked(NamedTuple):
@@ -23,8 +24,9 @@ class JaxSteps(keras_training.TracedOnce):
 
     On JAX, Keras drops the masks of outputs between the loss and the metrics of a training step, so that metrics would
     count padding tokens. And while `fit`, `evaluate` and `predict` run, the variables of a model have no values: Keras
-    passes them from step to step, and loses them if the data of the first step raise an error. On the other backends
-    this class changes nothing.
+    passes them from step to step, and loses them if the data of the first step raise an error, or with
+    `steps_per_execution` those of any step. What fails within a compiled step takes the values with it: JAX has given
+    their memory away. On the other backends this class changes nothing.
     """
 
     def train_step(self, *args: Any) -> Any:
@@ -52,11 +54,19 @@ class JaxSteps(keras_training.TracedOnce):
                     keras_models.set_keras_mask(output, mask)
         return super()._update_metrics_variables(metrics_variables, unscaled_loss, x, y, y_pred, sample_weight)
 
-    def _get_jax_state(self, purge_model_variables: bool = False, **parts: bool) -> Any:
-        state = super()._get_jax_state(purge_model_variables=purge_model_variables, **parts)
-        if purge_model_variables:
-            self._jax_state = dict(zip((name for name in _PARTS if parts.get(name)), state, strict=True))
+    def _get_jax_state(self, **options: bool) -> Any:
+        state = super()._get_jax_state(**options)
+        self._jax_state = dict(zip((name for name in _PARTS if options.get(name)), state, strict=True))
         return state
+
+    def _make_function(self, step_function: Any, **options: bool) -> Any:
+        def step(state: Any, data: Any) -> Any:
+            outputs, state = step_function(state, data)
+            self._jax_state = dict(zip(_NAMES[len(state)], state, strict=True))
+            return outputs, state
+
+        is_one = keras.backend.backend() != "jax" or self.steps_per_execution == 1  # then Keras keeps the state itself
+        return super()._make_function(step_function if is_one else step, **options)
 
     def jax_state_sync(self) -> None:
         state = getattr(self, "_jax_state", None) or {}

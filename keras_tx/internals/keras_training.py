@@ -215,6 +215,9 @@ class TracedOnce(keras_models.Cloned):
     time that TensorFlow traces it. So such a step is traced twice, and each variable gets conditions that initialize
     it.
 
+    A traced step serves sample weights (B,) or (B, T), not both: it is traced anew for the other ones. TensorFlow would
+    relax their shapes to an unknown rank, with which neither Keras nor this package can compute.
+
     A subclass of the user whose steps differ may give other outputs or labels to the metrics, and train other
     variables; then all is left to Keras.
     """
@@ -225,7 +228,7 @@ class TracedOnce(keras_models.Cloned):
         return True
 
     def make_train_function(self, force: bool = False) -> Any:
-        made = super().make_train_function(force)
+        made = super().make_train_function(self._has_other_ranks("train_function") or force)
         function: Any = vars(self).get("train_function")
         if self._builds_first() and not hasattr(function, "keras_tx"):
 
@@ -238,11 +241,25 @@ class TracedOnce(keras_models.Cloned):
             self.train_function = build_and_train
         return made
 
+    def make_test_function(self, force: bool = False) -> Any:
+        return super().make_test_function(self._has_other_ranks("test_function") or force)
+
+    def _has_other_ranks(self, function: str) -> bool:
+        """Whether the coming data have sample weights of another number of axes than `function` has been made for."""
+        ranks = getattr(self, "_ranks", ())
+        if not ranks:
+            return False
+        before = getattr(self, f"_ranks_of_{function}", ranks)
+        setattr(self, f"_ranks_of_{function}", ranks)
+        return bool(ranks != before)
+
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)
+        batch = data_batch if iterator is None else iterator._distributed_dataset.element_spec
+        weights = map(shape_in_replica, keras.tree.flatten(keras.utils.unpack_x_y_sample_weight(batch)[2]))
+        self._ranks = tuple(len(one.shape) for one in weights if one is not None)
         if not self._builds_first() or not self.steps_update_metrics:
             return
-        batch = data_batch if iterator is None else iterator._distributed_dataset.element_spec
         y = keras.tree.map_structure(shape_in_replica, keras.utils.unpack_x_y_sample_weight(batch)[1])
         outputs, metrics, losses = self.output, self._compile_metrics, self._compile_loss
         if not keras.tree.flatten(y) or any(one is None for one in keras.tree.flatten(y)):

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 
 from keras_tx.internals import keras_jax_steps, keras_training
 from keras_tx.internals.keras_models import is_of_keras, layers_within
@@ -29,9 +28,6 @@ from keras_tx.under_strategy import check_training
 
 tf = Lazy("tensorflow")
 
-_FUNCTIONS = dict.fromkeys(("fit", "train_on_batch"), "train_function") | dict.fromkeys(
-    ("evaluate", "test_on_batch"), "test_function"
-)
 _STEPS = ("call", "train_step", "test_step", "compute_loss", "compute_loss_and_updates")
 _OF_KERAS = ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
 # What the assertions of this file, its Python errors, a look-up and Keras' loss write into TensorFlow's long errors.
@@ -220,12 +216,13 @@ class CheckedModel(CountedModel):
             self._check_training_arguments(given)
         labels = self._labels() if has_labels else None
         check = DataCheck(self._id_sizes(), self._input_names(), labels)
-        given["x"] = _checked(check, *(given.get(name) for name in ("x", "y", "sample_weight", "class_weight")))
+        if not given.get("validation_split"):  # for which Keras takes arrays alone
+            options = {"class_weight": given.get("class_weight"), "shuffle": given.get("shuffle", False)}
+            given["x"] = _checked(check, given.get("x"), given.get("y"), given.get("sample_weight"), **options)
         if given.get("validation_data") is not None:
             data = given["validation_data"]
             is_arrays = isinstance(data, (list, tuple))
             given["validation_data"] = (_checked(check, *data), *data[1:]) if is_arrays else _checked(check, data)
-        self._forget_other_ranks(name, given)
         without_filling = fill_arguments(self, name, given)
         try:
             return without_filling(getattr(super(), name)(*bound.args, **bound.kwargs))
@@ -248,24 +245,6 @@ class CheckedModel(CountedModel):
             if found:
                 raise ValueError(f"The ids must be in [0, {found[2]}). Received: {found[1]}") from error
             raise
-
-    def _forget_other_ranks(self, name: str, given: Mapping[str, Any]) -> None:
-        """Lets TensorFlow trace a step anew for weights (B, T) after weights (B,), and the other way round.
-
-        It would relax the traced shapes to an unknown rank, with which neither Keras nor this package can compute.
-        """
-        function, weights = _FUNCTIONS.get(name), given.get("sample_weight")
-        if function is None or keras.backend.backend() != "tensorflow":
-            return
-        if isinstance(given.get("x"), tf.data.Dataset):
-            weights = keras.utils.unpack_x_y_sample_weight(given["x"].element_spec)[2]
-        if weights is None:
-            return
-        attribute = f"_ranks_in_{function}"
-        ranks = [len(one.shape) if hasattr(one, "shape") else np.ndim(one) for one in keras.tree.flatten(weights)]
-        if getattr(self, attribute, ranks) != ranks:
-            setattr(self, function, None)
-        setattr(self, attribute, ranks)
 
     def _check_training_arguments(self, given: Mapping[str, Any]) -> None:
         if any(not _is_of_library(getattr(type(self), name, keras.Model.fit)) for name in _STEPS):
@@ -338,8 +317,8 @@ def _labels_for(loss: Any, output: Any) -> Labels | None:
     return None
 
 
-def _checked(check: DataCheck, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None) -> Any:
-    """`x` after the check, or in a form that checks each batch."""
+def _checked(check: DataCheck, x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Any:
+    """`x` after the check, or in a form that checks each batch; `options` are those of `fit`, for data loaders."""
     if keras_training.is_checked(x):  # `fit` gives its validation data, which it has checked, to `evaluate`
         return x
     if isinstance(x, types.GeneratorType):
@@ -349,8 +328,7 @@ def _checked(check: DataCheck, x: Any, y: Any = None, sample_weight: Any = None,
     if _is_tensorflow_imported() and isinstance(x, tf.data.Dataset):
         return check.dataset(x)
     if keras_training.is_loader(x):
-        options = {"y": y, "sample_weight": sample_weight, "class_weight": class_weight}
-        return keras_training.map_batches(check.dataset, check.batch, x, **options)
+        return keras_training.map_batches(check.dataset, check.batch, x, y=y, sample_weight=sample_weight, **options)
     check.arrays(x, y, sample_weight)
     return x
 

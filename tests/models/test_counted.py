@@ -179,7 +179,11 @@ def as_dataset(weights):
     return {"x": tf.data.Dataset.from_tensors((X, Y, weights))}
 
 
-@pytest.mark.parametrize("given", [as_arrays, pytest.param(as_dataset, marks=pytest.mark.tensorflow)])
+def as_sequence(weights):
+    return {"x": Batches([(X, Y, weights)])}
+
+
+@pytest.mark.parametrize("given", [as_arrays, as_sequence, pytest.param(as_dataset, marks=pytest.mark.tensorflow)])
 @pytest.mark.parametrize("loss", [PaddedCrossentropy, sparse])
 def test_weights_of_rows_and_of_tokens_may_follow_one_another(given, loss):
     """Methods that have seen one kind of weights compute for the other kind what those of a new model do."""
