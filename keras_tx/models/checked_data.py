@@ -216,9 +216,9 @@ class CheckedModel(CountedModel):
             self._check_training_arguments(given)
         labels = self._labels() if has_labels else None
         check = DataCheck(self._id_sizes(), self._input_names(), labels)
-        if not given.get("validation_split"):  # for which Keras takes arrays alone
-            options = {"class_weight": given.get("class_weight"), "shuffle": given.get("shuffle", False)}
-            given["x"] = _checked(check, given.get("x"), given.get("y"), given.get("sample_weight"), **options)
+        x, options = given.get("x"), {name: given[name] for name in ("class_weight", "shuffle") if name in given}
+        if not (given.get("validation_split") and keras_training.is_loader(x)):  # which is an error of Keras
+            given["x"] = _checked(check, x, given.get("y"), given.get("sample_weight"), **options)
         if given.get("validation_data") is not None:
             data = given["validation_data"]
             is_arrays = isinstance(data, (list, tuple))

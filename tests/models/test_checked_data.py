@@ -145,6 +145,19 @@ def test_validation_data_is_checked(form):
         model.fit(IDS, labels, validation_data=wrong if form == "arrays" else wrong[0], verbose=0)
 
 
+def test_data_that_fit_splits_are_checked():
+    model = TextClassifier(V, C, **SIZES)
+    model.compile("sgd", OF_TEXTS, run_eagerly=True)
+    for rows in (IDS + 1, np.stack([IDS[0], IDS[1] + 1])):  # the last ones are for validation
+        with pytest.raises(ValueError, match=r"^`token_ids` must be in \[0, 23\). Received: 23 in token_ids"):
+            model.fit(rows, IDS[:, 0] % C, validation_split=0.5, verbose=0)
+    loader = in_form("DataLoader", (IDS, IDS[:, 0] % C))[0]
+    with pytest.raises(ValueError, match="`validation_split` is only supported.*DataLoader"):
+        model.fit(loader, validation_split=0.5, verbose=0)
+    with pytest.warns(UserWarning, match="`shuffle=True` was passed, but will be ignored.*torch DataLoader"):
+        model.fit(loader, shuffle=True, verbose=0)
+
+
 def test_segments_and_learned_positions_are_checked():
     model = MaskedLM(V, **SIZES, embedding_options={"num_segments": 2})
     with pytest.raises(ValueError, match=r"^`segment_ids` must be in \[0, 2\). Received: 2 in segment_ids"):
