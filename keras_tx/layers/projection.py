@@ -141,8 +141,7 @@ VocabularyProjection.__name__ = Projection.__name__
 class TiedEmbedding(Quantizable, keras.layers.ReversibleEmbedding):
     """`ReversibleEmbedding` with the gradient of `take_rows`, and logits without a transposed copy of its table.
 
-    The logits have the compute dtype, as those of a dense layer, also under mixed precision; in Keras they are float32
-    there on most backends.
+    The logits have the compute dtype, as those of a dense layer, also under mixed precision, where Keras' are float32.
     """
 
     split = Split("vocabulary_size", 0, other=1)
