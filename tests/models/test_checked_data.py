@@ -150,7 +150,9 @@ def test_data_that_fit_splits_are_checked():
     model = TextClassifier(V, C, **SIZES)
     model.compile("sgd", OF_TEXTS, run_eagerly=True)
     for rows in (IDS + 1, np.stack([IDS[0], IDS[1] + 1])):  # the last ones are for validation
-        with pytest.raises(ValueError, match=r"^`token_ids` must be in .* Received: 23 in token_ids of shape \(2, 4\)$"):
+        with pytest.raises(
+            ValueError, match=r"^`token_ids` must be in .* Received: 23 in token_ids of shape \(2, 4\)$"
+        ):
             model.fit(rows, IDS[:, 0] % C, validation_split=0.5, verbose=0)
     loader = in_form("DataLoader", (IDS, IDS[:, 0] % C))[0]
     with pytest.raises(ValueError, match="`validation_split` is only supported.*DataLoader"):
