@@ -43,6 +43,19 @@ def seeded():
     keras.utils.set_random_seed(7)
 
 
+@pytest.fixture
+def eager(monkeypatch):
+    """Runs decoding loops without a graph on TensorFlow, where tracing one takes longer than a hundred tiny steps.
+
+    JAX compiles all the same. A test that needs what the backend makes of the loop does not use this. A model keeps its
+    loops: where a fixture shares it, a test of a graph must ask for what no eager test asked for.
+    """
+    if BACKEND == "tensorflow":
+        from keras_tx.generation import compiled_loop
+
+        monkeypatch.setattr(compiled_loop, "_compiled", lambda function, models, jit_compile: function)
+
+
 @pytest.fixture(autouse=True)
 def memory_given_back():
     """JAX keeps every program that it compiled, and the C library what was freed: gigabytes by the end of a run."""

@@ -58,7 +58,7 @@ def test_gradients_of_both_orders_are_those_of_keras(shape, jit_compile):
     def found(cls):
         layer = made(cls, shape[-1])
         run = lambda x: gradients(layer, x)
-        if jit_compile is not None:
+        if jit_compile is not None and cls is LayerNormalization:
             sizes = shape if jit_compile else [None] * (len(shape) - 1) + [shape[-1]]
             run = tf.function(run, input_signature=[tf.TensorSpec(sizes)], jit_compile=jit_compile)
         return run(tf.constant(3.0 + normal(*shape)))

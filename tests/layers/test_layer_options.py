@@ -225,6 +225,7 @@ def test_symbolic_hidden_states_have_the_shape_and_dtype_of_real_ones(cls, score
         assert one.dtype == keras.backend.standardize_dtype(other.dtype)
 
 
+@pytest.mark.usefixtures("eager")
 def test_a_model_with_all_of_this_generates_the_tokens_of_its_own_logits():
     vocabulary_size, ids = 23, keras.Input((None,), dtype="int32", name="ids")
     embedding = TokenEmbedding(vocabulary_size, D, normalization="layer_norm_no_bias")

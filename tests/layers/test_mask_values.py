@@ -24,10 +24,11 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=CASES, scope="module")
 def case(request):
     """A function of a mask (B, T), and the name of the mask."""
     make, inputs, name = CASES[request.param]
+    keras.utils.set_random_seed(7)  # fixtures of modules come before that of each test
     layer = make()
 
     def call(mask):
@@ -74,8 +75,7 @@ def test_the_mask_of_an_embedding_by_position_is_checked():
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(("policy", "jit_compile"), [("mixed_bfloat16", False), ("float32", True)])
 def test_a_model_with_a_mask_of_floats_trains_as_one_with_booleans(policy, jit_compile):
     """Keras gives every input floats unless told otherwise. XLA cannot raise errors, and leaves the check out."""
 
@@ -105,5 +105,7 @@ def test_a_graph_checks_what_only_it_knows(case):
     assert_close(graph(tf.constant(REAL, "float32")), call(REAL), atol=1e-6)
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"`{name}` must be boolean, or 1 and 0; .* other values"):
         graph(tf.constant(np.where(REAL, 0, -1e9), "float32"))
+    if name != "attention_mask":  # the check does not depend on the dtype, and another is another graph
+        return
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"`{name}` must be boolean, or 1 and 0; .* other values"):
         graph(tf.constant(np.where(REAL, 3, 0), "int32"))

@@ -126,6 +126,7 @@ def test_the_layer_that_was_given_stays_as_it_was():
     assert len(layer.weights) == len(made(EncoderLayer, F, N).weights)
 
 
+@pytest.mark.usefixtures("eager")
 def test_a_model_with_them_is_saved_and_generates_the_tokens_of_its_own_logits(tmp_path):
     options = {"normalization": DeviationNorm()}
     model = CausalLM(

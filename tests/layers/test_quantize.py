@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from keras_tx import models, pretrained, serving
-from keras_tx.generation import compiled_loop
 from keras_tx.layers import Encoder, MultiHeadAttention, TokenEmbedding
 from keras_tx.layers.projection import HeadProjection, Projection, TiedEmbedding
 from keras_tx.training import PaddedCrossentropy
@@ -53,13 +52,6 @@ INT4 = [name for name in CONFIGS if name != "int8"]
 def no_garbage_collection(monkeypatch):
     """Keras' own layers collect the garbage of the whole suite when they are quantized; ours do not."""
     monkeypatch.setattr(gc, "collect", lambda: 0)
-
-
-@pytest.fixture
-def eager(monkeypatch):
-    """Runs decoding loops without a graph on TensorFlow, which would take seconds to trace."""
-    if keras.backend.backend() == "tensorflow":
-        monkeypatch.setattr(compiled_loop, "_compiled", lambda function, model, jit_compile: function)
 
 
 # Layers
@@ -165,24 +157,24 @@ def calibrated(kind):
 @OF_OTHERS
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
-    ("mode", "config"),
+    ("make", "path"),
     [
-        ("float8", None),
-        ("gptq", calibrated(keras.quantizers.GPTQConfig)),
-        ("awq", calibrated(keras.quantizers.AWQConfig)),
-    ],
-)
-def test_other_modes_are_refused_by_the_name_of_the_first_layer(mode, config):
-    message = (
-        f"`mode` must be one of ('int8', 'int4') for the layers of keras_tx. Received: mode='{mode}' for the layer "
-    )
-    for make, path in (
         (lambda: models.CausalLM(41, **SIZES), "embedding/tokens"),
         (lambda: pretrained.PretrainedModel(T5, "conditional_generation", tied=False), "embedding/tokens"),
         (own_model, "one/projection"),
+    ],
+)
+def test_other_modes_are_refused_by_the_name_of_the_first_layer(make, path):
+    model = make()
+    for mode, config in (
+        ("float8", None),
+        ("gptq", calibrated(keras.quantizers.GPTQConfig)),
+        ("awq", calibrated(keras.quantizers.AWQConfig)),
     ):
-        model = make()
-        with pytest.raises(ValueError, match=re.escape(message + f"'{path}'")):
+        message = (
+            f"`mode` must be one of ('int8', 'int4') for the layers of keras_tx. Received: mode='{mode}' for the layer"
+        )
+        with pytest.raises(ValueError, match=re.escape(f"{message} '{path}'")):
             model.quantize(mode, config=config)
         assert all("int" not in w.dtype and "float8" not in w.dtype for w in model.weights)
 
@@ -194,8 +186,12 @@ def test_other_modes_are_refused_by_the_name_of_the_first_layer(mode, config):
     ("name", "mode"),
     [
         ("causal_lm", "int4"),  # on all backends
-        *[pytest.param(name, "int8", marks=pytest.mark.tensorflow) for name in MODELS],
-        *[pytest.param(name, "int4", marks=pytest.mark.tensorflow) for name in MODELS if name != "causal_lm"],
+        # Each model, each mode, and each kind of layer with each mode.
+        *[pytest.param(name, "int8", marks=pytest.mark.tensorflow) for name in ("causal_lm", "untied", "seq2seq")],
+        *[
+            pytest.param(name, "int4", marks=pytest.mark.tensorflow)
+            for name in ("gated", "biased", "masked_lm", "classifier")
+        ],
         pytest.param("seq2seq", "int4 in blocks", marks=pytest.mark.tensorflow),
         pytest.param("untied", "int4 by channel", marks=pytest.mark.tensorflow),
         pytest.param("of layers", "int8", marks=[pytest.mark.tensorflow, OF_OTHERS]),
@@ -310,8 +306,7 @@ def test_a_quantized_model_is_not_trained_in_chunks():
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("mode", ["int8", "int4"])
-@pytest.mark.parametrize(("config", "options"), [(GPT2, {}), (T5, {"start_token": 0})])
+@pytest.mark.parametrize(("config", "options", "mode"), [(GPT2, {}, "int4"), (T5, {"start_token": 0}, "int8")])
 def test_a_checkpoint_is_quantized_and_saved(config, options, mode, tmp_path, eager):
     model = pretrained.PretrainedModel(config, "conditional_generation" if options else "causal_lm", tied=not options)
     model.quantize(mode)

@@ -35,7 +35,9 @@ def learned(kind, **options):
     stack, tensors = made(kind, **options)
     inputs = [keras.Input(x.shape[1:]) for x in tensors]
     model = keras.Model(inputs, stack(*inputs))
-    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    # What it is compared with needs no graph, which takes seconds to trace.
+    eagerly = keras.backend.backend() == "tensorflow" and not stack.remat
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False, run_eagerly=eagerly)
     model.fit(tensors, normal(2, 11, 6, seed=9), epochs=1, verbose=0)
     return model.get_weights()
 

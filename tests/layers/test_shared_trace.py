@@ -159,7 +159,8 @@ def test_outputs_are_those_of_each_layer_on_its_own(name, traced):
     atol = 0.02 if name == "bfloat16" else 1e-5
     if name in ("bfloat16", "float32 within") and "bf16" not in Path("/proc/cpuinfo").read_text():
         atol = 0.1  # without products of bfloat16 numbers TensorFlow cuts digits off where it should round
-    each = tf.function(outputs)
+    # Graphs may round otherwise than eager operations; the others take less time to run than to trace.
+    each = tf.function(outputs) if name.startswith(("bfloat16", "float32 within", "int8")) else outputs
     expected = each()
     traced.clear()
     function = tf.function(outputs)

@@ -104,9 +104,9 @@ IDS = np.random.default_rng(1).integers(1, 17, (B, T)) * RIGHT
 
 
 def learned(encoder, dtype=None, run_eagerly=True):
-    """The weights after some steps; the last row, all padding, has no mean."""
+    """The weights after two steps; the last row, all padding, has no mean."""
     model = model_of(encoder, dtype, run_eagerly)
-    model.fit(IDS[:-1], np.arange(B - 1)[:, None] / B, epochs=2, batch_size=2, shuffle=False, verbose=0)
+    model.fit(IDS[:-1], np.arange(B - 1)[:, None] / B, batch_size=2, shuffle=False, verbose=0)
     return model.get_weights()
 
 
@@ -316,7 +316,8 @@ def test_graphs_of_unknown_sizes_give_the_same(jit_compile):
     _, skipping = shared_pair("post-norm")
     signature = [tf.TensorSpec((None, None, D)), tf.TensorSpec((None, None), "bool")]
     graph = tf.function(lambda x, mask: skipping(x, mask=mask), signature, jit_compile=jit_compile)
-    for batch, length in ((B, T), (2, 7), (1, 1)):
+    # Under XLA all tokens are computed, whatever their number, and each shape is compiled anew.
+    for batch, length in ((2, 7),) if jit_compile else ((B, T), (2, 7), (1, 1)):
         x, mask = normal(batch, length, D), RIGHT[:batch, :length]
         assert_close(graph(x, mask), skipping(x, mask=mask), atol=5e-6)
 

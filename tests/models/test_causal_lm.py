@@ -125,6 +125,7 @@ def test_packing_changes_neither_the_loss_nor_its_gradients(positions):
         assert_close(together, apart, atol=1e-5)
 
 
+@pytest.mark.usefixtures("eager")
 def test_a_packed_model_generates_what_a_plain_one_does():
     packed, plain = pair()
     options = {"max_new_tokens": 3, "jit_compile": False}
@@ -132,7 +133,9 @@ def test_a_packed_model_generates_what_a_plain_one_does():
 
 
 @pytest.mark.parametrize("options", [{}, {"packed": True}, {"tie_embeddings": False}])
-def test_a_bias_of_logits_and_a_zero_padding_row_count_in_generation_too(options):
+def test_a_bias_of_logits_and_a_zero_padding_row_count_in_generation_too(options, request):
+    if options:  # one kind in a graph, whose bias changes afterwards
+        request.getfixturevalue("eager")
     model = made(use_output_bias=True, embedding_options={"zero_padding": True}, **options)
     bias = model.head_bias.bias if model.head is None else model.head.bias
     assert bias.shape == (V,) and made(**options).head_bias is None
@@ -141,7 +144,7 @@ def test_a_bias_of_logits_and_a_zero_padding_row_count_in_generation_too(options
     inputs = inputs if model.packed else ids
     before = to_numpy(model(inputs))
     assert model.tie_embeddings is False or np.abs(before[..., 0] - to_numpy(bias)[0]).max() < 1e-6
-    generated = model.generate(ids, max_new_tokens=1, jit_compile=False)
+    generated = model.generate(ids, max_new_tokens=2, jit_compile=False)
     assert generated[0, 4] == before[0, -1].argmax()
     wanted = np.zeros(V, "float32")
     wanted[17] = 100

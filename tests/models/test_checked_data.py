@@ -1,5 +1,7 @@
 """`fit`, `evaluate`, `predict` and `..._on_batch` say which id or label is wrong, however the data comes."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from keras_tx.pretrained import PretrainedModel
 from keras_tx.training import PaddedCrossentropy
 from tests.tools import assert_close
 
+EAGERLY = keras.backend.backend() == "tensorflow"  # which takes seconds to trace a graph
 V, C = 23, 5
 IDS = np.array([[3, 4, 5, 0], [7, 1, 22, 2]], "int32")
 SIZES = {"num_layers": 1, "hidden_dim": 4, "num_heads": 1, "intermediate_dim": 4}
@@ -304,16 +307,24 @@ LOSSES = ["sparse_categorical_crossentropy", "BinaryCrossentropy", keras.losses.
 @pytest.mark.parametrize("loss", [*LOSSES, keras.losses.CategoricalFocalCrossentropy(), [LOSSES[0]]])
 def test_a_loss_of_probabilities_is_refused_by_models_that_return_logits(loss):
     """Keras would clip logits to [0, 1], and train something else without a word."""
-    models = [TextClassifier(V, C, **SIZES), CausalLM(V, **SIZES)]
-    for model in models:
+    for model in models_of_logits():
         model.compile("sgd", loss)
         with pytest.raises(ValueError, match="`loss` must have `from_logits=True`, .* Received: loss="):
             model.fit(IDS, IDS, verbose=0)
+
+
+@functools.cache
+def models_of_logits():
+    return TextClassifier(V, C, **SIZES), CausalLM(V, **SIZES)
+
+
+def test_losses_of_the_outputs_that_a_model_has_are_taken():
     of_probabilities = TextClassifier(V, C, activation="softmax", **SIZES)
-    of_probabilities.compile("sgd", LOSSES[0])
+    of_probabilities.compile("sgd", LOSSES[0], run_eagerly=EAGERLY)
     of_probabilities.train_on_batch(IDS, np.array([1, 2]))
-    models[0].compile("sgd", keras.losses.Hinge())
-    models[0].train_on_batch(IDS, np.ones((2, C)))
+    of_logits = TextClassifier(V, C, **SIZES)
+    of_logits.compile("sgd", keras.losses.Hinge(), run_eagerly=EAGERLY)
+    of_logits.train_on_batch(IDS, np.ones((2, C)))
 
 
 def test_arrays_need_labels():
@@ -335,10 +346,10 @@ def test_a_subclass_may_make_labels_itself():
         return keras.losses.sparse_categorical_crossentropy(y_true, keras.ops.softmax(y_pred))
 
     own = TextClassifier(V, C, **SIZES)
-    own.compile("sgd", with_softmax)
+    own.compile("sgd", with_softmax, run_eagerly=EAGERLY)
     own.train_on_batch(IDS, np.array([1, 2]))
     model = Next(V, **SIZES)
-    model.compile("sgd", PaddedCrossentropy())
+    model.compile("sgd", PaddedCrossentropy(), run_eagerly=EAGERLY)
     model.fit(IDS, verbose=0)
 
 
@@ -358,7 +369,7 @@ def test_class_weights_of_labels_with_an_axis_more_are_keras_own():
     import tensorflow as tf
 
     model = CausalLM(V, **SIZES)
-    model.compile("sgd", OF_TEXTS)
+    model.compile("sgd", OF_TEXTS, run_eagerly=True)
     weights = {index: 1.0 + index for index in range(V)}
     data = tf.data.Dataset.from_tensors((IDS, IDS[..., None]))
     model.fit(data, class_weight=weights, verbose=0)

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from keras_tx import models
-from keras_tx.generation import compiled_loop
 from keras_tx.layers import LearnedPositionalEncoding
 from keras_tx.training import PaddedCrossentropy
 from tests.tools import assert_close, to_numpy
@@ -20,13 +19,6 @@ MODELS = {
     "masked_lm": (lambda: models.MaskedLM(31, **SIZES, embedding_options={"num_segments": 2}), [IDS, IDS % 2]),
     "classifier": (lambda: models.TextClassifier(31, 3, **SIZES, pooling="max", activation="softmax"), IDS),
 }
-
-
-@pytest.fixture
-def eager(monkeypatch):
-    """Runs decoding loops without a graph on TensorFlow, which would take seconds to trace."""
-    if keras.backend.backend() == "tensorflow":
-        monkeypatch.setattr(compiled_loop, "_compiled", lambda function, model, jit_compile: function)
 
 
 @pytest.mark.parametrize("name", MODELS if keras.backend.backend() != "jax" else ["classifier"])  # JAX takes seconds

@@ -7,7 +7,7 @@ import pytest
 from keras_tx import layers
 from keras_tx.models import CausalLM, TextClassifier
 from keras_tx.pretrained import PretrainedModel
-from tests.tools import to_numpy
+from tests.tools import normal, to_numpy
 
 SIZES = {"num_layers": 2, "hidden_dim": 8, "num_heads": 2, "intermediate_dim": 8}
 BERT = {"model_type": "bert", "vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -110,10 +110,12 @@ def test_frozen_weights_of_a_loaded_model_stay_in_training(tmp_path):
     one_layer().save(tmp_path / "model.keras")
     model = keras.saving.load_model(tmp_path / "model.keras")
     before = {weight.path: to_numpy(weight) for weight in model.weights}
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    model.train_on_batch(np.ones((2, 5, 12)), np.ones((2, 5, 3)))
+    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+    model.train_on_batch(normal(2, 5, 12), np.ones((2, 5, 3)))
     still = {weight.path for weight in model.weights if (to_numpy(weight) == before[weight.path]).all()}
-    assert still >= {path for path in before if "layer_1" in path} and not any("layer_0" in path for path in still)
+    still -= {path for path in still if path.endswith("key/bias")}  # whose gradient is zero but for rounding
+    frozen = {path for path in before if "layer_1" in path and not path.endswith("key/bias")}
+    assert still >= frozen and not any("layer_0" in path for path in still)
 
 
 def test_what_is_thawed_is_saved_without_a_word():

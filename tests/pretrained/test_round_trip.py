@@ -22,6 +22,7 @@ from tests.pretrained.tiny import (
     copied,
     inputs_of,
     loaded,
+    numbers,
     reference,
 )
 from tests.tools import to_numpy
@@ -29,13 +30,6 @@ from tests.tools import to_numpy
 # A model of each family, and of each kind of head.
 OF_EACH_FAMILY = ["bart", "bert_cls", "distilbert_qa", "electra", "gpt2_inner", "llama3", "marian", "mistral"]
 OF_EACH_FAMILY += ["modernbert", "qwen3", "roberta_cls", "t5_v11", "vit"]
-
-
-def numbers(path):
-    """{name: (dtype, shape, bytes)} of a checkpoint."""
-    tensors = open_tensors(path)
-    arrays = {name: np.ascontiguousarray(tensors.read(name)) for name in tensors}
-    return {name: (array.dtype, array.shape, array.tobytes()) for name, array in arrays.items()}
 
 
 @pytest.fixture(scope="module")
@@ -146,15 +140,6 @@ def test_a_checkpoint_is_saved_over_itself(tmp_path):
     before = numbers(source)
     pretrained.save_pretrained(pretrained.from_pretrained(source), source)
     assert numbers(source) == before and (source / "vocab.txt").exists()
-
-
-def test_another_dtype_is_written_where_it_is_asked_for(tmp_path):
-    pretrained.save_pretrained(loaded("bert"), tmp_path, dtype="bfloat16")
-    tensors = open_tensors(tmp_path)
-    assert {str(tensors.dtype(name)) for name in tensors} == {"bfloat16"}
-    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
-    again = pretrained.from_pretrained(tmp_path)
-    assert_equals_reference(again(inputs_of("bert", again)), "bert", atol=0.3)  # torch in bfloat16: 0.13
 
 
 @pytest.mark.parametrize("name", OF_EACH_FAMILY)

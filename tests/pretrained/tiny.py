@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from keras_tx import pretrained
+from keras_tx.pretrained.files import open_tensors
 from tests.tools import to_numpy
 
 SEED = int(os.environ.get("KERAS_TX_TEST_SEED", 20250101))
@@ -124,6 +125,13 @@ def assert_equals_reference(outputs, name, atol=None, only=None):
             # The error is that of logits; hidden states of T5 are larger.
             np.testing.assert_allclose(ours[real], theirs[real], rtol=2e-6, atol=atol, err_msg=f"{name}: {key}")
     return compared
+
+
+def numbers(path):
+    """{name: (dtype, shape, bytes)} of a checkpoint."""
+    tensors = open_tensors(path)
+    arrays = {name: np.ascontiguousarray(tensors.read(name)) for name in tensors}
+    return {name: (array.dtype, array.shape, array.tobytes()) for name, array in arrays.items()}
 
 
 def copied(name, parent, **changed):

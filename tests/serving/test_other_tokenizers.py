@@ -5,8 +5,10 @@ import pytest
 
 from keras_tx.generation import generate
 from keras_tx.models import CausalLM, TextClassifier
-from keras_tx.serving import export, exporters
+from keras_tx.serving import export
+from keras_tx.serving.exporters import exporter_for
 from keras_tx.text import CharacterTokenizer, WordLevelTokenizer
+from tests.serving.conftest import only_signatures
 from tests.tools import randomize, to_numpy
 
 tf = pytest.importorskip("tensorflow")
@@ -16,21 +18,12 @@ SIZES = dict(num_layers=1, hidden_dim=6, num_heads=2, intermediate_dim=5)
 TEXTS = ["a moving film", "Dull, not a film!", "", "[PAD] \x00 ÉTÉ e\u0301te\u0301 東京"]
 
 
-@pytest.fixture(autouse=True)
-def only_the_default(monkeypatch):
-    """Tracing the other signatures takes long."""
-
-    def patched(make):
-        return lambda *arguments, **options: {"serving_default": make(*arguments, **options)["serving_default"]}
-
-    for name in ("encoder_signatures", "generator_signatures"):
-        monkeypatch.setattr(exporters, name, patched(getattr(exporters, name)))
-
-
 def test_a_classifier_of_words(tmp_path):
     tokenizer = WordLevelTokenizer.train(TEXTS, 50, normalizer=["NFC", "Lowercase"], max_length=8)
     model = randomize(TextClassifier(tokenizer.vocabulary_size, 2, **SIZES), seed=3)
-    loaded = tf.saved_model.load(str(export(model, tmp_path / "words", tokenizer=tokenizer, warmup=TEXTS[:1])))
+    with only_signatures("serving_default"):  # tracing the others takes long
+        path = export(model, tmp_path / "words", tokenizer=tokenizer, warmup=TEXTS[:1])
+    loaded = tf.saved_model.load(str(path))
     found = loaded.signatures["serving_default"](text=tf.constant([one.encode() for one in TEXTS]))["probabilities"]
     logits = to_numpy(model(tokenizer(TEXTS)["token_ids"])).astype("float64")
     expected = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
@@ -38,13 +31,14 @@ def test_a_classifier_of_words(tmp_path):
     assert len({tuple(row) for row in expected.round(5)}) == len(TEXTS)
 
 
-def test_a_language_model_of_characters(tmp_path):
+def test_a_language_model_of_characters():
+    """What is written of one, `examples/write_text.py` has in a test."""
     tokenizer = CharacterTokenizer.train(TEXTS, max_length=16)
     model = randomize(CausalLM(tokenizer.vocabulary_size, **SIZES), seed=1)
     options = {"max_new_tokens": 5, "min_new_tokens": 3}
-    loaded = tf.saved_model.load(str(export(model, tmp_path / "characters", tokenizer=tokenizer, generation=options)))
+    exporter = exporter_for(model, {"tokenizer": tokenizer, "source_tokenizer": None}, options, None)
     prompts = ["a film\x00", "[PAD] É"]
-    found = loaded.signatures["serving_default"](text=tf.constant([one.encode() for one in prompts]))
+    found = exporter.signatures()["serving_default"](text=tf.constant([one.encode() for one in prompts]))
     expected = generate(model, prompts, tokenizer=tokenizer, jit_compile=False, **options)
     assert [one.decode() for one in found["text"].numpy().ravel()] == expected
     assert all(after.startswith(before) for after, before in zip(expected, prompts, strict=True))
