@@ -260,18 +260,22 @@ def _history(history: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 
 def _number(value: Any) -> float:
-    return math.nan if value in ("", "NA", None) else float(value)
+    is_absent = value is None or (isinstance(value, str) and value in ("", "NA"))
+    return math.nan if is_absent else float(value)
 
 
 def _epochs_of(epochs: np.ndarray, name: str, values: np.ndarray) -> np.ndarray:
     """The epochs of `values`: all, or every second, third, ... where `validation_freq` skipped some."""
-    steps = [step for step in range(1, len(epochs) + 1) if len(epochs) // step == len(values)]
-    if len(steps) != 1:
+    # Keras evaluates in the epochs that `validation_freq` divides, also if training began at another one.
+    chosen = [epochs[epochs % step == 0] for step in range(1, int(epochs[-1]) + 1)]
+    chosen = [one for one in chosen if len(one) == len(values)]
+    if not chosen or any(not np.array_equal(one, chosen[0]) for one in chosen):
         raise ValueError(
             f"The values of each metric must be one for each epoch. Received: {len(values)} of {name} in {len(epochs)} "
             "epochs. The file of a keras.callbacks.CSVLogger says which epoch each value belongs to: pass its path."
         )
-    return epochs[steps[0] - 1 :: steps[0]]
+    found: np.ndarray = chosen[0]
+    return found
 
 
 def _checked_scores(given: Any) -> np.ndarray:

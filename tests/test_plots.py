@@ -68,6 +68,27 @@ def test_a_resumed_history_keeps_its_epochs():
 
 
 @pytest.mark.parametrize(
+    ("first", "last", "every", "validated"), [(0, 4, 2, [2, 4]), (5, 8, 2, [6, 8]), (5, 9, 2, None)]
+)
+def test_values_of_validation_belong_to_the_epochs_that_its_frequency_divides(first, last, every, validated):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    x = np.ones((2, 1))
+    options = {"initial_epoch": first, "epochs": last, "validation_freq": every, "validation_data": (x, x)}
+    history = model.fit(x, x, verbose=0, **options)
+    if validated:
+        assert training_curves(history).axes[0].lines[1].get_xdata().tolist() == validated
+    else:  # of the epochs 6 to 9, both 2 and 3 divide two
+        with pytest.raises(ValueError, match="must be one for each epoch. Received: 2 of val_loss in 4 epochs"):
+            training_curves(history)
+
+
+def test_numbers_may_be_tensors():
+    (axes,) = training_curves({"loss": [keras.ops.convert_to_tensor(2.0), 1.0]}).axes
+    assert axes.lines[0].get_ydata().tolist() == [2.0, 1.0]
+
+
+@pytest.mark.parametrize(
     ("history", "error", "message"),
     [
         ({}, ValueError, r"at least one epoch of one metric. Received: \{\}"),

@@ -40,7 +40,7 @@ def bucket_by_length(
         batch_size: the number of elements in a batch; or a list with one number for each bucket and one more for
             elements longer than the last boundary.
         max_tokens: instead of `batch_size`, the largest number of tokens in a batch, padding tokens included. A batch
-            has as many elements as fit, and at least one, so every step has about the same amount of work. For pairs of
+            has as many elements as fit if each is as long as the boundary of its bucket, and at least one. For pairs of
             source and target, it limits each of the two.
         boundaries: the largest length in each bucket, ascending. Longer elements go to additional buckets of twice the
             last boundary, four times the last boundary, and so on.
@@ -58,7 +58,7 @@ def bucket_by_length(
         A `tf.data.Dataset` of batches, with the structure of `dataset`.
 
     Raises:
-        TypeError: `dataset` is not a `tf.data.Dataset`.
+        TypeError: `dataset` is not a `tf.data.Dataset`, or `length` is not a function.
         ValueError: an argument is wrong, or neither or both of `batch_size` and `max_tokens` are given.
 
     Examples:
@@ -77,9 +77,12 @@ def bucket_by_length(
     sizes = _batch_sizes(batch_size, max_tokens, boundaries, extended)
     if length is None:
         length = _longest_feature(dataset.element_spec)
+    if not callable(length):
+        raise TypeError(f"`length` must be a function of an element, or None. Received: length={length!r}")
     padding_values = tf.nest.map_structure(_python_number, padding_values)
+    of_element = length
     batches = dataset.bucket_by_sequence_length(
-        length,
+        lambda *element: tf.cast(of_element(*element), "int32"),
         bucket_boundaries=[bound + 1 for bound in extended],  # tf.data's boundary is the first length outside a bucket
         bucket_batch_sizes=sizes,
         padding_values=padding_values,

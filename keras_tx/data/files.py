@@ -21,6 +21,7 @@ parquet = Lazy("pyarrow.parquet", extra="files")
 TABLES = (".jsonl", ".csv", ".tsv", ".parquet")
 COMPRESSED = (".gz", ".zst")
 NO_TEXT = (".bz2", ".xz", ".zip", ".7z", ".tar", ".tgz", ".lz4", ".br", ".arrow", ".npy", ".npz", ".pdf")
+LONGEST_FIELD = 2**31 - 1  # characters; the C library takes no more on every system
 CHUNK = 1 << 20  # bytes that are decoded at a time
 ROWS = 1024  # rows of a Parquet file that are decoded at a time
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
@@ -150,10 +151,35 @@ def rows(path: Path, names: dict[str, str]) -> Iterator[tuple[int, dict[str, Any
                     yield line, row
         except _Malformed as error:
             raise ValueError(f"The file must be well-formed. Received: {str(path)!r}, {error}") from error
-        except _damage(path, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
+            where = f"line {_undecodable_line(path)}"  # the lines before it were read ahead
+            raise ValueError(
+                f"The file must be readable UTF-8 text. Received: {str(path)!r}, {where}: {error}"
+            ) from error
+        except _damage(path) as error:
             raise ValueError(
                 f"The file must be readable UTF-8 text. Received: {str(path)!r}, after line {line}: {error}"
             ) from error
+
+
+def _undecodable_line(path: Path) -> int:
+    """The number of the first line that is not UTF-8."""
+    line, rest = 1, b""
+    for chunk in _chunks(path):
+        *whole, rest = (rest + chunk).split(b"\n")
+        for content in whole:
+            if not _is_utf_8(content):
+                return line
+            line += 1
+    return line
+
+
+def _is_utf_8(content: bytes) -> bool:
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -221,6 +247,7 @@ def _json_rows(file: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _table_rows(file: Iterable[str], kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD))  # the default is less than some texts have
     reader = csv.reader(file, delimiter="\t" if kind == ".tsv" else ",", strict=True)
     try:
         header = next(reader, [])

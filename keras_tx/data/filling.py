@@ -31,8 +31,8 @@ def fill_batches(dataset: Any, multiple_of: int, *, padding_values: Any = None) 
         dataset: a `tf.data.Dataset` of batches (features, labels) or (features, labels, sample_weight), of dense
             tensors with the examples along the first axis.
         multiple_of: such as the number of devices. The size of full batches makes all batches full.
-        padding_values: as in `tf.data.Dataset.padded_batch`: numbers in the structure of a batch, or of its (features,
-            labels); None pads with 0.
+        padding_values: as in `tf.data.Dataset.padded_batch`: one number for everything, or numbers in the structure of
+            a batch, or of its (features, labels); None pads with 0.
 
     Returns:
         A `tf.data.Dataset` of batches (features, labels, sample_weight), of which `sample_weight` is (B,) if `dataset`
@@ -40,8 +40,8 @@ def fill_batches(dataset: Any, multiple_of: int, *, padding_values: Any = None) 
 
     Raises:
         TypeError: `dataset` is not a `tf.data.Dataset`, or has ragged or sparse tensors.
-        ValueError: `multiple_of` is no positive integer, or the batches are not (features, labels) or (features,
-            labels, sample_weight).
+        ValueError: `multiple_of` is no positive integer, `padding_values` have another structure, or the batches are
+            not (features, labels) or (features, labels, sample_weight).
 
     Examples:
         >>> import tensorflow as tf
@@ -66,10 +66,16 @@ def fill_batches(dataset: Any, multiple_of: int, *, padding_values: Any = None) 
                 f"The batches of `dataset` must be of dense tensors, one row for each example. Received: {one}"
             )
 
+    values = padding_values if isinstance(padding_values, tuple) else (padding_values,) * 2
+    if isinstance(padding_values, (list, dict)) or len(values) not in (2, 3):
+        raise ValueError(
+            "`padding_values` must be a number, None, or a tuple of those of features and labels. Received: "
+            f"padding_values={padding_values!r}"
+        )
+
     def fill(x: Any, y: Any, sample_weight: Any = None) -> Any:
         size = tf.shape(tf.nest.flatten(x)[0])[0]
         missing = -size % multiple_of
-        values = padding_values if isinstance(padding_values, tuple) else (None, None)
         weights = tf.ones([size]) if sample_weight is None else tf.nest.map_structure(_as_floats, sample_weight)
         return (
             _padded(x, missing, values[0]),

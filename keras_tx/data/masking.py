@@ -4,10 +4,11 @@ Devlin et al. 2018, arXiv:1810.04805, section 3.1: of the chosen tokens 80 % bec
 and 10 % stay.
 """
 
+from numbers import Real
 from typing import Any
 
-from keras_tx.checks import rate as check_rate
 from keras_tx.optional import Lazy
+from keras_tx.text.argument_checks import check_seed
 from keras_tx.text.base import Tokenizer
 from keras_tx.types import Tensor
 
@@ -20,7 +21,7 @@ def mask_tokens(features: Any, tokenizer: Tokenizer, *, rate: float = 0.15, seed
     """Masks tokens at random, as for BERT's pretraining; use it in `Dataset.map`.
 
     Of the chosen tokens 80 % become the mask token, 10 % a random ordinary token, and 10 % stay. Special tokens,
-    padding tokens among them, are never chosen.
+    padding tokens and additional special tokens among them, are never chosen.
 
     Every pass over a dataset chooses different tokens. After `keras.utils.set_random_seed`, however, TensorFlow starts
     every pass with the same random numbers: put `.repeat()` before the `.map`, or pass a different `seed` in each
@@ -39,8 +40,8 @@ def mask_tokens(features: Any, tokenizer: Tokenizer, *, rate: float = 0.15, seed
         ignores.
 
     Raises:
-        ValueError: `rate` is outside (0, 1), `features` have no "token_ids", the ids are no integers, or `tokenizer`
-            has no mask token.
+        ValueError: `rate` is outside (0, 1), `features` have no "token_ids", the ids are no integers, `seed` is not two
+            integers, or `tokenizer` has no mask token or no padding token.
 
     Reference:
         Devlin et al. 2018, arXiv:1810.04805, section 3.1.
@@ -58,17 +59,20 @@ def mask_tokens(features: Any, tokenizer: Tokenizer, *, rate: float = 0.15, seed
 
         In a pipeline: `dataset.map(lambda texts: mask_tokens(tokenizer(texts), tokenizer))`.
     """
-    rate = check_rate("rate", rate)
-    if not rate:
+    if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 < float(rate) < 1:
         raise ValueError(f"The argument `rate` must be a number in (0, 1). Received: rate={rate!r}")
-    if tokenizer.mask_id is None:
-        raise ValueError(f"`tokenizer` must have a mask token. Received: special tokens {tokenizer.special_tokens}")
+    for name in ("mask", "padding"):
+        if (tokenizer.mask_id if name == "mask" else tokenizer.pad_id) is None:
+            raise ValueError(
+                f"`tokenizer` must have a {name} token. Received: special tokens {tokenizer.special_tokens}"
+            )
     if isinstance(features, dict) and "token_ids" not in features:
         raise ValueError(f"`features` must have 'token_ids'. Received: features {sorted(features)}")
     ids = tf.convert_to_tensor(features["token_ids"] if isinstance(features, dict) else features)
     if not ids.dtype.is_integer:
         raise ValueError(f"`features` must hold token ids, which are integers. Received: ids of dtype {ids.dtype.name}")
-    special = [tokenizer.token_to_id(token) for token in tokenizer.special_tokens.values()]
+    named = {tokenizer.token_to_id(token) for token in tokenizer.special_tokens.values()}
+    special = sorted(named | tokenizer._special_ids())  # there may be more of them, such as those of T5
     ordinary = tf.constant(sorted(set(range(tokenizer.vocabulary_size)) - set(special)), ids.dtype)
     draw = _uniform_numbers(tf.shape(ids), seed)
     is_special = tf.reduce_any(ids[..., None] == tf.constant(special, ids.dtype), axis=-1)
@@ -87,4 +91,4 @@ def _uniform_numbers(shape: Tensor, seed: Any) -> Tensor:
     shape = tf.concat([[3], shape], axis=0)
     if seed is None:
         return tf.random.uniform(shape, dtype="float64")
-    return tf.random.stateless_uniform(shape, seed, dtype="float64")
+    return tf.random.stateless_uniform(shape, check_seed(seed), dtype="float64")

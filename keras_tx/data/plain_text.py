@@ -115,6 +115,7 @@ def _whole(paths: Sequence[Path], text_column: str) -> str:
             texts.append("\n".join(chain.from_iterable(files.column(path, text_column))))
         else:
             texts.append(files.text(path))
+    texts = [text for text in texts if text] or [""]
     return "".join(text if text.endswith("\n") else text + "\n" for text in texts[:-1]) + texts[-1]
 
 

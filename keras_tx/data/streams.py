@@ -68,7 +68,8 @@ def part(
 
     Args:
         rows: all rows.
-        fraction: the fraction that is held out, spread evenly over the rows with the same key.
+        fraction: the fraction that is held out, spread evenly over the rows with the same key: 1 / n holds out one of
+            each n.
         held_out: which of the two parts.
         key: a function from a row to its key, such as its label.
     """
@@ -77,5 +78,6 @@ def part(
         kind = key(row)
         number = counts[kind]
         counts[kind] += 1
-        if (int((number + 1) * fraction) > int(number * fraction)) == held_out:
+        # The last one of each n rows; products such as 100 * 0.29 fall just below an integer.
+        if (int((number + 1) * fraction + 1e-9) > int(number * fraction + 1e-9)) == held_out:
             yield row

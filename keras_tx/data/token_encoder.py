@@ -11,11 +11,12 @@ from keras_tx.data import token_files
 from keras_tx.data.token_rows import Row
 from keras_tx.optional import Lazy
 from keras_tx.text.base import Tokenizer
+from keras_tx.text.library_tokenizer import LibraryTokenizer
 
 tf = Lazy("tensorflow")
 
 FRAMING = 12, 4  # bytes before and after the data of a TFRecord
-PROBE = "a"
+PROBES = ("a", "b", "1", ".")  # a tokenizer may delete some of them
 UNLIMITED = 2**30  # tokens
 
 
@@ -32,6 +33,11 @@ class Encoder:
     """Texts -> ids with special tokens, truncated."""
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: bool, max_length: int | None):
+        if tokenizer.pad_id is None:
+            raise ValueError(
+                "`tokenizer` must have a padding token, with which rows are filled up: its argument `pad_token`. "
+                f"Received: special tokens {tokenizer.special_tokens}"
+            )
         self.tokenizer = tokenizer
         self.dtype = token_files.dtype_of(tokenizer.vocabulary_size)
         frame = _frame(tokenizer)  # in this thread, so that what the tokenizer builds at its first call is built once
@@ -71,14 +77,21 @@ def _surrounded(values: Any, lengths: Any, before: Any, after: Any) -> Any:
 
 def _frame(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
     """The special tokens that a tokenizer puts before and after a text."""
-    whole = np.asarray(tokenizer(PROBE, max_length=UNLIMITED)["token_ids"])
-    text = np.asarray(tokenizer.tokenize(PROBE))
-    for start in range(len(whole) - len(text) + 1):
-        if np.array_equal(whole[start : start + len(text)], text):
-            return whole[:start], whole[start + len(text) :]
+    for probe in PROBES:
+        whole = np.asarray(tokenizer(probe, max_length=UNLIMITED)["token_ids"])
+        text = np.asarray(tokenizer.tokenize(probe))
+        if isinstance(tokenizer, LibraryTokenizer):  # a text of unknown tokens may look like its special tokens
+            before, after = (np.array(part, "int32") for part in (tokenizer.template.before, tokenizer.template.after))
+            if np.array_equal(whole, np.concatenate([before, text, after])):
+                return before, after
+            continue
+        starts = range(len(whole) - len(text) + 1) if len(text) else ()
+        found = [start for start in starts if np.array_equal(whole[start : start + len(text)], text)]
+        if len(found) == 1:
+            return whole[: found[0]], whole[found[0] + len(text) :]
     raise ValueError(
-        "`special_tokens` must be False for a tokenizer whose rows do not contain what `tokenize` returns. Received: "
-        f"{type(tokenizer).__name__} with {whole.tolist()} for {text.tolist()}"
+        "`special_tokens` must be False for a tokenizer whose rows do not contain what `tokenize` returns, once. "
+        f"Received: {type(tokenizer).__name__} with {whole.tolist()} for {text.tolist()}"
     )
 
 

@@ -91,9 +91,9 @@ def write_tokens(
         "kind": kind,
         "features": {name: encoder.dtype for name, encoder in encoders.items()},
         "tokenizers": {name: token_files.fingerprint(encoder.tokenizer) for name, encoder in encoders.items()},
-        "padding_ids": {name: int(encoder.tokenizer.pad_id or 0) for name, encoder in encoders.items()},
+        "padding_ids": {name: int(encoder.tokenizer.pad_id) for name, encoder in encoders.items()},
         "num_shards": num_shards,
-        "max_length": max_length,
+        "max_length": checks.positive_int("max_length", max_length, none=True),
         "special_tokens": special_tokens,
     }
     folder = Path(directory)

@@ -80,7 +80,7 @@ def load_translation(
         validation: the two files of the validation part, or its tables, or, with a folder, the prefix of their names.
         test: the two files of the test part, its tables, or the prefix of their names, such as "test_2017".
         test_fraction: the fraction of the pairs, between 0 and 1, to hold out for validation if there are no files for
-            it, and likewise for test. From a stream, every n-th pair.
+            it, and likewise for test. From a stream, every n-th pair: fewer than n pairs have no such part.
         seed: an integer of at least 0 that decides the order of the train part and which pairs are held out. Not for
             streams.
         in_memory: False streams files.
@@ -111,6 +111,8 @@ def load_translation(
     rng = splits.generator(seed)
     test_fraction = splits.check_fraction("test_fraction", test_fraction)
     streams.check_arguments(in_memory, seed, num_shards, shard_index)
+    if source is not None and source == target:
+        raise ValueError(f"`source` and `target` must differ. Received: source={source!r}, target={target!r}")
     chosen = {"validation": validation, "test": test}
     readers: Readers = {}
     parts: Parts = {}
@@ -222,8 +224,6 @@ def _directed(
     for name, language in (("source", source), ("target", target)):
         if language not in (None, *languages):
             raise ValueError(f"`{name}` must be one of {list(languages)}. Received: {name}={language!r}")
-    if source is not None and source == target:
-        raise ValueError(f"`source` and `target` must differ. Received: source={source!r}, target={target!r}")
     if source in (None, languages[0]) and target in (None, languages[1]):
         return parts, languages
     turned = {part: [(second, first) for first, second in pairs] for part, pairs in parts.items()}

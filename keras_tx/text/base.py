@@ -99,7 +99,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def save(self, directory: str | Path) -> None:
-        """Writes the files of the tokenizer, in Hugging Face's format, into `directory`."""
+        """Writes the tokenizer's files, in Hugging Face's format, into `directory`, whose tokenizer they replace."""
 
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
@@ -151,6 +151,10 @@ class Tokenizer(abc.ABC):
         if not 0 <= id < self.vocabulary_size:
             raise ValueError(f"`id` must be in [0, {self.vocabulary_size}), the vocabulary. Received: id={id}")
         return self.vocabulary[id]
+
+    def _special_ids(self) -> set[int]:
+        """The ids that decoding leaves out."""
+        return {self.token_to_id(token) for token in self.special_tokens.values()}
 
     def token_to_id(self, token: str) -> int:
         """Returns the id of a token; raises ValueError for a token that is not in the vocabulary."""

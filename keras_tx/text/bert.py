@@ -269,7 +269,10 @@ class BertTokenizer(Tokenizer):
         return texts[0] if ids.shape.rank == 1 else texts
 
     def save(self, directory: str | Path) -> None:
-        """Writes vocab.txt and tokenizer_config.json, which `from_pretrained` and transformers can load."""
+        """Writes vocab.txt and tokenizer_config.json, which `from_pretrained` and transformers can load.
+
+        They replace the tokenizer that the directory has: files that would be loaded instead are removed.
+        """
         write_directory(directory, self.get_config())
 
     def get_config(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from keras_tx.text.files import check_ids, folder_of, read_json, read_settings
+from keras_tx.text.files import check_ids, folder_of, read_json, read_settings, remove_other_tokenizer
 from keras_tx.text.vocabulary import PREFIX, SPECIAL_TOKENS, read_vocabulary
 
 # Hugging Face's name -> ours.
@@ -71,7 +71,10 @@ def read_arguments(directory: str | Path) -> dict[str, Any]:
 
 
 def write_directory(directory: str | Path, options: dict[str, Any]) -> None:
-    """Writes vocab.txt and tokenizer_config.json, for transformers and for `read_arguments`."""
+    """Writes vocab.txt and tokenizer_config.json, for transformers and for `read_arguments`.
+
+    Files that would be loaded instead are removed.
+    """
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("".join(token + "\n" for token in options["vocabulary"]), encoding="utf-8")
@@ -79,6 +82,7 @@ def write_directory(directory: str | Path, options: dict[str, Any]) -> None:
     config |= {theirs: options[ours] for theirs, ours in {**OPTIONS, **TOKENS}.items()}
     text = json.dumps(config, indent=2, ensure_ascii=False)
     (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+    remove_other_tokenizer(folder, "vocab.txt")
 
 
 def _read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

@@ -21,6 +21,12 @@ ROLES = {
 }
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 LISTS = ("extra_special_tokens", "additional_special_tokens")
+# Files of a tokenizer: the first that a directory has tells its kind.
+OF_KINDS = (
+    *("source.spm", "target.spm", "tokenizer.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model"),
+    *("tokenizer.model", "vocab.txt"),
+)
+MERGED = ("special_tokens_map.json", "added_tokens.json")  # which are read beside them
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -225,6 +231,12 @@ def _options(config: dict[str, Any], place: Path) -> dict[str, Any]:
             options[theirs] = config[theirs]
     options.pop("add_prefix_space", None)  # those who build a tokenizer read it
     return options
+
+
+def remove_other_tokenizer(folder: Path, written: str) -> None:
+    """Removes what a folder has of another tokenizer, and would be loaded instead of the file `written` or with it."""
+    for name in (*OF_KINDS[: OF_KINDS.index(written)], *MERGED):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _optional(folder: Path, name: str) -> dict[str, Any]:

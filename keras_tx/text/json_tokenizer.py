@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_tx.text.argument_checks import check_boolean
-from keras_tx.text.files import ROLES, Settings, tokens_in_order
+from keras_tx.text.files import ROLES, Settings, remove_other_tokenizer, tokens_in_order
 from keras_tx.text.library_tokenizer import LibraryTokenizer
 from keras_tx.text.template import Template
 from keras_tx.text.tokenizer_json import call_library, parse_tokenizer_json
@@ -56,7 +56,10 @@ class JsonTokenizer(LibraryTokenizer):
         return parts
 
     def save(self, directory: str | Path) -> None:
-        """Writes tokenizer.json and tokenizer_config.json, which `from_pretrained` and transformers can load."""
+        """Writes tokenizer.json and tokenizer_config.json, which `from_pretrained` and transformers can load.
+
+        They replace the tokenizer that the directory has: files that would be loaded instead are removed.
+        """
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "tokenizer.json").write_text(self.definition, encoding="utf-8")
@@ -71,6 +74,7 @@ class JsonTokenizer(LibraryTokenizer):
         config["split_special_tokens"] = self.split_special_tokens
         text = json.dumps(config, indent=2, ensure_ascii=False)
         (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+        remove_other_tokenizer(folder, "tokenizer.json")
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""

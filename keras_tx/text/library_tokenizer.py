@@ -71,6 +71,11 @@ class LibraryTokenizer(Tokenizer):
                     f"{self.vocabulary_size} tokens"
                 )
 
+    @property
+    def template(self) -> Template:
+        """The special tokens of a row of one text."""
+        return self._templates[0]
+
     @classmethod
     def from_pretrained(cls, directory: str | Path, **overrides: Any) -> Self:
         """Reads the tokenizer of a Hugging Face directory.

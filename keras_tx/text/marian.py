@@ -14,7 +14,7 @@ from typing import Any, Self
 import keras
 
 from keras_tx.optional import Lazy
-from keras_tx.text.files import read_settings, read_vocabulary_json, tokens_in_order
+from keras_tx.text.files import read_settings, read_vocabulary_json, remove_other_tokenizer, tokens_in_order
 from keras_tx.text.library_tokenizer import LibraryTokenizer
 from keras_tx.text.sentencepiece_graph import MarianGraph
 from keras_tx.text.sentencepiece_model import SPACE, read_model
@@ -117,7 +117,10 @@ class MarianTokenizer(LibraryTokenizer):
         return type(self)(**(self.get_config() | {"source_model": self.target_model}))
 
     def save(self, directory: str | Path) -> None:
-        """Writes source.spm, target.spm, vocab.json and tokenizer_config.json, which transformers can load too."""
+        """Writes source.spm, target.spm, vocab.json and tokenizer_config.json, which transformers can load too.
+
+        They replace the tokenizer that the directory has: files that would be loaded instead are removed.
+        """
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "source.spm").write_bytes(self.source_model)
@@ -130,6 +133,7 @@ class MarianTokenizer(LibraryTokenizer):
         for name, data in (("vocab.json", self._id_of), ("tokenizer_config.json", config)):
             text = json.dumps(data, indent=2, ensure_ascii=False)
             (folder / name).write_text(text + "\n", encoding="utf-8")
+        remove_other_tokenizer(folder, "source.spm")
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor; the models in base64."""

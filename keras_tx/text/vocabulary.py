@@ -34,11 +34,14 @@ def read_vocabulary(path: str | Path) -> list[str]:
     """Reads a vocab.txt: one token per line; the first line has the id 0. Empty lines at the end are ignored.
 
     Raises:
-        ValueError: `path` is not a file.
+        ValueError: `path` is not a file, or is not in UTF-8.
     """
     if not Path(path).is_file():
         raise ValueError(f"`path` must be a vocabulary file, one token a line. Received: path={str(path)!r}")
-    return Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n")
+    try:
+        return Path(path).read_text(encoding="utf-8-sig").rstrip("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"`path` must be a vocabulary file in UTF-8. Received: path={str(path)!r}: {error}") from error
 
 
 def check_vocabulary(vocabulary: Sequence[str], needed: dict[str, str], lines: bool = True) -> list[str]:

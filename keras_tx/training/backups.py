@@ -154,10 +154,11 @@ def callback_state(callback: keras.callbacks.Callback, arrays: dict[str, np.ndar
 
     Arrays are added to `arrays`; the return value can be written as JSON.
     """
-    skipped: set[str] = {*inspect.signature(type(callback).__init__).parameters, "params"}
+    of_fit = {"params", "_params", "_model"}  # which `fit` sets
+    skipped: set[str] = {*inspect.signature(type(callback).__init__).parameters, *of_fit}
     state: dict[str, Any] = {}
     for name, value in vars(callback).items():
-        if name not in skipped and not name.startswith("_"):
+        if name not in skipped:
             with contextlib.suppress(TypeError):
                 state[name] = _encoded(value, arrays)
     return state

@@ -257,13 +257,12 @@ class Resume(keras.callbacks.Callback):
             )
 
     def _restore_late(self) -> None:
-        """Restores, once, what later callbacks (the history is one) reset at the start of training."""
+        """Restores, once, the random numbers, and the history: a later callback, which resets itself at the start."""
         if self._unrestored is None:
             return
-        state, arrays = self._unrestored
+        state, _ = self._unrestored
         in_the_middle = state["position"] is not None
         with backups.reading(self.path, ValueError):
-            self._restore_callbacks()
             self._restore_random("random at begin" if in_the_middle else "random")
         begin_fit_at(self.model, None)  # the next `fit` begins at its own `initial_epoch`
         history = getattr(self.model, "history", None)

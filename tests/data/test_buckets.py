@@ -223,3 +223,13 @@ def test_fit_says_nothing_of_batches_whose_number_is_unknown(capfd):
     assert len(ends) == 2 and all("2/2" in end for end in ends) and not err  # each epoch ends with a full bar
     with pytest.warns(UserWarning, match="`shuffle=True` was passed"):
         model.fit(batches, shuffle=True, verbose=0)
+
+
+def test_lengths_may_be_of_any_integer_dtype_and_must_come_from_a_function():
+    data = elements([1, 3, 2])
+    shapes = lambda batches: [tf.nest.flatten(batch)[0].shape for batch in batches]
+    expected = shapes(bucket_by_length(data, 2, boundaries=(2, 4)))
+    found = bucket_by_length(data, 2, boundaries=(2, 4), length=lambda *x: tf.size(tf.nest.flatten(x)[0], "int64"))
+    assert shapes(found) == expected
+    with pytest.raises(TypeError, match="`length` must be a function of an element, or None. Received: length=3"):
+        bucket_by_length(data, 2, length=3)

@@ -159,9 +159,10 @@ def test_a_damaged_file_is_refused(tmp_path):
         with pytest.raises(ValueError, match=r"must be readable UTF-8 text. Received: .*f.jsonl.gz', after line"):
             load_dataset(path)
     latin = tmp_path / "f.csv"
-    latin.write_bytes(b"text,label\n\xe9t\xe9,x\n")
-    with pytest.raises(ValueError, match=r"f.csv', after line 0: .* can't decode byte 0xe9"):
-        load_dataset(latin)
+    for before in (0, 4000):  # lines that are read ahead
+        latin.write_bytes(b"text,label\n" + b"a summer,y\n" * before + b"\xe9t\xe9,x\n")
+        with pytest.raises(ValueError, match=rf"f.csv', line {before + 2}: .* can't decode byte 0xe9"):
+            load_dataset(latin)
 
 
 def test_a_label_that_only_the_test_file_has_is_refused(tmp_path):
@@ -337,3 +338,10 @@ def test_rt_polarity():
     folder = SHARED / "data/rt_polarity"
     train, test, labels = load_dataset(folder / "train.jsonl.gz", test=folder / "test.jsonl.gz")
     assert (int(train.cardinality()), int(test.cardinality()), labels) == (9600, 1062, ("0", "1"))
+
+
+def test_fields_may_be_longer_than_the_csv_module_takes_by_default(tmp_path):
+    long = "word " * 30_000
+    path = write(tmp_path / "f.csv", f"text,label\n{long},x\nb,y\n")
+    train, _, _ = load_dataset(path, test=path)
+    assert long in [text.decode() for text, _ in train.as_numpy_iterator()]

@@ -42,6 +42,18 @@ def test_weights_are_kept_and_padding_has_the_values_that_are_given():
     assert np.signbit(filled[1:]).all()
 
 
+def test_one_padding_value_is_that_of_features_and_labels():
+    dataset = tf.data.Dataset.from_tensor_slices((np.arange(6).reshape(3, 2), [0, 1, 1])).batch(2)
+    *_, (x, y, _) = fill_batches(dataset, 2, padding_values=-1)
+    assert x.numpy().tolist() == [[4, 5], [-1, -1]] and y.numpy().tolist() == [1, -1]
+    for values in ([-1, -2], (-1,), {"x": -1}):
+        message = (
+            f"`padding_values` must be a number, None, or a tuple .* Received: padding_values={re.escape(str(values))}"
+        )
+        with pytest.raises(ValueError, match=message):
+            fill_batches(dataset, 2, padding_values=values)
+
+
 def test_arrays_are_filled_as_datasets_are():
     x, y, weights = fill_arrays(4, X["ids"], {"a": Y}, np.arange(7))
     expected = next(fill_batches(batches(X["ids"], {"a": Y}, np.arange(7), size=7), 4).as_numpy_iterator())

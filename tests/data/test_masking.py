@@ -7,7 +7,7 @@ pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
 from keras_tx.data import mask_tokens  # noqa: E402
-from keras_tx.text import BertTokenizer  # noqa: E402
+from keras_tx.text import BertTokenizer, BytePairTokenizer  # noqa: E402
 
 WORDS = [f"word{i}" for i in range(53)]
 TOKENIZER = BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])
@@ -48,6 +48,19 @@ def test_each_pass_over_a_dataset_chooses_others_and_a_seed_the_same():
     assert (seeded[0] == seeded[1]).all() and (seeded[0] != seeded[2]).any()
 
 
+def test_additional_special_tokens_are_neither_chosen_nor_drawn():
+    """Such as <extra_id_0> of T5, which are no arguments of a tokenizer."""
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer.from_str(BytePairTokenizer.train(["hot dogs"] * 3, 300).get_config()["definition"])
+    made.add_special_tokens(["<mask>", "<extra_0>", "<extra_1>"])
+    tokenizer = BytePairTokenizer(made.to_str(), pad_token="<pad>", mask_token="<mask>")
+    extra, ordinary = [tokenizer.token_to_id(f"<extra_{i}>") for i in (0, 1)], tokenizer.token_to_id("h")
+    masked, labels = mask_tokens(np.full((99, 31), extra[0]), tokenizer, rate=0.9)
+    assert (masked == extra[0]).numpy().all() and (labels == tokenizer.pad_id).numpy().all()
+    masked, _ = mask_tokens(np.full((999, 31), ordinary), tokenizer, rate=0.9)
+    assert not np.isin(masked, extra).any() and len(np.unique(masked)) > 100
+
+
 def test_numpy_numbers_are_numbers():
     ids = sentences(31)
     for rate in (np.float32(0.5), np.float64(0.5)):
@@ -60,13 +73,19 @@ def test_numpy_numbers_are_numbers():
 def test_what_cannot_be_masked_is_refused():
     with pytest.raises(ValueError, match=r"`rate` must be a number in \(0, 1\). Received: rate=0"):
         mask_tokens(sentences(2), TOKENIZER, rate=0)
-    with pytest.raises(ValueError, match=r"`rate` must be a number in \[0, 1\). Received: rate=1.5"):
+    with pytest.raises(ValueError, match=r"`rate` must be a number in \(0, 1\). Received: rate=1.5"):
         mask_tokens(sentences(2), TOKENIZER, rate=1.5)
+    for seed in (3, (1, 2, 3)):
+        with pytest.raises(ValueError, match=r"`seed` must be two integers. Received: seed="):
+            mask_tokens(sentences(2), TOKENIZER, seed=seed)
     with pytest.raises(ValueError, match=r"`features` must have 'token_ids'. Received: features \['ids'\]"):
         mask_tokens({"ids": sentences(2)}, TOKENIZER)
     without = BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "word"])
     with pytest.raises(ValueError, match="`tokenizer` must have a mask token. Received: special tokens"):
         mask_tokens(sentences(2), without)
+    unpadded = BytePairTokenizer.train(["hot dogs"] * 3, 300, pad_token=None, mask_token="<mask>")
+    with pytest.raises(ValueError, match="`tokenizer` must have a padding token. Received: special tokens"):
+        mask_tokens(sentences(2), unpadded)
     for floats in (np.ones((2, 3), "float32"), {"token_ids": tf.ones((2, 3))}):
         with pytest.raises(ValueError, match="`features` must hold token ids, .* Received: ids of dtype float32"):
             mask_tokens(floats, TOKENIZER)

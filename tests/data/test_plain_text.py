@@ -130,3 +130,11 @@ def test_more_context_predicts_the_scenes_far_better_than_the_letter_before():
 
 def test_two_processes_write_the_same_scenes():
     assert same_in_every_process(sample_scenes, "scenes")
+
+
+def test_empty_files_add_no_line(tmp_path):
+    names = [tmp_path / name for name in ("empty.txt", "one.txt", "two.txt")]
+    for path, content in zip(names, ("", "a\nb", "c\n"), strict=True):
+        path.write_text(content)
+    empty, one, two = map(str, names)
+    assert "".join(load_text([empty, two, empty, one, empty], validation_fraction=0.4)) == "c\na\nb"

@@ -169,7 +169,7 @@ LONG = os.urandom(3000).hex().encode() + b"\n"
             zst(jsonl(text=[LONG.decode()]))[:-9],
             r"must be readable UTF-8 text. Received: .*after line 0",
         ),
-        ("f.csv", b"text\n\xff\n", r"must be readable UTF-8 text. Received: .*f.csv', after line 0"),
+        ("f.csv", b"text\n\xff\n", r"must be readable UTF-8 text. Received: .*f.csv', line 2"),
     ],
 )
 def test_bad_files_are_refused_in_memory_and_in_streams(tmp_path, name, content, message):

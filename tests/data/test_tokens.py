@@ -560,6 +560,30 @@ def test_a_progress_bar(tokenizer, tmp_path, capsys):
     assert "97/Unknown" in capsys.readouterr().out
 
 
+def test_special_tokens_stand_where_the_tokenizer_puts_them(tmp_path):
+    """Also if it deletes "a", or if unknown tokens are its first special token."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"[PAD]": 0, "[UNK]": 1, "[SOS]": 2, "[EOS]": 3, "1": 4, "22": 5}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.normalizer = tokenizers.normalizers.Replace(tokenizers.Regex("[^0-9 ]"), "")
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[SOS] $A [EOS]", pair="[SOS] $A [EOS] $B [EOS]", special_tokens=[("[SOS]", 2), ("[EOS]", 3)]
+    )
+    digits = text.WordLevelTokenizer(made.to_str(), pad_token="[PAD]")
+    for name, tokenizer in {"digits": digits, "xyz": text.CharacterTokenizer.train(["xyz"], cls_token="[UNK]")}.items():
+        data.write_tokens(["a 1 22 z"], tokenizer, tmp_path / name, num_shards=1, max_length=np.int64(9), verbose=0)
+        (row,) = data.read_tokens(tmp_path / name, next_tokens=False)
+        assert row["token_ids"].numpy().tolist() == tokenizer("a 1 22 z", max_length=9)["token_ids"].tolist()
+
+
+def test_a_tokenizer_without_a_padding_token_is_refused(tmp_path):
+    tokenizer = text.BytePairTokenizer.train(["hot dogs"] * 3, 300, pad_token=None)
+    with pytest.raises(ValueError, match="`tokenizer` must have a padding token, .* Received: special tokens {"):
+        data.write_tokens(["hot"], tokenizer, tmp_path / "new", num_shards=1, verbose=0)
+    assert not (tmp_path / "new").exists()
+
+
 def test_an_encoder_truncates_and_surrounds_as_the_tokenizer_does(tokenizer):
     for most in (None, 3, 4, 9):
         values, lengths, kept = Encoder(tokenizer, True, most)([one.encode() for one in TEXTS])

@@ -162,6 +162,11 @@ def test_bytes_that_are_not_text(tmp_path):
         ({"source": "en"}, ValueError, r"`source` must be one of \['english', 'tavic'\]. Received: source='en'"),
         ({"target": "de"}, ValueError, r"`target` must be one of .* Received: target='de'"),
         ({"source": "tavic", "target": "tavic"}, ValueError, r"must differ. Received: source='tavic', target='tavic'"),
+        (
+            {"name_or_path": ("a.de", "b.de"), "source": "de", "target": "de"},
+            ValueError,
+            r"must differ. .* source='de'",
+        ),
         ({"test": "t"}, ValueError, r"must be None unless .* name_or_path='sample', validation=None, test='t'"),
     ],
 )

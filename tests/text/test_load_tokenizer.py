@@ -11,6 +11,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2 as pb2
 
 from keras_tx import text
+from keras_tx.text import files, load
 from keras_tx.text.sentencepiece_model import read_model
 
 NAMES = {"gpt2": "BytePairTokenizer", "roberta": "BytePairTokenizer", "t5": "SentencePieceTokenizer"}
@@ -454,3 +455,31 @@ def test_random_changes_never_do_harm(made, tmp_path):
                 assert re.search("Received", str(error))
                 outcomes["refused"] += 1
     assert min(outcomes.values()) > 0
+
+
+def test_what_was_saved_last_is_what_is_loaded(tmp_path):
+    """Also over a tokenizer of another kind, whose files would come first, and over settings that would be merged."""
+    assert tuple(load.FILES) == files.OF_KINDS
+    bert = text.BertTokenizer.train(["aa bb cc"] * 3, 40)
+    pairs = text.BytePairTokenizer.train(["hot dogs hot dogs"] * 3, 300)
+    characters = text.CharacterTokenizer.train(["xyz"])
+    for tokenizer in (pairs, bert, characters, bert, pairs):
+        (tmp_path / "special_tokens_map.json").write_text('{"pad_token": "</s>"}')
+        (tmp_path / "added_tokens.json").write_text('{"<new>": 999}')
+        for name in ("source.spm", "target.spm"):
+            (tmp_path / name).write_bytes(b"of another")
+        tokenizer.save(tmp_path)
+        again = text.load_tokenizer(tmp_path)
+        assert type(again) is type(tokenizer) and again.get_config() == tokenizer.get_config()
+
+
+def test_a_vocabulary_file_may_begin_with_a_mark_and_must_be_in_utf_8(tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "été"]
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(words), encoding="utf-8-sig")
+    assert text.BertTokenizer.from_pretrained(tmp_path).vocabulary == words
+    path.write_text("\n".join(words), encoding="latin-1")
+    with pytest.raises(
+        ValueError, match="`path` must be a vocabulary file in UTF-8. Received: path=.*vocab.txt': .*0xe9"
+    ):
+        text.BertTokenizer.from_pretrained(tmp_path)

@@ -477,3 +477,47 @@ def test_arguments_of_a_wrong_type_are_refused(tmp_path):
         Resume(tmp_path, callbacks=["loss"])
     with pytest.raises(TypeError, match=r"`make` must return a tf.data.Dataset. Received: \[1\]"):
         Resume(tmp_path).dataset(lambda epoch: [1])
+
+
+class Counting(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.count += 1
+
+
+def test_what_a_callback_changes_at_the_beginning_of_an_epoch_counts(tmp_path):
+    def counted(epochs):
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        counting, x = Counting(), np.ones((2, 1))
+        callbacks = [counting, Resume(tmp_path, callbacks=counting)]
+        model.fit(x, x, epochs=epochs, verbose=0, callbacks=callbacks)
+        return counting.count
+
+    assert [counted(2), counted(4), counted(5)] == [2, 4, 5]
+
+
+def test_averages_of_weights_that_keras_swaps_go_on(tmp_path):
+    """`SwapEMAWeights` knows by an attribute with an underscore which weights the model has."""
+
+    def trained(name, killed=None):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.9), "mse", run_eagerly=True)
+        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+
+        def kill(epoch, logs):
+            if epoch == killed:
+                raise ConnectionError
+
+        callbacks = [swap, keras.callbacks.LambdaCallback(on_epoch_begin=kill), Resume(tmp_path / name, callbacks=swap)]
+        x = np.ones((4, 1))
+        return model.fit(x, 2 * x, epochs=4, shuffle=False, verbose=0, callbacks=callbacks).history["loss"]
+
+    whole = trained("whole")
+    with pytest.raises(ConnectionError):
+        trained("cut", killed=2)
+    assert trained("cut") == whole and len(set(whole)) == 4
