@@ -47,8 +47,8 @@ def write_tokens(
         dataset: a `tf.data.Dataset`, or an iterable, of texts, of pairs `(text, label)` with integer labels, or of
             pairs `(source, target)` of texts; for example those of `load_text`, `load_dataset` and
             `load_translation` with `in_memory=False`. Not batched.
-        tokenizer: a `keras_tx.text.Tokenizer`. For pairs of texts also two of them; a tokenizer with an attribute
-            `target`, as `MarianTokenizer` has it, uses that for targets.
+        tokenizer: a `keras_tx.text.Tokenizer` with a padding token. For pairs of texts also two of them; a tokenizer
+            with an attribute `target`, as `MarianTokenizer` has it, uses that for targets.
         directory: the folder to write. It must be empty, not exist, or hold an earlier call with the same arguments.
         num_shards: the number of files; a multiple of the number of workers that will read them.
         max_length: the largest number of tokens of a text, special tokens included; longer texts are truncated at the

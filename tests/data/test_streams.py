@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 import tensorflow as tf
 
-from keras_tx.data import files, load_dataset, load_text, load_translation, workers
+from keras_tx.data import files, load_dataset, load_text, load_translation, streams, workers
 
 TEXTS = ["one", "", "drei été", "a\u2028b\x0cc", "fünf", "6", "seven of them", "8"]
 
@@ -276,3 +276,10 @@ def test_parts_that_do_not_exist(given):
         ValueError, match=r"must be given together, or neither. Received: num_shards=.*, shard_index=None"
     ):
         workers.share(given[0], None)
+
+
+@pytest.mark.parametrize(("fraction", "expected"), [(0.29, 29), (0.57, 57), (0.58, 58), (0.1, 10), (0.5, 50)])
+def test_a_part_has_its_fraction_of_the_rows(fraction, expected):
+    """100 * 0.29 is just below 29."""
+    held_out, others = (list(streams.part(range(100), fraction, held_out=one)) for one in (True, False))
+    assert len(held_out) == expected and sorted(held_out + others) == list(range(100))
