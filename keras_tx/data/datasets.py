@@ -63,11 +63,12 @@ def load_dataset(
         name_or_path: "sample" for the built-in short film reviews; the name of a TFDS dataset such as "imdb_reviews" or
             "glue/sst2"; or a .jsonl, .csv, .tsv or Parquet file, also with .gz or .zst, with one example in each row;
             or a pattern such as "reviews/*.jsonl.gz", or a list of files and patterns. The first row of a .csv or .tsv
-            file names the columns. Labels are strings or integers; the sorted labels are the class names. Parquet and
-            .zst need pyarrow: `pip install keras-tx[files]`.
+            file names the columns; a .tsv file is a .csv file with tabs for commas, also as to quotation marks. Labels
+            are strings or integers; the sorted labels are the class names. Parquet and .zst need pyarrow:
+            `pip install keras-tx[files]`.
         test: the files of the test part, if `name_or_path` names files. None: `test_fraction` of each class is held out
-            from those; from a stream, every n-th example of the class. With TFDS the test part is the first of the
-            splits "test" and "validation" that has labels, otherwise a part of "train".
+            from those; from a stream, every n-th example of the class, so a class with fewer has none. With TFDS the
+            test part is the first of the splits "test" and "validation" that has labels, otherwise a part of "train".
         data_dir: the folder in which TFDS keeps prepared datasets. None: the default of TFDS. A prepared dataset needs
             no network.
         text_column: the column or feature with the texts. None: "text" in files; with TFDS it is found by its type.
