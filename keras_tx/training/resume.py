@@ -237,6 +237,8 @@ class Resume(keras.callbacks.Callback):
         self._epochs, self._logs = state["epochs"], state["logs"]
         self._unrestored = state, arrays
         self._restore_callbacks()
+        for callback, (_, values) in zip(self.callbacks, state["callbacks"], strict=True):
+            self._restore_after_its_beginning(callback, values, arrays)
         start = self._epochs[-1] + 1 if position is None else position["epoch"]
         if self.params.get("verbose"):
             print(f"Resuming {after(state)}: {self.path}")
@@ -264,6 +266,7 @@ class Resume(keras.callbacks.Callback):
         in_the_middle = state["position"] is not None
         with backups.reading(self.path, ValueError):
             self._restore_random("random at begin" if in_the_middle else "random")
+        self._release_callbacks()
         begin_fit_at(self.model, None)  # the next `fit` begins at its own `initial_epoch`
         history = getattr(self.model, "history", None)
         if history is not None:
@@ -352,6 +355,21 @@ class Resume(keras.callbacks.Callback):
         state, arrays = self._unrestored
         for callback, (_, values) in zip(self.callbacks, state["callbacks"], strict=True):
             backups.restore_callback(callback, values, arrays)
+
+    def _restore_after_its_beginning(self, callback: keras.callbacks.Callback, values: Any, arrays: Any) -> None:
+        """Lets a callback that stands after this one, and so resets itself later, have its state once more."""
+        begin = callback.on_train_begin
+
+        def on_train_begin(logs: dict[str, Any] | None = None) -> None:
+            begin(logs)
+            with backups.reading(self.path):
+                backups.restore_callback(callback, values, arrays)
+
+        callback.on_train_begin = on_train_begin
+
+    def _release_callbacks(self) -> None:
+        for callback in self.callbacks:
+            vars(callback).pop("on_train_begin", None)
 
     def _restore_random(self, name: str) -> None:
         """Restores the random states that this worker has in the backup; a worker that was added has none."""

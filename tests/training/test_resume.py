@@ -487,17 +487,22 @@ class Counting(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         self.count += 1
 
+    def on_train_begin(self, logs=None):
+        self.count = 0
 
-def test_what_a_callback_changes_at_the_beginning_of_an_epoch_counts(tmp_path):
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_what_a_callback_changes_at_the_beginning_of_an_epoch_counts(is_last, tmp_path):
     def counted(epochs):
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse", run_eagerly=True)
         counting, x = Counting(), np.ones((2, 1))
         callbacks = [counting, Resume(tmp_path, callbacks=counting)]
-        model.fit(x, x, epochs=epochs, verbose=0, callbacks=callbacks)
+        model.fit(x, x, epochs=epochs, verbose=0, callbacks=callbacks[:: 1 if is_last else -1])
+        assert "on_train_begin" not in vars(counting)
         return counting.count
 
-    assert [counted(2), counted(4), counted(5)] == [2, 4, 5]
+    assert [counted(2), counted(4), counted(5), counted(5)] == [2, 4, 5, 5]
 
 
 def test_averages_of_weights_that_keras_swaps_go_on(tmp_path):
