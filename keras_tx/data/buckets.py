@@ -99,7 +99,8 @@ def _python_number(value: Any) -> Any:
 
 def _extended_boundaries(boundaries: Sequence[int]) -> list[int]:
     """`boundaries` and further ones, each twice the one before: tf.data can only pad to boundaries that exist."""
-    extended: list[int] = [positive_int("boundaries", bound) for bound in boundaries]
+    is_list = isinstance(boundaries, (Sequence, np.ndarray)) and not isinstance(boundaries, str)
+    extended: list[int] = [positive_int("boundaries", bound) for bound in boundaries] if is_list else []
     if not extended or any(low >= high for low, high in zip(extended, extended[1:], strict=False)):
         raise ValueError(f"`boundaries` must be increasing positive integers. Received: boundaries={boundaries}")
     while extended[-1] < _MAX_LENGTH:

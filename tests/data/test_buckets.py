@@ -163,6 +163,7 @@ def test_the_longest_of_the_ids_counts_and_no_label(features, longest):
         ({"batch_size": None, "max_tokens": 0}, r"`max_tokens` must be a positive integer. Received: max_tokens=0"),
         ({"boundaries": (7, 4)}, r"`boundaries` must be increasing .* Received: boundaries=\(7, 4\)"),
         ({"boundaries": ()}, r"`boundaries` must be increasing .* Received: boundaries=\(\)"),
+        ({"boundaries": 16}, r"`boundaries` must be increasing .* Received: boundaries=16"),
         ({"boundaries": (0, 4)}, r"`boundaries` must be a positive integer. Received: boundaries=0"),
     ],
 )
