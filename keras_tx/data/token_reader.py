@@ -168,7 +168,8 @@ def _check_packed(kind: str, batch_size: Any, max_tokens: Any) -> int:
 
 def _count(name: str, value: Any) -> Any:
     """An integer of at least 0 as it is, a scalar tensor as int64."""
-    if tf.is_tensor(value):
+    is_scalar = tf.is_tensor(value) and value.dtype.is_integer and value.shape.rank in (0, None)
+    if is_scalar and (tf.is_symbolic_tensor(value) or value >= 0):  # a tensor of a graph has no value yet
         return tf.cast(value, "int64")
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
         raise ValueError(f"`{name}` must be an integer of at least 0, or a scalar tensor. Received: {name}={value!r}")

@@ -472,6 +472,14 @@ def test_an_unfinished_write_whose_files_are_gone(tokenizer, tmp_path):
             ValueError,
             r"`epoch` must be an integer of at least 0, or a scalar tensor. Received: epoch=-1",
         ),
+        *[
+            (
+                {"epoch": tf.constant(value)},
+                ValueError,
+                r"`epoch` must be an integer of at least 0, .*: epoch=<tf.Tensor",
+            )
+            for value in (1.7, -1, [1, 2])
+        ],
         ({"start": True}, ValueError, r"`start` must be an integer of at least 0, or a scalar tensor. .* start=True"),
         ({"seed": -1}, ValueError, r"`seed` must be an integer of at least 0"),
         ({"steps": 0}, ValueError, r"`steps` must be a positive integer or None"),
