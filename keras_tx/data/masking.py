@@ -61,8 +61,8 @@ def mask_tokens(features: Any, tokenizer: Tokenizer, *, rate: float = 0.15, seed
     """
     if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 < float(rate) < 1:
         raise ValueError(f"The argument `rate` must be a number in (0, 1). Received: rate={rate!r}")
-    for name in ("mask", "padding"):
-        if (tokenizer.mask_id if name == "mask" else tokenizer.pad_id) is None:
+    for name, needed in (("mask", tokenizer.mask_id), ("padding", tokenizer.pad_id)):
+        if needed is None:
             raise ValueError(
                 f"`tokenizer` must have a {name} token. Received: special tokens {tokenizer.special_tokens}"
             )

@@ -11,12 +11,12 @@ from keras_tx.data import token_files
 from keras_tx.data.token_rows import Row
 from keras_tx.optional import Lazy
 from keras_tx.text.base import Tokenizer
+from keras_tx.text.json_tokenizer import PROBES
 from keras_tx.text.library_tokenizer import LibraryTokenizer
 
 tf = Lazy("tensorflow")
 
 FRAMING = 12, 4  # bytes before and after the data of a TFRecord
-PROBES = ("a", "b", "1", ".")  # a tokenizer may delete some of them
 UNLIMITED = 2**30  # tokens
 
 

@@ -28,8 +28,8 @@ def check_max_length(max_length: Any, special_tokens: int) -> int:
 
 
 def check_seed(seed: Any) -> Tensor:
-    """Returns `seed` as a tensor (2,) if it is two integers."""
+    """Returns `seed` as a tensor (2,) if it is two integers, or may be in a graph that does not know its shape."""
     tensor = tf.convert_to_tensor(seed)
-    if not tensor.dtype.is_integer or tensor.shape != (2,):
+    if not tensor.dtype.is_integer or not tensor.shape.is_compatible_with((2,)):
         raise ValueError(f"`seed` must be two integers. Received: seed={seed!r}")
     return tensor

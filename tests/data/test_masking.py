@@ -61,6 +61,16 @@ def test_additional_special_tokens_are_neither_chosen_nor_drawn():
     assert not np.isin(masked, extra).any() and len(np.unique(masked)) > 100
 
 
+def test_a_seed_may_come_from_a_dataset_whose_shapes_are_unknown():
+    seeds = tf.data.Dataset.range(4).batch(2)  # (None,)
+    rows = tf.data.Dataset.from_tensors(sentences(31)).repeat()
+    for i, (_, labels) in enumerate(
+        tf.data.Dataset.zip(rows, seeds).map(lambda x, seed: mask_tokens(x, TOKENIZER, seed=seed))
+    ):
+        expected = mask_tokens(sentences(31), TOKENIZER, seed=(2 * i, 2 * i + 1))[1]
+        np.testing.assert_array_equal(labels, expected)
+
+
 def test_numpy_numbers_are_numbers():
     ids = sentences(31)
     for rate in (np.float32(0.5), np.float64(0.5)):
