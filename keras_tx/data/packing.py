@@ -20,6 +20,9 @@ from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
+INT32 = np.iinfo("int32")
+INT32_RULE = f"from {INT32.min} to {INT32.max}, because the rows are int32"
+
 
 def pack_sequences(
     sequences: Any,
@@ -64,8 +67,9 @@ def pack_sequences(
 
     Raises:
         TypeError: `sequences` has another type. ValueError: an argument is not valid, there are no "token_ids", a
-            tensor is not of rank 1, a sequence is too long, or its length differs from that of its labels. For a
-            `Dataset` the last two are found only when it is read, and raise `tf.errors.InvalidArgumentError`.
+            tensor is not of rank 1, an integer is too large for int32, a sequence is too long, or its length differs
+            from that of its labels. For a `Dataset` the last three are found only when it is read, and raise
+            `tf.errors.InvalidArgumentError`.
 
     Reference:
         Krell et al. 2021, arXiv:2107.02027.
@@ -134,6 +138,8 @@ def _filled(rows: Any, multiple_of: int, padding_id: int, label: int) -> Any:
 def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"`{name}` must be an integer. Received: {name}={value!r}")
+    if not INT32.min <= int(value) <= INT32.max:
+        raise ValueError(f"`{name}` must be an integer {INT32_RULE}. Received: {name}={value!r}")
     return int(value)
 
 
@@ -198,11 +204,11 @@ def _in_memory(values: Any) -> Tensor:
             sizes = [len(row) for row in rows]
             rows = [row for row in rows if len(row)] or [np.zeros(0, "int32")]  # NumPy takes an empty list for float64
             values = tf.RaggedTensor.from_row_lengths(np.concatenate(rows), np.array(sizes, "int64"))
-        if values.shape.rank == 2:
-            return _as_ragged(values)
-        reason = f"rank {values.shape.rank}"
+        reason = None if values.shape.rank == 2 else f"rank {values.shape.rank}"
     except (TypeError, ValueError) as error:
         reason = str(error)
+    if reason is None:
+        return _as_ragged(values)
     raise TypeError(
         "`sequences` must be a tf.data.Dataset, a list of arrays, a ragged tensor or a rectangular array. Received: "
         f"{reprlib.repr(values)} ({reason})"
@@ -212,7 +218,17 @@ def _in_memory(values: Any) -> Tensor:
 def _as_ragged(values: Tensor) -> Tensor:
     """Converts rows, which are dense if all have the same known length, to ragged rows, and integers to int32."""
     values = values if isinstance(values, tf.RaggedTensor) else tf.RaggedTensor.from_tensor(values)
-    return tf.cast(values, "int32") if values.dtype.is_integer else values
+    if not values.dtype.is_integer:
+        return values
+    if values.dtype.limits[1] > INT32.max:
+        flat = values.flat_values
+        narrow = tf.cast(flat, "int32")
+        is_wrong = tf.cast(narrow, "int64") != tf.cast(flat, "int64")
+        if values.dtype.is_unsigned:
+            is_wrong |= narrow < 0
+        wrong = tf.boolean_mask(flat, is_wrong)
+        _require(tf.size(wrong) == 0, f"`sequences` must have integers {INT32_RULE}. Received:", wrong[:1])
+    return tf.cast(values, "int32")
 
 
 def _check_lengths(parts: tuple[Any, ...], limit: int | None) -> None:

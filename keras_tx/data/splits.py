@@ -1,5 +1,6 @@
 """Random splits of examples into parts, and checks of their arguments."""
 
+import math
 from numbers import Integral, Real
 from typing import Any
 
@@ -18,10 +19,11 @@ def generator(seed: Any) -> np.random.Generator:
     return np.random.default_rng(check_seed(seed))
 
 
-def check_seed(seed: Any) -> int:
-    """Returns `seed` as an `int` if it is an integer of at least 0."""
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or int(seed) < 0:
-        raise ValueError(f"`seed` must be an integer of at least 0. Received: seed={seed!r}")
+def check_seed(seed: Any, most: float = math.inf) -> int:
+    """Returns `seed` as an `int` if it is an integer of at least 0, and at most `most`."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= int(seed) <= most:
+        rule = "an integer of at least 0" if most == math.inf else f"an integer from 0 to {most}"
+        raise ValueError(f"`seed` must be {rule}. Received: seed={seed!r}")
     return int(seed)
 
 

@@ -16,6 +16,8 @@ from keras_tx.text.argument_checks import check_boolean
 
 tf = Lazy("tensorflow")
 
+LARGEST_SEED = 2**63 - 1  # of TensorFlow's random numbers
+
 
 def read_tokens(
     directory: str | PathLike[str],
@@ -61,7 +63,7 @@ def read_tokens(
             of each, and padding for the last; of a pair the target without its first token, while "target_ids" lack the
             last. False gives features alone, for `mask_tokens`. None: True, except for texts with labels.
         shuffle: whether to shuffle blocks of texts, and texts within about 2 million tokens.
-        seed: an integer of at least 0 that decides the order.
+        seed: an integer from 0 to 2**63 - 1 that decides the order.
         epoch: the number of the epoch, an integer or a scalar tensor. Each has another order.
         start: the number of batches (or elements, without batches) to leave out at the beginning of the epoch, an
             integer or a scalar tensor. Packed rows that are left out are not read; other batches are read and dropped.
@@ -100,7 +102,7 @@ def read_tokens(
         >>> len(batches)
         3
     """
-    order = splits.check_seed(seed) if check_boolean("shuffle", shuffle) else None
+    order = splits.check_seed(seed, most=LARGEST_SEED) if check_boolean("shuffle", shuffle) else None
     epoch, start = _count("epoch", epoch), _count("start", start)
     index = token_files.read_index(directory)
     if tokenizer is not None:

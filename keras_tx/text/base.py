@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
@@ -147,10 +148,12 @@ class Tokenizer(abc.ABC):
         return cls(**config)
 
     def id_to_token(self, id: int) -> str:
-        """Returns the token of an id; raises ValueError for an id outside the vocabulary."""
-        if not 0 <= id < self.vocabulary_size:
-            raise ValueError(f"`id` must be in [0, {self.vocabulary_size}), the vocabulary. Received: id={id}")
-        return self.vocabulary[id]
+        """Returns the token of an id; raises ValueError for what is not the id of a token of the vocabulary."""
+        if isinstance(id, bool) or not isinstance(id, Integral) or not 0 <= id < self.vocabulary_size:
+            raise ValueError(
+                f"`id` must be an integer in [0, {self.vocabulary_size}), the vocabulary. Received: id={id!r}"
+            )
+        return self.vocabulary[int(id)]
 
     def _special_ids(self) -> set[int]:
         """The ids that decoding leaves out."""

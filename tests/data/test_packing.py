@@ -177,6 +177,16 @@ def test_rows_are_nearly_full():
         (SEQUENCES, {"too_long": "cut"}, ValueError, r"`too_long` must be one of .* Received: too_long='cut'"),
         (SEQUENCES, {"padding_id": 0.5}, ValueError, r"`padding_id` must be an integer. Received: padding_id=0.5"),
         (SEQUENCES, {"label_padding": True}, ValueError, r"`label_padding` must be .* Received: label_padding=True"),
+        (
+            SEQUENCES,
+            {"padding_id": 2**31},
+            ValueError,
+            r"`padding_id` must .* 2147483647.* Received: padding_id=2147483648",
+        ),
+        ([[1, 2**31]], {}, ValueError, r"must have integers from -2147483648 to 2147483647.* Received: \[2147483648\]"),
+        (([[1]], [[-(2**40)]]), {}, ValueError, r"must have integers from .* Received: \[-1099511627776\]"),
+        (np.uint32([[7, 2**32 - 1]]), {}, ValueError, r"must have integers from .* Received: \[4294967295\]"),
+        (np.uint64([[7, 2**64 - 1]]), {}, ValueError, r"must have integers from .* Received: \[18446744073709551615\]"),
         (SEQUENCES, {"length": 5}, ValueError, r"not be longer than `length`, .* Received: 7 tokens, length = 5"),
         ([], {}, ValueError, r"at least one sequence, and as many labels and weights. Received: \[0\]"),
         (([[1], [2]], [[1]]), {}, ValueError, r"as many labels and weights. Received: \[2, 1\]"),
@@ -206,6 +216,9 @@ def test_what_a_dataset_says_beforehand_is_refused_at_once():
 def test_what_a_dataset_holds_is_refused_when_it_is_read():
     rows = pack_sequences(dataset(SEQUENCES), 5)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)must not be longer than `length`, .*7.*5"):
+        list(rows)
+    rows = pack_sequences(dataset(SEQUENCES, "int64").map(lambda ids: ids + 2**31 - 20), 8)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)must have integers from -2147483648 to 2147483647"):
         list(rows)
     rows = pack_sequences(dataset(SEQUENCES).map(lambda ids: (ids, tf.concat([ids, ids], 0))), 8)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)must be as long as its token ids. .*6.*3"):

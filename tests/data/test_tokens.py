@@ -481,7 +481,8 @@ def test_an_unfinished_write_whose_files_are_gone(tokenizer, tmp_path):
             for value in (1.7, -1, [1, 2])
         ],
         ({"start": True}, ValueError, r"`start` must be an integer of at least 0, or a scalar tensor. .* start=True"),
-        ({"seed": -1}, ValueError, r"`seed` must be an integer of at least 0"),
+        ({"seed": -1}, ValueError, r"`seed` must be an integer from 0 to 9223372036854775807. Received: seed=-1"),
+        ({"seed": 2**63}, ValueError, r"`seed` must be an integer from 0 to .* Received: seed=9223372036854775808"),
         ({"steps": 0}, ValueError, r"`steps` must be a positive integer or None"),
         ({"shuffle": 1}, TypeError, r"`shuffle` must be"),
         ({"num_shards": 4, "shard_index": 0}, ValueError, r"must divide the number of files, .*4 workers, 6 files in"),

@@ -59,10 +59,13 @@ def test_tokens_and_ids(tokenizer):
         token = tokenizer.special_tokens.get(name)
         assert getattr(tokenizer, attribute) == (None if token is None else tokenizer.token_to_id(token))
     assert set(tokenizer.special_tokens) <= set(IDS)
-    with pytest.raises(ValueError, match=rf"`id` must be in \[0, {size}\), the vocabulary. Received: id={size}"):
+    with pytest.raises(
+        ValueError, match=rf"`id` must be an integer in \[0, {size}\), the vocabulary. Received: id={size}"
+    ):
         tokenizer.id_to_token(size)
-    with pytest.raises(ValueError, match=r"`id` must be in .* Received: id=-1"):
-        tokenizer.id_to_token(-1)
+    for wrong in (-1, 1.5, "1", True):
+        with pytest.raises(ValueError, match=rf"`id` must be an integer in .* Received: id={wrong!r}"):
+            tokenizer.id_to_token(wrong)
     with pytest.raises(ValueError, match="`token` must be in the vocabulary. Received: token='no such token'"):
         tokenizer.token_to_id("no such token")
 
