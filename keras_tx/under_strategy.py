@@ -10,11 +10,12 @@ import re
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import keras
 
-from keras_tx.internals import keras_replicas, keras_training
+from keras_tx.internals import keras_batches, keras_replicas, keras_training
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -78,17 +79,15 @@ def _with_guard(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         strategy = keras_replicas.strategy_of(self)
         if strategy is None:
             return method(self, *args, **kwargs)
+        in_parts = name.endswith("_on_batch") and strategy.num_replicas_in_sync > 1
         try:
-            outputs = method(self, *args, **kwargs)
+            with keras_batches.batches_in_parts(self, name) if in_parts else nullcontext():
+                return method(self, *args, **kwargs)
         except tf.errors.OpError as error:
             lost = _lost_worker(strategy, error)
             if lost is None:
                 raise
             raise lost from error
-        if name == "predict_on_batch":  # every replica was given the whole batch
-            copies = strategy.num_replicas_in_sync
-            outputs = keras.tree.map_structure(lambda rows: rows[: len(rows) // copies], outputs)
-        return outputs
 
     return guarded
 

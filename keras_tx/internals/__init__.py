@@ -6,6 +6,7 @@ keras_tx uses nothing that Keras and TensorFlow do not promise to keep, except h
 - `keras_training`: losses, metrics and data of `fit`, and what is built before its first step,
 - `keras_optimizers`: optimizers, and how they update weights,
 - `keras_replicas`: strategies of `tf.distribute`, and what is mended in Keras for them,
+- `keras_batches`: single batches under such strategies,
 - `tensorflow_graphs`: graphs, and the ops of tensorflow_text.
 
 `tests/internals` checks that nothing else does, and has a test for every function, which names the version and the file

@@ -144,6 +144,38 @@ def test_two_workers_evaluate_and_predict_as_one_device(workers):
         assert_evaluated(found)
 
 
+def on_batches(strategy, reduction, eager=False):
+    """Losses, accuracies and the sum of the weights after steps on single batches of 7 rows with unlike padding."""
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        keras.utils.set_random_seed(3)
+        model = cases.small()
+        loss = PaddedCrossentropy(reduction=reduction)
+        model.compile(keras.optimizers.SGD(0.01), loss, metrics=[PaddedAccuracy()], run_eagerly=eager)
+    x, y = (one[:7] for one in cases.tokens())
+    y = y * (np.arange(7) < np.array([5, 1, 2, 3, 4, 5, 1])[:, None])
+    weights = (np.arange(7) / 3).astype("float32")
+    found = [model.test_on_batch(x, y), *(model.train_on_batch(x, y, weights) for _ in range(2))]
+    found += [model.train_on_batch(x[:1], y[:1]), model.predict_on_batch(x).sum((1, 2)).tolist()]
+    return [*found, float(sum(np.abs(w).sum() for w in model.get_weights()))]
+
+
+def assert_on_batches(found, reduction):
+    for one, two in zip(found, on_batches(None, reduction, eager=True), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5)
+
+
+@PROCESS
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_single_batches_on_two_devices_are_as_on_one(devices, reduction):
+    assert_on_batches(devices(on_batches, reduction=reduction), reduction)
+
+
+@PROCESS
+def test_single_batches_on_two_workers_are_as_on_one_device(workers):
+    for found in workers(on_batches, reduction="sum"):
+        assert_on_batches(found, "sum")
+
+
 def fit_uneven(strategy):
     """The weights' sums after a first batch of three rows, and after batches whose last leaves a replica none."""
     sums, model = [], cases.built("causal_lm", strategy)

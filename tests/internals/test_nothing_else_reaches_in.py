@@ -13,6 +13,7 @@ import pytest
 import keras_tx
 from keras_tx.internals import keras_models
 from tests.internals.doors import (
+    BATCHES,
     GRAPHS,
     JAX_STEPS,
     LIBRARY,
@@ -25,7 +26,7 @@ from tests.internals.doors import (
     still,
 )
 
-DOORS = (MODELS, LORA, TRAINING, JAX_STEPS, OPTIMIZERS, REPLICAS, GRAPHS, LIBRARY)
+DOORS = (MODELS, LORA, TRAINING, JAX_STEPS, OPTIMIZERS, REPLICAS, BATCHES, GRAPHS, LIBRARY)
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path not in DOORS]
 NAMES = {  # private names that only a door may contain, even in a comment
     *"_flatten_layers _keras_history _inbound_nodes _outbound_nodes _nodes_by_depth _functional _inputs_struct".split(),
@@ -52,7 +53,9 @@ def test_a_change_of_keras_is_told_with_its_version():
         raise AttributeError("song")
 
 
-@pytest.mark.parametrize("door", [MODELS, LORA, TRAINING, OPTIMIZERS, REPLICAS, GRAPHS], ids=lambda door: door.stem)
+@pytest.mark.parametrize(
+    "door", [MODELS, LORA, TRAINING, OPTIMIZERS, REPLICAS, BATCHES, GRAPHS], ids=lambda door: door.stem
+)
 def test_each_function_is_documented_and_tested(door):
     module = importlib.import_module(f"keras_tx.internals.{door.stem}")
     tests = (Path(__file__).parent / f"test_{door.name}").read_text()
