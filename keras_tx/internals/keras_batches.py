@@ -23,7 +23,8 @@ def batches_in_parts(model: Any, method: str) -> Iterator[None]:
         model: a model that was made in the scope of a strategy.
         method: "train_on_batch", "test_on_batch" or "predict_on_batch".
     """
-    strategy, name = keras_replicas.strategy_of(model), f"{method.partition('_')[0]}_function"
+    strategy: Any = keras_replicas.strategy_of(model)
+    name = f"{method.partition('_')[0]}_function"
     getattr(model, f"make_{name}")()
     function = getattr(model, name)
 

@@ -36,6 +36,19 @@ def check_range(name: str, values: Any, size: int) -> None:
         raise ValueError(f"`{name}` must be in [0, {size}). Received: {wrong} in {name} of shape {values.shape}")
 
 
+def check_in_each_row(name: str, values: Any, token: int, role: str) -> None:
+    """Raises unless each row of `values`, a NumPy array (B, T) or None, has the id `token`, whose name is `role`."""
+    if values is not None and values.ndim == 2:
+        missing = np.flatnonzero(~(values == token).any(axis=1))
+        if missing.size:
+            raise ValueError(f"{rule_of_each_row(name, token, role)}{missing[0]}")
+
+
+def rule_of_each_row(name: str, token: int, role: str) -> str:
+    """The error of `check_in_each_row` without the number of the row."""
+    return f"Each row of `{name}` must have the `{role}` {token}, at which it is classified. Received: none in row "
+
+
 def check_no_texts(name: str, ids: Any) -> None:
     """Raises for a string and for an array or tensor of strings, of ids or, if the name is "y", of labels."""
     dtype = getattr(ids, "dtype", None)

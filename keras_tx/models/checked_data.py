@@ -18,7 +18,14 @@ import keras
 from keras_tx.internals import keras_jax_steps, keras_training
 from keras_tx.internals.keras_models import is_of_keras, layers_within
 from keras_tx.layers import LearnedPositionalEncoding
-from keras_tx.layers.ids import check_integers, check_no_texts, check_range, values_of
+from keras_tx.layers.ids import (
+    check_in_each_row,
+    check_integers,
+    check_no_texts,
+    check_range,
+    rule_of_each_row,
+    values_of,
+)
 from keras_tx.models.counted import CountedModel
 from keras_tx.models.filled_data import fill_arguments
 from keras_tx.models.shared_data import in_each_process, with_own_share
@@ -31,8 +38,13 @@ tf = Lazy("tensorflow")
 _STEPS = ("call", "train_step", "test_step", "compute_loss", "compute_loss_and_updates")
 _OF_KERAS = ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
 # What the assertions of this file, its Python errors, a look-up and Keras' loss write into TensorFlow's long errors.
-_OUTSIDE = re.compile(r"((?:The labels|`\w+`) must be in \[0, \d+\)[^[\]]*Received: (?:label )?)\] \[(-?\d+)\]")
-_IN_PYTHON = re.compile(r"ValueError: ((?:The labels|`\w+`) must be [^\n]*Received: [^\n]*)")
+_OUTSIDE = re.compile(
+    r"((?:(?:The labels|`\w+`) must be in \[0, \d+\)|Each row of `\w+` must have )[^[\]]*"
+    r"Received: (?:label |none in row )?)\] \[(-?\d+)\]"
+)
+_IN_PYTHON = re.compile(
+    r"ValueError: ((?:(?:The labels|`\w+`) must be |Each row of `\w+` must have )[^\n]*Received: [^\n]*)"
+)
 _LOOK_UP = re.compile(r"indices\[[\d,]+\] = (-?\d+) is not in \[0, (\d+)\)")
 _OF_POSITIONS = "layers/positions.py"  # a file in which a look-up may stand; the others are of ids
 _LABEL = re.compile(r"Received a label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
@@ -59,10 +71,17 @@ class DataCheck:
         names: the names of all inputs, in the order in which a list of arrays gives them.
         labels: how the labels are to be, in the structure of the compiled loss: one, a list or a dict; None is
             unchecked.
+        in_each_row: {name of an input of ids: (an id that each of its rows must have, the id's name)}.
     """
 
-    def __init__(self, sizes: Mapping[str, int], names: list[str], labels: Any):
-        self.sizes, self.names, self.labels = dict(sizes), names, labels
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        names: list[str],
+        labels: Any,
+        in_each_row: Mapping[str, tuple[int, str]] = types.MappingProxyType({}),
+    ):
+        self.sizes, self.names, self.labels, self.in_each_row = dict(sizes), names, labels, dict(in_each_row)
 
     def arrays(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
         """Raises a ValueError for the first wrong value of arrays."""
@@ -71,6 +90,8 @@ class DataCheck:
             if hasattr(ids, "shape"):
                 check_integers(name, ids)
                 check_range(name, values_of(ids), self.sizes[name])
+                if name in self.in_each_row:
+                    check_in_each_row(name, values_of(ids), *self.in_each_row[name])
         for given, labels in self._labels(y, sample_weight):
             check_no_texts("y", given)
             values = values_of(given) if hasattr(given, "shape") else None
@@ -100,6 +121,10 @@ class DataCheck:
             if isinstance(ids, tf.Tensor):
                 check_integers(name, ids)
                 _assert_range(ids, self.sizes[name], None, f"`{name}` must be in [0, {self.sizes[name]}). Received: ")
+                if name in self.in_each_row:
+                    has_it = tf.reduce_any(ids == self.in_each_row[name][0], axis=1)
+                    rule = rule_of_each_row(name, *self.in_each_row[name])
+                    tf.debugging.Assert(tf.reduce_all(has_it), [rule, tf.argmin(tf.cast(has_it, "int32"))])
         for given, labels in self._labels(y, sample_weight):
             if isinstance(given, tf.Tensor):
                 check_no_texts("y", given)
@@ -164,6 +189,10 @@ class CheckedModel(CountedModel):
         """{name of an input of ids: size of the table that it indexes}; by default empty."""
         return {}
 
+    def _ids_in_each_row(self) -> Mapping[str, tuple[int, str]]:
+        """{name of an input of ids: (an id that each of its rows must have, the id's name)}; by default empty."""
+        return {}
+
     def _input_names(self) -> list[str]:
         """The names of the inputs, in the order in which a list gives them."""
         return [tensor.name for tensor in self.inputs]
@@ -215,7 +244,7 @@ class CheckedModel(CountedModel):
         if has_labels:
             self._check_training_arguments(given)
         labels = self._labels() if has_labels else None
-        check = DataCheck(self._id_sizes(), self._input_names(), labels)
+        check = DataCheck(self._id_sizes(), self._input_names(), labels, self._ids_in_each_row())
         x, options = given.get("x"), {name: given[name] for name in ("class_weight", "shuffle") if name in given}
         if not (given.get("validation_split") and keras_training.is_loader(x)):  # which is an error of Keras
             given["x"] = _checked(check, x, given.get("y"), given.get("sample_weight"), **options)

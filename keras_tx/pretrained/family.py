@@ -169,7 +169,13 @@ class Family(HasLayers):
 
     def saved_values(self) -> dict[str, Any]:
         """The values of config.json that `save_pretrained` replaces."""
-        return {"architectures": [self.architecture()], **self.both_spellings()}
+        values = {"architectures": [self.architecture()], **self.both_spellings()}
+        if self.task == "question_answering" and self.config.count_labels(default=2) != 2:  # labels of another task
+            labels = [f"LABEL_{index}" for index in range(2)]
+            values["id2label"] = {str(index): label for index, label in enumerate(labels)}
+            values["label2id"] = {label: index for index, label in enumerate(labels)}
+            values |= {"num_labels": 2} if "num_labels" in self.config.values else {}
+        return values
 
     def both_spellings(self) -> dict[str, Any]:
         """Values for rotary embeddings, which have different names in transformers 4 and 5, under both names."""

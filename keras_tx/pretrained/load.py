@@ -89,6 +89,7 @@ def from_pretrained(
     if labels is not None:
         values["id2label"] = {str(index): label for index, label in enumerate(labels)}
         values["label2id"] = {label: index for index, label in enumerate(labels)}
+        values.pop("num_labels", None)  # it would contradict the names
     config = Config(values)
     kind = family_of(config)
     said_tied = kind.tied_by_file or config.flag("tie_word_embeddings", default=kind.tied_by_default)
@@ -128,7 +129,7 @@ def from_pretrained(
             f"The checkpoint lacks tensors of the task {model.task!r}. They are new and must be trained: {new}",
             stacklevel=2,
         )
-    object.__setattr__(model, "source", directory)  # `save_pretrained` copies the tokenizer's files from it
+    object.__setattr__(model, "source", directory.absolute())  # `save_pretrained` copies the tokenizer's files from it
     return model
 
 

@@ -189,6 +189,10 @@ class PretrainedModel(CheckedModel):
         segments = "token_type_ids" in self.family.inputs
         return {**self._ids, **({"token_type_ids": self.family.embedding.num_segments} if segments else {})}
 
+    def _ids_in_each_row(self) -> dict[str, tuple[int, str]]:
+        at_last = getattr(self.family, "at_last", None) if self.task == "sequence_classification" else None
+        return {} if at_last is None else {"input_ids": (at_last.token_id, "eos_token_id")}
+
     def _input_names(self) -> list[str]:
         return list(self.family.inputs)
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from keras_tx.pretrained.files import is_of_weights, write_into
 from keras_tx.pretrained.load import CONFIG, GENERATION
 from keras_tx.pretrained.model import PretrainedModel
 from keras_tx.pretrained.replace import replacing
+from keras_tx.pretrained.variable_loader import check_finite
 from keras_tx.text.compatibility import check_fits
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -49,7 +51,8 @@ def save_pretrained(
 ) -> None:
     """Saves a model as a Hugging Face checkpoint: config.json, generation_config.json, safetensors and the tokenizer.
 
-    Tensors that did not change since `from_pretrained` are saved bit for bit. Unknown keys of the config are kept. The
+    Tensors that did not change since `from_pretrained` are saved bit for bit, unless the dtype policy of the layers has
+    rounded them. Unknown keys of the config are kept. The
     product of LoRA matrices is added to the saved kernel.
 
     An earlier checkpoint in the directory is replaced atomically: a reader gets all old files or all new ones. A
@@ -72,8 +75,9 @@ def save_pretrained(
 
     Raises:
         TypeError: `model` is not a `PretrainedModel`.
-        ValueError: `dtype` is not one of these, `max_shard_bytes` is not positive, the model is quantized, or the
-            tokenizer has more tokens than the model.
+        ValueError: `dtype` is not one of these, `max_shard_bytes` is not positive, the model is quantized, a weight is
+            NaN or infinite, in this `dtype`, or the tokenizer has more tokens than the model. An earlier checkpoint
+            in the directory is then as it was.
         OSError: a file cannot be written, by this process or by the one that writes for all; the directory is then as
             it was.
 
@@ -121,8 +125,11 @@ def _tensors(model: PretrainedModel, dtype: str | None) -> Iterator[tuple[str, n
             raise ValueError(f"`model` must have floating weights. Received: {row.theirs!r} of dtype {dtypes[0]}")
         kernels = (with_lora[id(one)].merged_with_lora()[0] if id(one) in with_lora else one for one in row.variables)
         values = [processes.on_host(one) for one in kernels]
-        tensor = row.write(values)
-        yield _name(model, row.theirs), tensor.astype(dtype or _stored(model, row.theirs), copy=False)
+        with np.errstate(over="ignore"):  # the check below says more
+            tensor = row.write(values).astype(dtype or _stored(model, row.theirs), copy=False)
+        name = _name(model, row.theirs)
+        check_finite(name, tensor)  # `from_pretrained` would refuse the checkpoint, and the earlier one would be gone
+        yield name, tensor
     for name, array in model.family.computed().items():
         yield _name(model, name), array.astype(dtype or _stored(model, name), copy=False)
 
@@ -157,7 +164,13 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def _copy_tokenizer(source: Path | None, folder: Path) -> None:
-    if source is not None:
+    if source is not None and not source.is_dir():
+        warnings.warn(
+            "No files of a tokenizer are saved, because the directory that the model was loaded from no longer exists: "
+            f"{str(source)!r}. Pass `tokenizer`.",
+            stacklevel=2,
+        )
+    elif source is not None:
         for name in TOKENIZER_FILES:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)

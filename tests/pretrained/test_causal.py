@@ -147,8 +147,9 @@ def test_rotary_parameters_in_the_words_of_version_4_are_read(tmp_path, scaling)
 
 def test_the_last_token_is_the_last_that_is_not_padding():
     x, ids = normal(3, 5, 7), np.array([[4, 1, 6, 1, 1], [1, 1, 5, 8, 9], [1, 1, 1, 1, 1]])
-    assert_close(LastToken(1)(x, ids), np.stack([x[0, 2], x[1, 4], x[2, 0]]))
-    assert_close(LastToken()(x, ids), x[:, -1])
+    real = np.array([[1, 1, 1, 1, 0], [0, 1, 1, 0, 1], [1, 1, 0, 0, 0]])
+    assert_close(LastToken(1)(x, ids, real), np.stack([x[0, 2], x[1, 4], x[2, 0]]))
+    assert_close(LastToken()(x, ids, real), np.stack([x[0, 3], x[1, 4], x[2, 1]]))
     assert LastToken.from_config(LastToken(3).get_config()).padding_id == 3
 
 

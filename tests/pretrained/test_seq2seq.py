@@ -332,8 +332,9 @@ def test_a_whole_t5_lends_its_stacks_to_other_tasks(tmp_path, task):
     save_pretrained(model, tmp_path / "again")
     again = from_pretrained(tmp_path / "again")
     assert again.task == task
-    for name, value in model(IDS).items():
-        assert_close(again(IDS)[name], value, atol=0)
+    ids = np.where(IDS == 2, 1, IDS)  # 1 is the end of a text, at which it is classified
+    for name, value in model(ids).items():
+        assert_close(again(ids)[name], value, atol=0)
 
 
 # How they write

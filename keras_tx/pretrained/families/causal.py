@@ -23,7 +23,11 @@ _DEPEND_ON_THE_PROMPT = {"min_length": (None, 0), "forced_bos_token_id": (None,)
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class LastToken(keras.layers.Layer):
-    """Vectors (B, T, D), ids (B, T) -> the vector (B, D) of the last id that is not `padding_id`, or of the last id."""
+    """Vectors (B, T, D), ids (B, T), `real` (B, T) -> the vector (B, D) of the last token that is not padding.
+
+    Padding is the id `padding_id`, as in transformers. If this is None, padding is where `real` is False; transformers
+    refuses several texts then.
+    """
 
     def __init__(self, padding_id: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -33,14 +37,13 @@ class LastToken(keras.layers.Layer):
     def compute_mask(self, inputs: Tensor, mask: Tensor = None) -> None:
         return None
 
-    def call(self, inputs: Tensor, ids: Tensor) -> Tensor:
-        if self.padding_id is None:
-            return inputs[:, -1]
-        places = ops.where(ops.not_equal(ids, self.padding_id), ops.arange(ops.shape(ids)[1], dtype="int32"), 0)
+    def call(self, inputs: Tensor, ids: Tensor, real: Tensor) -> Tensor:
+        is_token = ops.cast(real, "bool") if self.padding_id is None else ops.not_equal(ids, self.padding_id)
+        places = ops.where(is_token, ops.arange(ops.shape(ids)[1], dtype="int32"), 0)
         last = ops.max(places, axis=1)  # a row of padding tokens gives its first vector, as in transformers
         return ops.take_along_axis(inputs, last[:, None, None], axis=1)[:, 0]
 
-    def compute_output_spec(self, inputs: Tensor, ids: Tensor) -> Any:
+    def compute_output_spec(self, inputs: Tensor, ids: Tensor, real: Tensor) -> Any:
         return keras.KerasTensor((inputs.shape[0], inputs.shape[2]), dtype=inputs.dtype)
 
     def get_config(self) -> dict[str, Any]:
@@ -96,16 +99,19 @@ class CausalFamily(Family):
         embedded = self.embedding(ids, mask=mask, **absolute)
         hidden = self.decoder(embedded, mask=mask, positions=positions, return_hidden_states=hidden_states)
         hidden, *states = hidden if hidden_states else (hidden,)
-        return {**self._task_outputs(hidden, ids), **({"hidden_states": split(states[0])} if hidden_states else {})}
+        return {
+            **self._task_outputs(hidden, ids, mask),
+            **({"hidden_states": split(states[0])} if hidden_states else {}),
+        }
 
-    def _task_outputs(self, hidden: Tensor, ids: Tensor) -> dict[str, Tensor]:
+    def _task_outputs(self, hidden: Tensor, ids: Tensor, real: Tensor) -> dict[str, Tensor]:
         if self.task == "base":
             return {"last_hidden_state": hidden}
         if self.task == "causal_lm":
             return {"logits": self._logits(hidden)}
         if self.task == "question_answering":
             return answer_spans(self.head(hidden))
-        return {"logits": self.head(self.last_token(hidden, ids) if hasattr(self, "last_token") else hidden)}
+        return {"logits": self.head(self.last_token(hidden, ids, real) if hasattr(self, "last_token") else hidden)}
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """(B, T, D) -> (B, T, V)."""

@@ -10,6 +10,7 @@ import keras
 from keras import ops
 
 from keras_tx.internals.keras_models import keep_call_arguments
+from keras_tx.layers.ids import check_in_each_row, values_of
 from keras_tx.layers.projection import VocabularyProjection
 from keras_tx.pretrained import generation_config, table
 from keras_tx.pretrained.config import Config
@@ -46,7 +47,10 @@ class TargetIds(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class AtLast(keras.layers.Layer):
-    """Vectors (B, T, D), ids (B, T) -> the vectors (B, D) at the last occurrence of `token_id`."""
+    """Vectors (B, T, D), ids (B, T) -> the vectors (B, D) at the last occurrence of `token_id`, the end of a text.
+
+    As in transformers, an eager call raises an error for a row without it.
+    """
 
     def __init__(self, token_id: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -55,6 +59,7 @@ class AtLast(keras.layers.Layer):
         keep_call_arguments(self)
 
     def call(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        check_in_each_row("input_ids", values_of(ids), self.token_id, "eos_token_id")
         slots = ops.arange(ops.shape(ids)[1], dtype="int32")
         last = ops.max(ops.where(ops.equal(ids, self.token_id), slots, 0), axis=1)
         return ops.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]

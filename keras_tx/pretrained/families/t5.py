@@ -197,6 +197,8 @@ class T5(Seq2SeqFamily):
     def saved_values(self) -> dict[str, Any]:
         # `tie_word_embeddings` is written by us, and then no longer shows whether the output is scaled.
         values = {**super().saved_values(), "scale_decoder_outputs": self.is_scaled}
+        if self.target_ids is not None:  # transformers has no default for it there
+            values["decoder_start_token_id"] = self.target_ids.start_id
         return {**values, "is_encoder_decoder": self.task not in self.encoder_tasks}
 
     def _bias(self, num_heads: int, bidirectional: bool) -> Any:
