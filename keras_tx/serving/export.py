@@ -87,7 +87,8 @@ def export(
     Args:
         model: a `TextClassifier`, `MaskedLM`, `CausalLM`, `Seq2Seq` or `PretrainedModel`; or any functional
             `keras.Model` over ids (B, T), with or without inputs for segment ids and for a padding mask. These are
-            found by names such as "input_ids", "token_type_ids", "attention_mask", otherwise by position.
+            found by names such as "input_ids", "token_type_ids", "attention_mask", otherwise by position; an input of
+            booleans is a padding mask.
         path: the model's folder, such as "saved_models/reviews". Versions are numbered folders in it.
         tokenizer: a `BertTokenizer`, or another tokenizer with the model's vocabulary that runs in a graph
             (`Tokenizer.in_graph`). Texts that are longer than its `max_length` are truncated, but a longer prompt is an

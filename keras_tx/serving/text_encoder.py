@@ -2,7 +2,8 @@
 
 B batch, T tokens. `TextClassifier` and `MaskedLM` are such models, and so are the checkpoints of `keras_tx.pretrained`
 that do not generate, and users' own models. Their inputs are integers (B, T): token ids and, where the model has them,
-segment ids and a padding mask, found by name or by position. The padding mask is computed here from the ids.
+segment ids and a padding mask, found by name or by position; an input of booleans is a padding mask. The mask is
+computed here from the ids.
 """
 
 import itertools
@@ -26,7 +27,7 @@ tf = Lazy("tensorflow")
 NAMES = {
     "ids": ("token_ids", "input_ids", "input_word_ids", "ids"),
     "segments": ("segment_ids", "token_type_ids", "input_type_ids", "type_ids"),
-    "mask": ("attention_mask", "padding_mask", "input_mask"),
+    "mask": ("attention_mask", "padding_mask", "input_mask", "token_mask", "mask"),
 }
 BY_POSITION = ("ids", "segments")
 MOST_SEGMENTS = 16  # of an input that is taken for segment ids by its position alone
@@ -72,12 +73,18 @@ class TextEncoder:
         self.num_segments: int | None = self._count_segments()
 
     def _check_segments(self, embedding: Any) -> None:
-        """Raises for a second input of another name that looks like ids, of which the export would know nothing."""
+        """Raises for a second input of another name that may be something else than segment ids: it would get zeros."""
         for tensor in self.model.inputs:
             if self.roles[tensor.name] != "segments" or tensor.name in NAMES["segments"]:
                 continue
             layer: Any = _embedding_of(self.model, tensor)
-            if layer is None or getattr(layer, "num_segments", None):  # a `TokenEmbedding` with segments checks them
+            if layer is None or "position" in tensor.name:
+                raise ValueError(
+                    "`model` must take token ids, and beside them at most segment ids, which are looked up in a table, "
+                    f"and a padding mask; names that are known are {NAMES}. Received: the input '{tensor.name}', "
+                    f"which {'is looked up in no table' if layer is None else 'has the name of positions'}"
+                )
+            if getattr(layer, "num_segments", None):  # a `TokenEmbedding` with segments checks them
                 continue
             size = layer.vocabulary_size if hasattr(layer, "vocabulary_size") else layer.input_dim
             if layer is embedding or size > MOST_SEGMENTS:
@@ -271,7 +278,9 @@ def _as_functional(model: keras.Model) -> Any:
 def _roles(inputs: Sequence[Tensor]) -> dict[str, str | None]:
     """The name of each input -> its role."""
     roles = {x.name: role for x in inputs for role, names in NAMES.items() if x.name in names}
-    rest = [x.name for x in inputs if x.name not in roles and not is_optional_input(x)]
+    others = [x for x in inputs if x.name not in roles and not is_optional_input(x)]
+    roles |= {x.name: "mask" for x in others if x.dtype == "bool"}
+    rest = [x.name for x in others if x.dtype != "bool"]
     free = [role for role in BY_POSITION if role not in roles.values()]
     given = list(roles.values()) + free[: len(rest)]
     if len(rest) > len(free) or "ids" not in given or len(set(given)) < len(given):

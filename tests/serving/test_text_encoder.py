@@ -39,6 +39,8 @@ def added(tensors):
         (["token_ids", "x", "padding_mask"], ["ids", "segments", "mask"]),
         (["x", "attention_mask"], ["ids", "mask"]),
         (["input_word_ids", "input_mask", "input_type_ids"], ["ids", "mask", "segments"]),
+        (["token_ids", "token_mask"], ["ids", "mask"]),
+        (["mask", "token_ids"], ["mask", "ids"]),
     ],
 )
 def test_inputs_are_known_by_name_or_by_position(names, roles):
@@ -57,6 +59,34 @@ def test_other_inputs_are_refused_by_their_names(names):
     with pytest.raises(ValueError, match="`model` must take token ids, and beside them at most") as error:
         TextEncoder(added(inputs(*names)))
     assert f"Received: inputs {names}" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["mask", "which_are_real"])
+def test_an_input_of_booleans_is_a_padding_mask(name):
+    (ids,), (mask,) = inputs("token_ids"), inputs(name, dtype="bool")
+    weights = keras.ops.cast(mask, "float32")[:, :, None]
+    total = keras.ops.sum(keras.layers.Embedding(13, 3)(ids) * weights, axis=1)
+    model = keras.Model({"token_ids": ids, name: mask}, {"total": total})
+    encoder, rows = TextEncoder(model), np.array([[3, 5, 0], [7, 0, 0]], "int32")
+    assert encoder.roles == {"token_ids": "ids", name: "mask"}
+    table = to_numpy(model.weights[0])
+    assert_close(encoder(rows)["total"], np.stack([table[3] + table[5], table[7]]))
+
+
+@pytest.mark.parametrize("name", ["importance", "position_ids"])
+def test_an_input_that_is_looked_up_in_no_table_is_not_taken_for_segment_ids(name):
+    ids, other = inputs("token_ids", name, shape=(7,))
+    numbers = keras.ops.cast(other, "float32")[:, :, None]
+    message = f"names that are known are .*Received: the input '{name}', which is looked up in no table"
+    with pytest.raises(ValueError, match=message):
+        TextEncoder(keras.Model([ids, other], keras.layers.Embedding(13, 3)(ids) + numbers))
+
+
+def test_positions_in_a_small_table_are_not_taken_for_segment_ids():
+    ids, positions = inputs("token_ids", "position_ids", shape=(7,))
+    total = keras.layers.Embedding(13, 3)(ids) + keras.layers.Embedding(7, 3)(positions)
+    with pytest.raises(ValueError, match="the input 'position_ids', which has the name of positions"):
+        TextEncoder(keras.Model([ids, positions], total))
 
 
 def test_segments_of_a_token_embedding_may_have_any_name():
