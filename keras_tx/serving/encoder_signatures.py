@@ -26,7 +26,7 @@ from keras_tx.serving.request_inputs import (
     text_spec,
     texts_of_examples,
 )
-from keras_tx.serving.text_encoder import TextEncoder, mean_of_real_tokens
+from keras_tx.serving.text_encoder import TextEncoder, mean_of_real_tokens, with_columns
 from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
@@ -81,10 +81,7 @@ def encoder_signatures(
 
     def of_width(rows: Tensor, padding: int) -> Tensor:
         length = encoder.fixed_length
-        if length is None:
-            return at_least_columns(rows, padding)
-        rows = tf.pad(rows[:, :length], [[0, 0], [0, length]], constant_values=padding)
-        return tf.ensure_shape(rows[:, :length], [None, length])
+        return at_least_columns(rows, padding) if length is None else with_columns(rows, padding, length)
 
     def outputs_of_tokens(token_ids: Tensor, lengths: Tensor, segment_ids: Tensor = None) -> dict[str, Tensor]:
         ids = of_width(checked_ids(token_ids, lengths, vocabulary_size, padding_id, encoder.max_length), padding_id)

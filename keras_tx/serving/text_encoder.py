@@ -138,19 +138,30 @@ class TextEncoder:
         features = self.features(tokenizer, texts, pairs)
         ids = tf.convert_to_tensor(features["token_ids"])
         segments = features.get("segment_ids", tf.zeros_like(ids))
-        if self.fixed_length is not None:
-            return ids, segments
-        return at_least_columns(ids, tokenizer.pad_id), at_least_columns(segments, 0)
+        if self.fixed_length is None:
+            return at_least_columns(ids, tokenizer.pad_id), at_least_columns(segments, 0)
+        if self._length_of_rows(tokenizer) < self.fixed_length:
+            ids = with_columns(ids, tokenizer.pad_id, self.fixed_length)
+            segments = with_columns(segments, 0, self.fixed_length)
+        return ids, segments
 
     def features(self, tokenizer: Any, texts: Any, pairs: Any = None) -> dict[str, Any]:
-        """What `tokenizer` returns for texts, or pairs of texts, that are to fit the model."""
+        """What `tokenizer` returns for texts, or pairs of texts, whose length the model takes.
+
+        For a model of a fixed length, rows of a tokenizer with a lower `max_length` are as long as that.
+        """
         options: dict[str, Any] = {"max_length": self.max_length} if tokenizer.max_length is None else {}
         if self.fixed_length is not None:
-            options = {"max_length": self.fixed_length, "padding": "max_length"}
+            options = {"max_length": self._length_of_rows(tokenizer), "padding": "max_length"}
         if pairs is not None:
             options["pairs"] = pairs
         found: dict[str, Any] = tokenizer(texts, **options)
         return found
+
+    def _length_of_rows(self, tokenizer: Any) -> int:
+        """The number of tokens to which texts are truncated, for a model of a fixed length."""
+        known = (self.fixed_length, tokenizer.max_length)
+        return min(length for length in known if length is not None)
 
     @property
     def half_dtype(self) -> str | None:
@@ -200,6 +211,12 @@ def half_dtype_of(model: keras.Model) -> str | None:
 def half_to_float32(tensor: Tensor) -> Tensor:
     """Casts half precision to float32 and leaves all other dtypes as they are."""
     return tf.cast(tensor, "float32") if tensor.dtype.name in HALF_DTYPES else tensor
+
+
+def with_columns(rows: Tensor, padding: int, length: int) -> Tensor:
+    """Rows (B, T) padded on the right, or truncated, to (B, `length`)."""
+    rows = tf.pad(rows[:, :length], [[0, 0], [0, length]], constant_values=padding)
+    return tf.ensure_shape(rows[:, :length], [None, length])
 
 
 def mean_of_real_tokens(hidden: Tensor, ids: Tensor, padding_id: int) -> Tensor:

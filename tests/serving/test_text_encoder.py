@@ -7,6 +7,7 @@ import pytest
 from keras_tx.layers import Encoder, LearnedPositionalEncoding, TokenEmbedding
 from keras_tx.serving import export
 from keras_tx.serving.text_encoder import TextEncoder, check_padding
+from keras_tx.text import BertTokenizer
 from tests.tools import assert_close, randomize, to_numpy
 
 pytestmark = pytest.mark.tensorflow
@@ -230,3 +231,19 @@ def test_a_part_of_a_model_answers_for_itself():
     assert_close(part[0], to_numpy(table)[rows[0]] + to_numpy(other)[0])
     (whole,) = encoder(rows).values()
     assert_close(whole, part @ to_numpy(kernel) + to_numpy(bias))
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("fixed_length", [5, 9])
+def test_texts_are_truncated_to_the_smaller_limit_and_padded_to_a_fixed_length(tokenizer, fixed_length, pairs):
+    short = BertTokenizer(tokenizer.vocabulary, max_length=7)
+    words = "the cat sat not wonderful but dull one two three"
+    texts = [[words, "the cat"], [words, "dull"]] if pairs else [[words, "the cat"]]
+    layers = [keras.Input((fixed_length,), dtype="int32"), keras.layers.Embedding(80, 3, mask_zero=True)]
+    ids, segments = TextEncoder(keras.Sequential(layers)).tokenize(short, *texts)
+    expected = short(*texts, max_length=min(7, fixed_length), padding="max_length")
+    for found, rows in ((ids, expected["token_ids"]), (segments, expected["segment_ids"])):
+        rows = to_numpy(rows)
+        assert found.shape == (2, fixed_length)
+        np.testing.assert_array_equal(found, np.pad(rows, [[0, 0], [0, fixed_length - rows.shape[1]]]))
+    assert np.count_nonzero(ids[0]) == min(7, fixed_length)
