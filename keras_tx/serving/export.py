@@ -106,17 +106,18 @@ def export(
             first texts.
         max_batch: the largest number of rows that a server puts into one batch, if batching is enabled, and that a
             request may have. 32 limits the memory of a batch.
-        precision: "float32", "bfloat16" or "int8": the precision of matrix products with weights, of a model in
-            float32. "bfloat16" and "int8" are faster on processors that multiply such numbers, and make the files of
-            the kernels 2 and 4 times smaller. With "int8" each output of a layer has a scale for its weights, and each
+        precision: "float32", "bfloat16" or "int8": the precision of matrix products with weights of this package's
+            layers, of a model in float32; products of other layers, such as `keras.layers.Dense`, stay as they are.
+            "bfloat16" and "int8" are faster on processors that multiply such numbers, and make the files of the kernels
+            2 and 4 times smaller. With "int8" each output of a layer has a scale for its weights, and each
             token a scale for its inputs; this process and the server then must run on an x86 processor with VNNI or
             AMX instructions, and TensorFlow must use oneDNN, as it does there on Linux. The logits of tied embeddings
             are products in bfloat16 in both cases, beside the float32 table that ids look up.
-        constant_weights: whether the graph has the weights of matrix products as constants, which oneDNN, where
-            TensorFlow uses it, arranges in memory once instead of in every call. Short texts gain most. A server needs
-            about eight times the memory of the weights for it, and its first call takes longer. A server whose
-            environment has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1 does the same with variables, without that cost. None:
-            for encoder models with at most 16 MB of such weights.
+        constant_weights: whether the graph has the weights of matrix products of this package's layers as constants,
+            which oneDNN, where TensorFlow uses it, arranges in memory once instead of in every call. Short texts gain
+            most. A server needs about eight times the memory of the weights for it, and its first call takes longer. A
+            server whose environment has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1 does the same with variables, without that
+            cost. None: for encoder models with at most 16 MB of such weights.
         text_pairs: whether each request has two texts, which become one row of ids, as `tokenizer(text, text_pair)`
             makes it: for a model that was trained on such rows. It needs a tokenizer that takes pairs, and that returns
             segment ids if the model tells the texts apart by them.
@@ -130,10 +131,10 @@ def export(
 
     Raises:
         TypeError: the model is not functional, or a tokenizer does not run in a graph.
-        ValueError: the constants that are asked for would need 2 GiB; for "int8", TensorFlow does not multiply int8
-            matrices exactly in this process; arguments do not match the model or each other, outputs of the model
-            depend on padding, an operation cannot run on an unmodified server, or a warm-up
-            request fails.
+        ValueError: the constants that are asked for would need 2 GiB; there are no products that could be constants or
+            have a lower precision; for "int8", TensorFlow does not multiply int8 matrices exactly in this process;
+            arguments do not match the model or each other, outputs of the model depend on padding, an operation cannot
+            run on an unmodified server, or a warm-up request fails.
         OSError: the folder cannot be written, or the disk is full.
 
     Reference:
@@ -273,8 +274,9 @@ def _traced(
         precision, constants: `precision` and `constant_weights` of `export`.
 
     Raises:
-        ValueError: constants or a lower precision are asked for, and the model does not compute in float32, or the
-            constants would need 2 GiB; or TensorFlow does not multiply int8 matrices exactly.
+        ValueError: constants or a lower precision are asked for, and the model does not compute in float32, or has no
+            products of this package's layers, or the constants would need 2 GiB; or TensorFlow does not multiply int8
+            matrices exactly.
     """
 
     def trace() -> dict[str, Any]:
@@ -299,7 +301,9 @@ def _traced(
             limit = LARGEST if constants else MOST_BY_ITSELF
             try:
                 with exported_weights(precision, limit=limit, with_values=False) as weights:
-                    return trace(), weights
+                    signatures = trace()
+                _check_products(exporter, weights, precision, constants)
+                return signatures, weights
             except TooLarge:
                 if constants:
                     raise ValueError(
@@ -310,7 +314,20 @@ def _traced(
         if not is_float32:
             return trace(), None
         with exported_weights(precision, constants=False) as weights:
-            return trace(), weights
+            signatures = trace()
+    _check_products(exporter, weights, precision, constants)
+    return signatures, weights
+
+
+def _check_products(exporter: Exporter, weights: ExportedWeights, precision: str, constants: bool | None) -> None:
+    """Raises if constants or a lower precision are asked for, and no weight of the graph became so."""
+    if (constants and not weights.size) or (precision != "float32" and not weights.made):
+        raise ValueError(
+            "`constant_weights` and `precision` are for products of layers of keras_tx with weights in float32, and "
+            "not for layers of Keras or quantized ones. Received: "
+            f"constant_weights={constants}, precision={precision!r} for a model of type "
+            f"{type(exporter.model).__name__} without such products"
+        )
 
 
 @contextmanager

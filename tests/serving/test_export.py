@@ -24,6 +24,7 @@ from keras_tx.serving.parity import FILE as PARITY_FILE
 from keras_tx.serving.warmup import serialized
 from keras_tx.text import BertTokenizer
 from tests.serving.conftest import only_signatures
+from tests.serving.user_models import bag
 from tests.tools import assert_close, has_int8_products, randomize, skip_without_int8_products, to_numpy
 
 pytestmark = pytest.mark.tensorflow
@@ -415,6 +416,21 @@ def test_weights_that_fit_into_no_graph_stay_variables_or_are_refused(make, toke
         path = export(model, tmp_path / "reviews", **options, precision="bfloat16")
     card = json.loads((path / "MODEL_CARD.json").read_text())["precision"]
     assert card["products"] == "bfloat16" and card["megabytes_of_constants"] == 0
+
+
+@pytest.mark.parametrize("options", [{"precision": "bfloat16"}, {"constant_weights": True}])
+@pytest.mark.parametrize("kind", ["of_keras", "quantized"])
+def test_what_no_product_of_a_model_can_have_is_refused(make, tmp_path, kind, options):
+    """Of the layers of Keras, and of quantized ones, products stay as they are."""
+    model = bag() if kind == "of_keras" else make()
+    if kind == "quantized":
+        model.quantize("int8")
+    name, value = next(iter(options.items()))
+    with pytest.raises(
+        ValueError, match=f"for products of layers of keras_tx .* Received: .*{name}={value!r}.* without"
+    ):
+        export(model, tmp_path / "reviews", **options)
+    assert not (tmp_path / "reviews").exists()
 
 
 def test_weights_are_variables_if_asked_for(make, tokenizer, live, tmp_path):
