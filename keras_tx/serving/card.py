@@ -51,7 +51,7 @@ def write_card(
     """
     content = {
         "precision": {
-            "products": "float32" if weights is None else weights.precision,
+            "products": _compute_dtypes(model) if weights is None else weights.precision,
             "megabytes_of_constants": round(weights.size / 1e6, 3) if weights else 0,
             "megabytes_on_disk": round(sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()) / 1e6, 3),
         },
@@ -123,6 +123,12 @@ def _formatted(value: Any, levels: int, indent: str = "") -> str:
     inner = indent + "  "
     entries = [f"{inner}{json.dumps(key)}: {_formatted(one, levels - 1, inner)}" for key, one in value.items()]
     return "{\n" + ",\n".join(entries) + f"\n{indent}}}"
+
+
+def _compute_dtypes(model: keras.Model) -> str:
+    """The dtypes in which layers with weights compute, such as "bfloat16", or "bfloat16, float32"."""
+    layers = [one for one in layers_within(model) if one.weights and not isinstance(one, keras.Model)]
+    return ", ".join(sorted({layer.compute_dtype for layer in layers}))
 
 
 def _input_and_output_specs(function: Any) -> dict[str, Any]:

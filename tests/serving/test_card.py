@@ -3,13 +3,14 @@
 import json
 from importlib import metadata
 
+import keras
 import numpy as np
 import pytest
 from google.protobuf import text_format
 
 import keras_tx
 from keras_tx.generation import Beam, Sample
-from keras_tx.serving.card import BATCHING, FILE, _formatted, _to_json
+from keras_tx.serving.card import BATCHING, FILE, _compute_dtypes, _formatted, _to_json
 from keras_tx.serving.parity import FILE as PARITY
 from tests.serving.conftest import LABELS, VOCABULARY
 from tests.serving.protos import message
@@ -97,6 +98,17 @@ def test_options_of_any_kind_become_json():
         and converted["forced_tokens"] == {"-1": 7}
     )
     assert converted["forbidden_tokens"] == [[1, 2], 3] and converted["path"] == "(1+2j)"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "products"),
+    [("mixed_bfloat16", "bfloat16"), ("float64", "float64"), ("some", "float16, float32")],
+)
+def test_products_have_the_dtypes_in_which_layers_compute(dtype, products):
+    dtypes = ("mixed_float16", "float32") if dtype == "some" else (dtype, dtype)
+    layers = [keras.layers.Embedding(11, 3, dtype=dtypes[0]), keras.layers.Dense(2, dtype=dtypes[1])]
+    model = keras.Sequential([keras.Input((5,), dtype="int32"), *layers])
+    assert _compute_dtypes(model) == products
 
 
 def test_a_package_under_another_name_has_no_version(monkeypatch):

@@ -226,7 +226,8 @@ def test_half_precision_becomes_float32_with_a_tolerance_of_its_own(make, tokeni
     assert dtypes == {"float32", "string"}
     answers = json.loads((path / PARITY_FILE).read_text())
     assert answers["tolerance"] == 8 * np.finfo("float16").eps
-    assert json.loads((path / "MODEL_CARD.json").read_text())["precision"]["megabytes_of_constants"] == 0
+    card = json.loads((path / "MODEL_CARD.json").read_text())["precision"]
+    assert card["products"] == "float16, float32" and card["megabytes_of_constants"] == 0
 
 
 @pytest.fixture
