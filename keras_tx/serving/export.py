@@ -19,7 +19,7 @@ from keras_tx.serving.exporters import Exporter, GeneratorExporter, exporter_for
 from keras_tx.serving.onnx_format import export_onnx
 from keras_tx.serving.other_backends import export_in_subprocess
 from keras_tx.serving.servable_graph import check_servable, tokenizer_resources
-from keras_tx.serving.versions import write_version
+from keras_tx.serving.versions import check_path, model_name, write_version
 from keras_tx.serving.warmup import check_warmup, write_warmup
 
 tf = Lazy("tensorflow")
@@ -171,7 +171,7 @@ def export(
     }
     checks.one_of("format", format, ("tf_saved_model", "onnx"))
     checks.path("path", path)
-    _check_path(Path(path))
+    check_path(Path(path), format)
     # This checks the arguments on every backend.
     exporter = exporter_for(model, arguments["tokenizers"], generation, labels, arguments["text_pairs"])
     if format == "onnx":
@@ -242,7 +242,7 @@ def export_on_tensorflow(
         figures = parity.differences(loaded, content.get("signatures", {}))
         if content:
             parity.write_parity(folder, content)
-        name = Path(path).name
+        name = model_name(path)
         with _file_errors(path):
             count = write_warmup(folder, name, loaded, warmup, exporter, max_batch)
         write_batching(folder, max_batch)
@@ -355,16 +355,3 @@ def _without_information() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_shown)
-
-
-def _check_path(path: Path) -> None:
-    if (path / "saved_model.pb").exists():
-        raise ValueError(
-            "`path` must be the model's folder, below which versions are numbers, and not a version. Received: "
-            f"path={str(path)!r}, which has a saved_model.pb"
-        )
-    if path.name.isdecimal():
-        raise ValueError(
-            "`path` must be the model's folder, below which versions are numbers, and not a number itself. Received: "
-            f"path={str(path)!r}"
-        )

@@ -12,7 +12,7 @@ from keras_tx.serving import parity
 from keras_tx.serving.card import write_entries
 from keras_tx.serving.exporters import EncoderExporter, Exporter
 from keras_tx.serving.text_encoder import TextEncoder
-from keras_tx.serving.versions import write_version
+from keras_tx.serving.versions import model_name, write_version
 
 onnxruntime = Lazy("onnxruntime")
 tf2onnx = Lazy("tf2onnx", "formats")
@@ -61,7 +61,7 @@ def export_onnx(exporter: Exporter, path: Path, given: Mapping[str, Any]) -> Pat
     for package in (tf2onnx, onnxruntime):
         package.__name__  # raises ImportError before anything is written  # noqa: B018
     exporter.check_padding()
-    return write_version(path, lambda folder: _write(exporter, path.name, folder))
+    return write_version(path, lambda folder: _write(exporter, model_name(path), folder))
 
 
 def _write(exporter: EncoderExporter, name: str, folder: Path) -> None:

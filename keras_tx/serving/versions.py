@@ -5,6 +5,7 @@ name in that folder, flushed to the disk, and renamed when it is complete, under
 https://www.tensorflow.org/tfx/serving/serving_config
 """
 
+import os
 import re
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ from keras_tx import disk
 PREFIX = "incomplete-"
 UNFINISHED = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")  # the names that `tempfile.mkdtemp` gives
 MARKER = ".keras_tx_export"  # in a folder that an export writes; it has the folder's name
+FILES = {"tf_saved_model": "saved_model.pb", "onnx": "model.onnx"}  # what a version of each format has
 LARGEST = 2**63 - 1  # the largest version that a server accepts
 
 
@@ -24,6 +26,37 @@ def versions_in(base: Path, *, complete: bool = False) -> list[Path]:
     entries = [entry for entry in base.iterdir() if entry.name.isdecimal()] if base.is_dir() else []
     found = [entry for entry in entries if not complete or (entry / "saved_model.pb").is_file()]
     return sorted(found, key=lambda entry: int(entry.name))
+
+
+def model_name(base: str | Path) -> str:
+    """The name of a model's folder, also if that is given as "." or ".."."""
+    return os.path.basename(os.path.abspath(base))
+
+
+def check_path(base: Path, format: str) -> None:
+    """Checks that `base` can be the folder of a model whose versions have this `format` of `export`.
+
+    Raises:
+        ValueError: it is a version, or its name is a number; or it has versions of another format.
+    """
+    if (base / FILES["tf_saved_model"]).exists():
+        raise ValueError(
+            "`path` must be the model's folder, below which versions are numbers, and not a version. Received: "
+            f"path={str(base)!r}, which has a {FILES['tf_saved_model']}"
+        )
+    if model_name(base).isdecimal():
+        raise ValueError(
+            "`path` must be the model's folder, below which versions are numbers, and not a number itself. Received: "
+            f"path={str(base)!r}"
+        )
+    others = [file for name, file in FILES.items() if name != format]
+    for version in versions_in(base):
+        found = [file for file in others if (version / file).is_file()]
+        if found:
+            raise ValueError(
+                "`path` must be a folder of versions in one format, of which a server takes the highest number. "
+                f"Received: path={str(base)!r}, format={format!r}, and version {version.name}, which has a {found[0]}"
+            )
 
 
 def next_version(base: Path) -> int:

@@ -24,6 +24,7 @@ from keras_tx.serving.parity import FILE as PARITY_FILE
 from keras_tx.serving.warmup import serialized
 from keras_tx.text import BertTokenizer
 from tests.serving.conftest import only_signatures
+from tests.serving.test_warmup import requests
 from tests.serving.user_models import bag
 from tests.tools import assert_close, has_int8_products, randomize, skip_without_int8_products, to_numpy
 
@@ -434,11 +435,16 @@ def test_what_no_product_of_a_model_can_have_is_refused(make, tmp_path, kind, op
     assert not (tmp_path / "reviews").exists()
 
 
-def test_weights_are_variables_if_asked_for(make, tokenizer, live, tmp_path):
-    model = make()
+def test_weights_are_variables_if_asked_for(make, tokenizer, live, tmp_path, monkeypatch):
+    model, options = make(), {"tokenizer": tokenizer, "labels": LABELS, "warmup": ["the cat"]}
+    (tmp_path / "reviews").mkdir()
+    monkeypatch.chdir(tmp_path / "reviews")
     with only_signatures("serving_default"):  # the others share its constants, or have none
-        path = export(model, tmp_path / "reviews", tokenizer=tokenizer, labels=LABELS, constant_weights=False)
-    assert json.loads((path / "MODEL_CARD.json").read_text())["precision"]["megabytes_of_constants"] == 0
+        path = export(model, ".", **options, constant_weights=False)
+    card = json.loads((path / "MODEL_CARD.json").read_text())
+    assert card["precision"]["megabytes_of_constants"] == 0
+    # The folder's name, also if the path does not have it.
+    assert card["name"] == "reviews" and {name for name, _, _ in requests(path)} == {"reviews"}
     assert_answers_texts(load(path)["serving_default"], model, tokenizer, live, LABELS)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from keras_tx import disk
 from keras_tx.serving import export, versions
-from keras_tx.serving.versions import MARKER, next_version, write_version
+from keras_tx.serving.versions import MARKER, check_path, next_version, write_version
 
 
 def write(folder):
@@ -321,3 +321,27 @@ def test_a_rename_that_cannot_work_raises_and_leaves_nothing(tmp_path):
     with pytest.raises(FileNotFoundError):
         write_version(Path(tmp_path), vanish)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_has_versions_of_one_format(tmp_path, make):
+    base = tmp_path / "reviews"
+    for version, file in (("1", "saved_model.pb"), ("2", "model.onnx")):
+        (base / version).mkdir(parents=True)
+        check_path(base, "tf_saved_model")
+        (base / version / file).write_text("")
+    for format, version, file in (("onnx", 1, "saved_model.pb"), ("tf_saved_model", 2, "model.onnx")):
+        message = f"in one format.* Received: path=.*format='{format}', and version {version}, which has a {file}"
+        with pytest.raises(ValueError, match=message):
+            export(make(), base, format=format)
+    assert len(list(base.iterdir())) == 2
+
+
+def test_a_folder_has_its_name_however_it_is_given(tmp_path, monkeypatch):
+    (tmp_path / "my model" / "7").mkdir(parents=True)
+    for folder, path in ((".", "my model"), ("my model", "."), ("my model/7", ".."), (".", tmp_path / "my model/")):
+        monkeypatch.chdir(tmp_path / folder)
+        assert versions.model_name(path) == "my model"
+        check_path(Path(path), "tf_saved_model")
+    monkeypatch.chdir(tmp_path / "my model" / "7")
+    with pytest.raises(ValueError, match="and not a number itself. Received: path='.'"):
+        check_path(Path("."), "tf_saved_model")
