@@ -78,6 +78,11 @@ def _write(exporter: EncoderExporter, name: str, folder: Path) -> None:
         found = dict(zip(encoder.outputs, session.run(list(encoder.outputs), fed), strict=True))
         for key, value in expected.items():
             value = keras.ops.convert_to_numpy(value)
+            if found[key].shape != value.shape:
+                raise ValueError(
+                    "`model` must have outputs of the same shape in ONNX Runtime. Received: the output "
+                    f"'{key}', of shape {value.shape} live and {found[key].shape} in ONNX Runtime"
+                )
             scale = max(1.0, float(np.max(np.abs(value), initial=0)))
             differences.append(np.max(np.abs(found[key] - value), initial=0) / scale)
     largest = float(np.max(differences))  # NaN if there is one, which is over any limit

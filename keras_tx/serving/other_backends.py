@@ -171,11 +171,16 @@ def check_same_outputs(backend: str, expected: Sequence[np.ndarray], got: Sequen
     """Checks that the outputs on TensorFlow are those that the model had on `backend`.
 
     Raises:
-        ValueError: they differ by more than rounding in half precision.
+        ValueError: they have another shape, or differ by more than rounding in half precision.
     """
     for one, other in zip(expected, got, strict=True):
         scale = max(1.0, float(np.max(np.abs(one), initial=0)))
-        error = float(np.max(np.abs(one - other), initial=0)) / scale if one.shape == other.shape else np.inf
+        if one.shape != other.shape:
+            raise ValueError(
+                f"`model` must answer on TensorFlow as it does on {backend}. Received: an output of shape {one.shape} "
+                f"on {backend}, and {other.shape} on TensorFlow"
+            )
+        error = float(np.max(np.abs(one - other), initial=0)) / scale
         if not error <= 0.05:  # each backend rounds half precision differently
             raise ValueError(
                 f"`model` must answer on TensorFlow as it does on {backend}. Received: outputs that differ by "

@@ -148,7 +148,7 @@ def differences(signatures: Mapping[str, Any], examples: Mapping[str, list[Examp
     """{name: figures} of how far the answers of a loaded version are from those of the live model.
 
     Raises:
-        ValueError: the difference of an answer is larger than rounding explains.
+        ValueError: an answer has another shape, or its difference is larger than rounding explains.
     """
     figures = {}
     for name, rows in examples.items():
@@ -161,7 +161,7 @@ def differences(signatures: Mapping[str, Any], examples: Mapping[str, list[Examp
             found = [0.0]
             for key, expected in row["outputs"].items():
                 if answer[key].dtype.is_floating:
-                    found.append(_largest_difference(answer[key].numpy(), expected))
+                    found.append(_largest_difference(name, key, answer[key].numpy(), expected))
                 else:
                     equal = equal and _to_lists({key: answer[key]})[key] == expected
             difference = float(np.max(found))  # NaN, if one of them is
@@ -240,11 +240,14 @@ def from_json(value: Any) -> Any:
     return base64.b64decode(value["b64"]) if isinstance(value, dict) else value
 
 
-def _largest_difference(got: np.ndarray, expected: Any) -> float:
+def _largest_difference(signature: str, output: str, got: np.ndarray, expected: Any) -> float:
     expected = np.asarray(expected, "float64")
     if not got.size and not expected.size:
         return 0.0
     if got.shape != expected.shape:
-        return float(np.inf)
+        raise ValueError(
+            "`model` must have outputs of the same shape live and as a graph. Received: the output "
+            f"'{output}' of {signature!r}, of shape {expected.shape} live and {got.shape} as a graph"
+        )
     with np.errstate(invalid="ignore"):  # inf - inf, where both are equal
         return float(np.max(np.abs(np.where(got == expected, 0, got - expected)), initial=0))

@@ -122,6 +122,8 @@ class TextEncoder:
         """The outputs of `model`, whose symbolic tensors are `symbolic`; it has the inputs of `self.model`."""
         width = tf.shape(ids)[1]
         is_padded = exported_weights.current() is not None and self.fixed_length is None
+        # Below, only the axis after the batch is cut again.
+        is_padded = is_padded and all(None not in tensor.shape[2:] for tensor in symbolic)
         if is_padded and (self.max_length is None or self.max_length >= FEW_ROWS):
             ids = at_least_columns(ids, padding_id, FEW_ROWS)
             segments = segments if segments is None else at_least_columns(segments, 0, FEW_ROWS)

@@ -24,7 +24,9 @@ def test_numbers_that_are_far_off_are_an_error_and_rounding_is_not():
     figures = parity.differences(signatures, {"name": [row, {**row, "outputs": {"y": [2.01, np.inf]}}]})
     assert figures["name"]["largest_difference"] == pytest.approx(0.01, rel=1e-3) and figures["name"]["examples"] == 2
     assert not figures["name"]["others_equal"]  # TensorFlow writes 1.000000
-    for wrong in ([2.2, np.inf], [2.0, 3.0], [2.0], [2.0, np.nan]):
+    with pytest.raises(ValueError, match=r"the output 'y' of 'name', of shape \(1,\) live and \(2,\) as a graph"):
+        parity.differences(signatures, {"name": [{**row, "outputs": {"y": [2.0]}}]})
+    for wrong in ([2.2, np.inf], [2.0, 3.0], [2.0, np.nan]):
         with pytest.raises(ValueError, match="answers of 'name' that differ by "):
             parity.differences(signatures, {"name": [{**row, "outputs": {"y": wrong}}]})
 

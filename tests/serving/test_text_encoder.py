@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from keras_tx.layers import Encoder, LearnedPositionalEncoding, TokenEmbedding
+from keras_tx.layers.exported_weights import exported_weights
 from keras_tx.serving import export
 from keras_tx.serving.text_encoder import TextEncoder, check_padding
 from keras_tx.text import BertTokenizer
@@ -219,6 +220,24 @@ def test_a_model_that_cannot_take_the_longest_row_is_refused(tokenizer, tmp_path
     ):
         export(keras.Model(ids, x), tmp_path, tokenizer=tokenizer)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("length", [3, 11])
+def test_an_export_has_pairs_of_tokens_of_the_length_of_its_rows(length):
+    """Elsewhere it widens short rows, and cuts the outputs again."""
+    import tensorflow as tf
+
+    (ids,) = inputs("ids")
+    x = keras.layers.Embedding(13, 6, mask_zero=True)(ids)
+    x, scores = keras.layers.MultiHeadAttention(2, 3)(x, x, return_attention_scores=True)
+    for outputs in ({"x": x, "scores": scores}, {"pairs": keras.layers.Dot(axes=2)([x, x])}, {"x": x}):
+        encoder = TextEncoder(keras.Model(ids, outputs))
+        row = np.arange(1, length + 1, dtype="int32")[None]
+        with exported_weights():
+            found = tf.function(encoder, input_signature=[tf.TensorSpec([None, None], tf.int32)])(row)
+        for name, expected in encoder(row).items():
+            assert found[name].shape == expected.shape
+            assert_close(found[name], expected)
 
 
 def test_a_part_of_a_model_answers_for_itself():
