@@ -9,6 +9,7 @@ import keras
 
 from keras_tx.generation import Greedy, Sample, generate, in_graph
 from keras_tx.generation.speculative import without_drafts
+from keras_tx.generation.strategy import Strategy
 from keras_tx.models import CausalLM, MaskedLM, Seq2Seq, TextClassifier
 from keras_tx.optional import Lazy
 from keras_tx.pretrained import PretrainedModel
@@ -18,7 +19,7 @@ from keras_tx.serving.encoder_signatures import encoder_signatures
 from keras_tx.serving.generator_signatures import generator_signatures
 from keras_tx.serving.request_inputs import graph_function, text_spec
 from keras_tx.serving.text_encoder import TextEncoder, check_padding, half_dtype_of
-from keras_tx.serving.text_generator import TextGenerator
+from keras_tx.serving.text_generator import TextGenerator, row_seeds
 from keras_tx.serving.tokenizer_checks import check_in_graph, check_length_limit, check_pairs
 from keras_tx.serving.warmup import inputs_for
 from keras_tx.text.compatibility import check_fits
@@ -280,6 +281,7 @@ class GeneratorExporter:
 
     def signatures(self) -> dict[str, Any]:
         """Returns {name: tf.function with an input signature}."""
+        _check_seed(self._strategy)
         return generator_signatures(self.model, self.tokenizer, self.source_tokenizer, self._options)
 
     def parity(self, signatures: Mapping[str, Any], texts: Sequence[Any] = ()) -> dict[str, Any]:
@@ -287,7 +289,7 @@ class GeneratorExporter:
 
         With a sampling strategy, or in half precision, requests are saved without answers.
         """
-        samples = isinstance(without_drafts(self._options.get("strategy") or Greedy()), Sample)
+        samples = isinstance(self._strategy, Sample)
         examples = {}
         for name, function in signatures.items():
             inputs = self._request(function)
@@ -354,6 +356,24 @@ class GeneratorExporter:
 
         return tokenize
 
+    @property
+    def _strategy(self) -> Strategy:
+        """The strategy that chooses tokens, which drafts do not change."""
+        return without_drafts(self._options.get("strategy") or Greedy())
+
     @cached_property
     def _generator(self) -> TextGenerator:
         return TextGenerator(self.model, self.tokenizer, self.source_tokenizer, self._options)
+
+
+def _check_seed(strategy: Strategy) -> None:
+    """Raises if TensorFlow refuses the random seeds of requests, as it does if operations must be deterministic."""
+    if not isinstance(strategy, Sample) or strategy.seed is not None:
+        return
+    try:
+        row_seeds(None, 1)
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(
+            "`generation` must have a `Sample` with a `seed` in a process that calls "
+            f"`tf.config.experimental.enable_op_determinism`. Received: strategy={strategy!r}"
+        ) from error

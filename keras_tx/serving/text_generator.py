@@ -195,7 +195,7 @@ class TextGenerator:
         def decode(prompts: Tensor, sources: list[Tensor]) -> Decoded:
             noise, chooser = None, without_drafts(strategy)
             if isinstance(chooser, Sample):
-                noise = philox.uniform(_row_seeds(chooser.seed, prompts.nrows()), self._noise_length)
+                noise = philox.uniform(row_seeds(chooser.seed, prompts.nrows()), self._noise_length)
             return self._decode(strategy, prompts, sources, tf.constant(self.max_new_tokens), noise)
 
         return decode
@@ -382,7 +382,7 @@ def _check_noise(strategy: Strategy) -> None:
         )
 
 
-def _row_seeds(seed: int | None, count: Tensor) -> Tensor:
+def row_seeds(seed: int | None, count: Tensor) -> Tensor:
     """A seed for each row: that of `Sample`, or random ones, which differ after each restart of a server."""
     if seed is None:
         return tf.raw_ops.RandomUniformInt(shape=[count], minval=tf.int64.min, maxval=tf.int64.max)

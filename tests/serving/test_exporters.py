@@ -1,12 +1,13 @@
 """Arguments that do not fit each other are refused before anything is written; checkpoints are exported as they are."""
 
+import importlib
 import json
 
 import keras
 import numpy as np
 import pytest
 
-from keras_tx.generation import generate
+from keras_tx.generation import Sample, Speculative, generate
 from keras_tx.internals.keras_models import layers_within
 from keras_tx.layers.projection import HeadProjection, Projection
 from keras_tx.models import CausalLM, MaskedLM, Seq2Seq
@@ -90,6 +91,20 @@ def test_options_of_generation_are_not_for_encoder_models(masked, make, tokenize
 def test_the_largest_batch_is_a_number(masked, tmp_path, max_batch):
     with pytest.raises(ValueError, match=f"`max_batch` must be a positive integer. Received: max_batch={max_batch}"):
         export(masked, tmp_path, max_batch=max_batch)
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_samples_need_a_seed_where_operations_are_deterministic(tmp_path, draft):
+    import tensorflow as tf
+
+    model, strategy = small_generator(), Speculative(Sample()) if draft else Sample()
+    try:
+        tf.config.experimental.enable_op_determinism()
+        with pytest.raises(ValueError, match="`Sample` with a `seed`.*op_determinism.* Received: strategy=Sample"):
+            export(model, tmp_path, generation={"strategy": strategy, "max_new_tokens": 3})
+    finally:
+        importlib.import_module("tensorflow.python.framework.config").disable_op_determinism()
+    assert not list(tmp_path.iterdir())
 
 
 # Models that do not answer alike
