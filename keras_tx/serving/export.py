@@ -18,7 +18,7 @@ from keras_tx.serving.card import write_batching, write_card
 from keras_tx.serving.exporters import Exporter, GeneratorExporter, exporter_for
 from keras_tx.serving.onnx_format import export_onnx
 from keras_tx.serving.other_backends import export_in_subprocess
-from keras_tx.serving.servable_graph import check_servable, tokenizer_resources
+from keras_tx.serving.servable_graph import check_servable, resources_of
 from keras_tx.serving.versions import check_path, model_name, write_version
 from keras_tx.serving.warmup import check_warmup, write_warmup
 
@@ -220,7 +220,7 @@ def export_on_tensorflow(
         used = {id(handle) for graph in graphs.values() for handle in graph.captured_inputs}
         variables = {id(weight.handle): weight for graph in graphs.values() for weight in graph.variables}
         root.weights = [weight for handle, weight in variables.items() if handle in used]  # the others are constants
-        root.resources = [one for tokenizer in tokenizers.values() for one in tokenizer_resources(tokenizer)]
+        root.resources = resources_of([*tokenizers.values(), *layers_within(model)])
         with _file_errors(path), _without_information():
             tf.saved_model.save(root, str(folder), signatures=graphs)
         if weights is None or not weights.are_constants:

@@ -1,6 +1,6 @@
 """Checks on the graphs of signatures before they are saved, and the resources that must be saved with them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_tx.internals.tensorflow_graphs import is_compiled_by_xla
@@ -31,9 +31,14 @@ def check_servable(signatures: Mapping[str, Any]) -> None:
             )
 
 
-def tokenizer_resources(tokenizer: Any) -> list[Any]:
-    """The lookup tables and models in the attributes of a tokenizer, which an export must track to save them."""
-    found, seen, waiting = [], set(), [tokenizer]
+def resources_of(owners: Iterable[Any]) -> list[Any]:
+    """The lookup tables and models in the attributes of tokenizers and layers, which an export must track to save them.
+
+    Args:
+        owners: tokenizers, and all layers of a model, at any depth.
+    """
+    waiting = list(owners)
+    found, seen, are_owners = [], set(), {id(one) for one in waiting}
     while waiting:
         value = waiting.pop()
         if id(value) in seen:
@@ -41,7 +46,7 @@ def tokenizer_resources(tokenizer: Any) -> list[Any]:
         seen.add(id(value))
         if isinstance(value, tf.saved_model.experimental.TrackableResource):
             found.append(value)
-        elif value is tokenizer or isinstance(value, tf.Module):
+        elif id(value) in are_owners or isinstance(value, tf.Module):
             waiting.extend(getattr(value, "__dict__", {}).values())
         elif isinstance(value, dict):
             waiting.extend(value.values())

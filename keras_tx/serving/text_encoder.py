@@ -63,7 +63,7 @@ class TextEncoder:
         self._check_inputs(layer)
         self._check_segments(layer)
         self.fixed_length: int | None = ids.shape[1]
-        self.vocabulary_size: int | None = getattr(layer, "vocabulary_size", getattr(layer, "input_dim", None))
+        self.vocabulary_size: int | None = None if layer is None else _table_size(layer)
         self.padding_id: int | None = getattr(layer, "padding_id", 0 if getattr(layer, "mask_zero", False) else None)
         lengths = [_positions_of(one) for one in layers_within(self.model)]
         self.max_length: int | None = min([n for n in [*lengths, self.fixed_length] if n is not None], default=None)
@@ -86,7 +86,7 @@ class TextEncoder:
                 )
             if getattr(layer, "num_segments", None):  # a `TokenEmbedding` with segments checks them
                 continue
-            size = layer.vocabulary_size if hasattr(layer, "vocabulary_size") else layer.input_dim
+            size: Any = _table_size(layer)
             if layer is embedding or size > MOST_SEGMENTS:
                 raise ValueError(
                     "`model` must take one input of token ids, and beside it at most segment ids and a padding mask. "
@@ -98,8 +98,7 @@ class TextEncoder:
         for tensor in self.model.inputs:
             layer: Any = _embedding_of(self.model, tensor) if self.roles[tensor.name] == "segments" else None
             if layer is not None:
-                names = ("num_segments", "vocabulary_size", "input_dim")
-                return next((getattr(layer, name) for name in names if getattr(layer, name, None)), None)
+                return getattr(layer, "num_segments", None) or _table_size(layer)
         return None
 
     def __call__(self, ids: Tensor, segments: Tensor = None, padding_id: int = 0) -> dict[str, Tensor]:
@@ -313,7 +312,14 @@ def _roles(inputs: Sequence[Tensor]) -> dict[str, str | None]:
 def _embedding_of(model: Any, tensor: Tensor) -> Any:
     """The layer that looks up the ids of an input, also within nested models; None if there is none."""
     layers = [call.operation for call in consumers_of(tensor, model)]
-    return next((x for x in layers if hasattr(x, "vocabulary_size") or hasattr(x, "input_dim")), None)
+    return next((x for x in layers if _table_size(x) is not None), None)
+
+
+def _table_size(layer: Any) -> int | None:
+    """The number of ids in the table of a layer that looks ids up, such as an embedding; None for other layers."""
+    sizes = [getattr(layer, name, None) for name in ("vocabulary_size", "input_dim")]
+    # That of `keras.layers.IntegerLookup` is a method.
+    return next((int(size) for size in sizes if isinstance(size, (int, np.integer))), None)
 
 
 def _positions_of(layer: Any) -> int | None:

@@ -8,8 +8,9 @@ import pytest
 
 from keras_tx.serving import export
 from keras_tx.serving.card import FILE as CARD
+from keras_tx.serving.text_encoder import TextEncoder
 from tests.serving.user_models import TableTokenizer, bag
-from tests.tools import assert_close
+from tests.tools import assert_close, randomize, to_numpy
 
 pytestmark = pytest.mark.tensorflow
 
@@ -44,6 +45,39 @@ def test_what_a_server_cannot_run_is_named(tokenizer, tmp_path, what, op):
     ):
         export(bag(layer=Servable(what)), tmp_path, tokenizer=tokenizer)
     assert not list(tmp_path.iterdir())
+
+
+class Table(keras.layers.Layer):
+    """Looks ids up in a table of TensorFlow, which keeps the order of ids but for 3 and 4."""
+
+    def __init__(self):
+        import tensorflow as tf
+
+        super().__init__()
+        keys, values = tf.range(6), tf.constant([0, 1, 2, 4, 3, 5])
+        self.tables = {"ids": tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), 1)}
+
+    def call(self, ids):
+        return self.tables["ids"].lookup(ids)
+
+    def compute_output_spec(self, ids):
+        return keras.KerasTensor(ids.shape, "int32")
+
+
+def test_the_tables_of_layers_are_saved_with_the_graph(tmp_path):
+    import tensorflow as tf
+
+    ids = keras.Input((None,), dtype="int32")
+    known = keras.layers.IntegerLookup(vocabulary=[1, 2, 4, 3, 5], mask_token=0)
+    assert np.array_equal(known(np.array([[0, 1, 2, 3, 4, 5]])), [[0, 2, 3, 5, 4, 6]])
+    x = keras.layers.Embedding(7, 3, mask_zero=True)(known(Table()(ids)))
+    model = randomize(keras.Model(ids, {"mean": keras.layers.GlobalAveragePooling1D()(x)}))
+    assert TextEncoder(model).vocabulary_size is None
+    path = export(model, tmp_path)
+    served = tf.saved_model.load(str(path)).signatures["serving_default"]
+    answer = served(token_ids=tf.constant([[3, 4, 1], [5, 0, 0]]), lengths=tf.constant([3, 1]))["mean"]
+    table = to_numpy(model.weights[0])  # whose rows are those of 0, an unknown id, 1, 2, 4, 3 and 5
+    assert_close(answer, [(table[4] + table[5] + table[2]) / 3, table[6]])
 
 
 def test_the_tables_of_a_tokenizer_are_saved_with_it(tmp_path):
