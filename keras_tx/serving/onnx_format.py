@@ -11,7 +11,7 @@ from keras_tx.optional import Lazy
 from keras_tx.serving import parity
 from keras_tx.serving.card import write_entries
 from keras_tx.serving.exporters import EncoderExporter, Exporter
-from keras_tx.serving.text_encoder import TextEncoder
+from keras_tx.serving.text_encoder import TextEncoder, one_line
 from keras_tx.serving.versions import model_name, write_version
 
 onnxruntime = Lazy("onnxruntime")
@@ -37,8 +37,9 @@ def export_onnx(exporter: Exporter, path: Path, given: Mapping[str, Any]) -> Pat
 
     Raises:
         ImportError: tf2onnx or onnxruntime is not installed.
-        ValueError: the backend is not TensorFlow, the model generates, is not in float32, or depends on padding, or has
-            other answers in ONNX Runtime; or there are arguments that only a SavedModel has.
+        ValueError: the backend is not TensorFlow, the model generates, is not in float32, or depends on padding, has
+            operations that ONNX lacks or other answers in ONNX Runtime; or there are arguments that only a SavedModel
+            has.
     """
     if given:
         name, value = next(iter(given.items()))
@@ -69,8 +70,7 @@ def _write(exporter: EncoderExporter, name: str, folder: Path) -> None:
     named = _with_names(encoder)
     inputs = [_inputs(exporter, texts) for texts in _texts(exporter)]
     live = [named(one, training=False) for one in inputs]  # Keras exports what has been called
-    named.export(folder / FILE, format="onnx", verbose=False)
-    session = onnxruntime.InferenceSession(str(folder / FILE), providers=["CPUExecutionProvider"])
+    session = _converted(named, folder / FILE)
     differences = []
     keys = [one.name for one in named.inputs]
     for one, expected in zip(inputs, live, strict=True):
@@ -110,6 +110,18 @@ def _write(exporter: EncoderExporter, name: str, folder: Path) -> None:
         backend="tensorflow",
         packages=("tensorflow", "tf2onnx", "onnxruntime"),
     )
+
+
+def _converted(model: keras.Model, file: Path) -> Any:
+    """Writes a model into a file, and returns the session of ONNX Runtime for it."""
+    try:
+        model.export(file, format="onnx", verbose=False)
+        return onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    except (OSError, ImportError):
+        raise
+    except Exception as error:  # tf2onnx and ONNX Runtime have several errors
+        message = ValueError(str(error).replace(str(file), FILE))  # the path is that of an incomplete version
+        raise ValueError(f"`model` must have operations that ONNX has. Received: {one_line(message)}") from error
 
 
 def _with_names(encoder: TextEncoder) -> keras.Model:

@@ -13,6 +13,7 @@ from keras_tx.pretrained import PretrainedModel
 from keras_tx.serving import export
 from keras_tx.text import load_tokenizer
 from tests.serving.conftest import LABELS, VOCABULARY
+from tests.serving.user_models import bag
 from tests.tools import assert_close, randomize, to_numpy
 
 pytestmark = [
@@ -110,6 +111,31 @@ def test_a_model_whose_outputs_depend_on_padding_is_refused(tmp_path):
     with pytest.raises(ValueError, match="padding"):
         export(keras.Model(ids, keras.layers.Dense(2)(mean)), tmp_path / "mean", format="onnx")
     assert not (tmp_path / "mean").exists()
+
+
+class Bessel(keras.layers.Layer):
+    """An operation that TensorFlow has and ONNX lacks."""
+
+    def call(self, x):
+        import tensorflow as tf
+
+        return tf.math.bessel_i0(x)
+
+
+@pytest.mark.parametrize("stage", ["run", "convert"])
+def test_an_operation_that_onnx_lacks_is_named(stage, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("tf2onnx")
+    if stage == "convert":
+
+        def fail(self, path, **options):
+            raise NotImplementedError(f"BesselI0 cannot be written to {path}")
+
+        monkeypatch.setattr(keras.Model, "export", fail)
+    message = "`model` must have operations that ONNX has. Received: .*BesselI0"
+    with pytest.raises(ValueError, match=message) as error:
+        export(bag(layer=Bessel()), tmp_path / "reviews", format="onnx")
+    assert str(tmp_path) not in str(error.value) and not list((tmp_path / "reviews").iterdir())
 
 
 def test_what_onnx_has_not_is_refused(make, tokenizer, tmp_path):
