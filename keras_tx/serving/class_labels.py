@@ -107,6 +107,11 @@ def check_labels(encoder: TextEncoder, labels: Sequence[str] | None, multi_label
             f"`labels` must be a list of {count} different strings, one for each class of the model. "
             f"Received: labels={labels!r}"
         )
+    if multi_label and "" in labels:
+        raise ValueError(
+            "`labels` must not have '' for a model whose texts may have several labels: it stands for classes that a "
+            f"text does not have. Received: labels={labels!r}"
+        )
     return list(labels)
 
 
@@ -178,7 +183,17 @@ def _activation(tensor: Tensor) -> Any:
         return _activation(call.inputs[0])
     if isinstance(operation, (keras.layers.Softmax, SOFTMAX)):
         return keras.activations.softmax
-    return keras.activations.sigmoid if isinstance(operation, SIGMOID) else activation
+    return keras.activations.sigmoid if isinstance(operation, SIGMOID) else _as_of_keras(activation)
+
+
+def _as_of_keras(activation: Any) -> Any:
+    """Softmax and sigmoid of `keras.ops` and TensorFlow as those of `keras.activations`; others as they are."""
+    softmax, sigmoid = [keras.ops.softmax], [keras.ops.sigmoid]
+    if keras.backend.backend() == "tensorflow":
+        softmax, sigmoid = [*softmax, tf.nn.softmax], [*sigmoid, tf.nn.sigmoid]
+    if any(activation is one for one in softmax):
+        return keras.activations.softmax
+    return keras.activations.sigmoid if any(activation is one for one in sigmoid) else activation
 
 
 def _loss_of(model: keras.Model, encoder: TextEncoder, name: str) -> Any:

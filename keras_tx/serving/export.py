@@ -103,7 +103,7 @@ def export(
             outputs unchanged.
         warmup: texts (with `text_pairs`, pairs `(text, text_pair)`), or requests `{"signature_name": ..., "inputs":
             {...}}`, that a server runs before it accepts requests of clients. `check` also compares the answers to the
-            first texts.
+            first texts. A request has at most `max_batch` rows.
         max_batch: the largest number of rows that a server puts into one batch, if batching is enabled, and that a
             request may have. 32 limits the memory of a batch.
         precision: "float32", "bfloat16" or "int8": the precision of matrix products with weights of this package's

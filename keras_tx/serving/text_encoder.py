@@ -51,8 +51,8 @@ class TextEncoder:
 
     Raises:
         TypeError: the model is not functional.
-        ValueError: an input is neither ids, segment ids nor a padding mask, or the first axis of an output is not the
-            batch.
+        ValueError: a `keras.Sequential` is not built, an input is neither ids, segment ids nor a padding mask, or the
+            first axis of an output is not the batch.
     """
 
     def __init__(self, model: keras.Model):
@@ -285,6 +285,11 @@ def one_line(error: BaseException) -> str:
 
 def _as_functional(model: keras.Model) -> Any:
     function = functional_model(model)
+    if function is None and isinstance(model, keras.Sequential):
+        raise ValueError(
+            "`model` must be built: let it begin with a `keras.Input`, such as `keras.Input((None,), dtype='int32')`. "
+            f"Received: model of type {type(model).__name__}, which is not built"
+        )
     if function is None:
         raise TypeError(
             "`model` must be a TextClassifier, a MaskedLM, a CausalLM, a Seq2Seq or another functional keras.Model. "

@@ -85,7 +85,8 @@ def write_warmup(
         The number of requests; where there is none, no file is written.
 
     Raises:
-        ValueError: a request fails, for example because a text is too long for the model, or there are over 1,000.
+        ValueError: a request fails, for example because a text is too long for the model, or has more rows than
+            `max_batch`, or there are over 1,000.
     """
     requests = _requests(signatures, warmup, source, max_batch)
     if len(requests) > MAX_REQUESTS:
@@ -126,7 +127,7 @@ def _requests(
                 requests.append((name, inputs, batch[0] if len(batch) == 1 else batch))
     for entry in warmup:
         if isinstance(entry, dict):
-            requests.append(_given_request(signatures, entry))
+            requests.append(_given_request(signatures, entry, max_batch))
     return requests
 
 
@@ -151,7 +152,9 @@ def _input_for(name: str, spec: Any, texts: Sequence[Any], source: RequestSource
     return ids.get(name)
 
 
-def _given_request(signatures: Mapping[str, Any], entry: dict[str, Any]) -> tuple[str, dict[str, Tensor], Any]:
+def _given_request(
+    signatures: Mapping[str, Any], entry: dict[str, Any], max_batch: int
+) -> tuple[str, dict[str, Tensor], Any]:
     """A request that the user gave as a client would send it."""
     name, inputs = entry.get("signature_name", "serving_default"), entry["inputs"]
     specs = signatures[name].structured_input_signature[1] if name in signatures else {}
@@ -161,12 +164,19 @@ def _given_request(signatures: Mapping[str, Any], entry: dict[str, Any]) -> tupl
             f"`warmup` must name a signature and all its inputs, of these: {known}. Received: {reprlib.repr(entry)}"
         )
     try:
-        return name, {key: tf.constant(inputs[key], spec.dtype) for key, spec in specs.items()}, entry
+        tensors = {key: tf.constant(inputs[key], spec.dtype) for key, spec in specs.items()}
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"`warmup` must have inputs of their dtypes { ({key: spec.dtype.name for key, spec in specs.items()}) }. "
             f"Received: {reprlib.repr(entry)}: {one_line(error)}"
         ) from error
+    rows = max([x.shape[0] for x in tensors.values() if x.shape.rank], default=0)
+    if rows > max_batch:
+        raise ValueError(
+            "`warmup` must have requests of at most `max_batch` rows. Received: "
+            f"max_batch={max_batch}, {reprlib.repr(entry)}, which has {rows} rows"
+        )
+    return name, tensors, entry
 
 
 def serialized(*texts: str | bytes) -> bytes:

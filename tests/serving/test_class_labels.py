@@ -60,6 +60,17 @@ def test_logits_are_told_from_probabilities(activation, then, nested):
     assert_close(answer["probabilities"], raw if is_probability else softmax(raw))
 
 
+def test_functions_of_operations_are_those_of_activations():
+    import tensorflow as tf
+
+    rows = np.array([[3, 1]], "int32")
+    for function, size in ((keras.ops.softmax, 4), (tf.nn.softmax, 4), (keras.ops.sigmoid, 1), (tf.nn.sigmoid, 1)):
+        model = randomize(classifier(size, activation=function), scale=2.0)
+        encoder = TextEncoder(model)
+        answer = classifier_outputs(encoder, check_labels(encoder, None))(rows)
+        assert_close(answer["probabilities"][:, -1], to_numpy(model(rows))[:, -1])
+
+
 @pytest.mark.parametrize("activation, size", [("relu", 2), ("tanh", 1)])
 def test_other_activations_are_no_distribution(activation, size):
     with pytest.raises(

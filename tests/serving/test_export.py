@@ -298,11 +298,14 @@ class Subclassed(keras.Model):
 
 
 def test_only_a_functional_model_can_be_exported(tmp_path):
-    for model in (keras.Sequential(), Subclassed()):
-        rule = (
-            f"`model` must be a TextClassifier.* functional keras.Model. Received: model of type {type(model).__name__}"
-        )
-        with pytest.raises(TypeError, match=rule):
+    rule = "`model` must be a TextClassifier.* functional keras.Model. Received: model of type Subclassed"
+    with pytest.raises(TypeError, match=rule):
+        export(Subclassed(), tmp_path)
+    unbuilt = keras.Sequential([keras.layers.Embedding(11, 3), keras.layers.GlobalAveragePooling1D()])
+    for model in (keras.Sequential(), unbuilt):
+        with pytest.raises(
+            ValueError, match="`model` must be built: .*Received: model of type Sequential, which is not"
+        ):
             export(model, tmp_path)
 
 

@@ -106,6 +106,13 @@ def head(activation=None, loss=None, last=None, tokens=False, names=False):
     return randomize(model, scale=2.0)
 
 
+def test_a_label_is_not_the_sign_for_none():
+    encoder = TextEncoder(head("sigmoid"))
+    with pytest.raises(ValueError, match="`labels` must not have '' for .* Received: labels=\\['', 'x', 'y'\\]"):
+        check_labels(encoder, ["", "x", "y"], "probabilities")
+    assert check_labels(TextEncoder(head("softmax")), ["", "x", "y"]) == ["", "x", "y"]
+
+
 def kind(model):
     return multi_label_kind(TextEncoder(model), model)
 
@@ -116,6 +123,7 @@ def kind(model):
         ({"activation": "sigmoid"}, "probabilities"),
         ({"activation": "sigmoid", "loss": "bce"}, "probabilities"),
         ({"last": keras.ops.sigmoid}, "probabilities"),
+        ({"activation": keras.ops.sigmoid}, "probabilities"),
         ({"loss": LOGITS}, "logits"),
         ({"loss": FOCAL}, "logits"),
         ({"loss": {"logits": LOGITS, "hidden": None}, "names": True}, "logits"),

@@ -74,6 +74,10 @@ def test_fields_of_any_length_are_read_back(size):
         ([{"signature_name": "no", "inputs": {}}], "must name a signature and all its inputs.*'no'"),
         ([{"inputs": {"text": [5]}}], "must have inputs of their dtypes {'text': 'string'}. Received: {'inputs'"),
         (
+            [{"inputs": {"text": ["a", "b"]}}],
+            "must have requests of at most `max_batch` rows. Received: max_batch=1, .*has 2 rows",
+        ),
+        (
             [{"signature_name": "tokens", "inputs": {"token_ids": [[99]], "lengths": [1]}}],
             r"must be answered.*\[\[99\]\].*the signature 'tokens' fails: .*token_ids must be in \[0, 71\)",
         ),
