@@ -18,6 +18,7 @@ try:
     from keras.src.backend.common.variables import AutocastScope as _AutocastScope
     from keras.src.backend.common.variables import initialize_all_variables as _initialize_all_variables
     from keras.src.models import Functional as _Functional
+    from keras.src.saving import serialization_lib as _serialization
 
     # The classes of operations, because `keras.ops` exports only the functions. To call these and look at the type of
     # the operation would use up the names ("add", "softmax") that Keras gives to the operations of a user's model.
@@ -120,6 +121,11 @@ def model_that_made(outputs: Any) -> Any | None:
     tensors = [x for x in keras.tree.flatten(outputs) if isinstance(x, keras.KerasTensor)]
     made_by = getattr(tensors[0], "_keras_tx_made_by", None) if tensors else None
     return made_by and made_by()
+
+
+def is_unsafe_deserialization_enabled() -> bool:
+    """Whether `keras.config.enable_unsafe_deserialization` was called, so that code in files may be run."""
+    return _serialization.in_safe_mode() is False
 
 
 def is_of_keras(thing: Any) -> bool:

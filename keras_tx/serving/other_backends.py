@@ -11,9 +11,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NoReturn
 
 import keras
@@ -22,8 +24,9 @@ import numpy as np
 from keras_tx import generation as strategies
 from keras_tx.functional_graph import is_optional_input
 from keras_tx.generation.strategy import Strategy
-from keras_tx.internals.keras_models import layers_within
+from keras_tx.internals.keras_models import is_unsafe_deserialization_enabled, layers_within
 from keras_tx.serving.parity import from_json, to_json
+from keras_tx.serving.text_encoder import one_line
 
 STRATEGIES = ("Greedy", "Sample", "Beam", "Speculative")
 ERRORS: dict[str, type[Exception]] = {
@@ -53,30 +56,31 @@ def export_in_subprocess(
 
     `multi_label` is what a multi-label head returns, as the exporter of the model knows from its loss.
 
-    The process finds the classes of a model's layers if they are registered with Keras, in modules that it can import.
+    The process finds classes and functions of a model if they are registered with Keras, in modules that it can import.
+    It runs the code of Lambda layers if this process may, see `keras.config.enable_unsafe_deserialization`.
 
     Raises:
-        ValueError: a class is defined only in this process, a strategy or tokenizer cannot be saved, or the outputs of
-            the model on TensorFlow differ.
+        ValueError: a class is defined only in this process, a strategy or tokenizer cannot be saved, there is a Lambda
+            layer, the process cannot load the model, or the outputs of the model on TensorFlow differ.
         RuntimeError: the process ended without a result.
         Other errors: those that `export` raised in the process.
     """
     parts = [*layers_within(model), *[one for one in tokenizers.values() if one is not None]]
-    modules = {type(one).__module__ for one in parts}
-    if "__main__" in modules:
-        names = sorted({type(one).__name__ for one in parts if type(one).__module__ == "__main__"})
-        raise ValueError(
-            "`model` and tokenizers must be of classes in modules that the process of TensorFlow can import. "
-            f"Received: {names} of __main__"
-        )
+    modules = _modules_of([type(one) for one in parts])
+    runs_code = is_unsafe_deserialization_enabled()
+    if not runs_code:
+        _check_lambdas(model)
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder)
         model.save(job / "model.keras")
         np.savez(job / "probe.npz", *_outputs_of_probe(model))
+        saved = {name: tokenizer_to_json(name, one) for name, one in tokenizers.items() if one is not None}
+        modules |= _modules_of(_registered_in(_config_in(job / "model.keras") + json.dumps(saved)))
         given = {
             "path": str(Path(path).absolute()),
             "modules": sorted(modules),
-            "tokenizers": {name: tokenizer_to_json(name, one) for name, one in tokenizers.items() if one is not None},
+            "runs_code": runs_code,
+            "tokenizers": saved,
             "generation": None if generation is None else options_to_json(generation),
             "labels": labels,
             "warmup": [_request_to_json(entry) for entry in warmup],
@@ -108,6 +112,46 @@ def export_in_subprocess(
     return Path(path) / Path(found["path"]).name  # the version, in the folder as it was given
 
 
+def _modules_of(things: Iterable[Any]) -> set[str]:
+    """The modules of classes and functions.
+
+    Raises:
+        ValueError: some of them are of `__main__`, which another process cannot import.
+    """
+    named = {(thing.__module__, thing.__name__) for thing in things}
+    of_main = sorted(name for module, name in named if module == "__main__")
+    if of_main:
+        raise ValueError(
+            "`model` and tokenizers must be of classes and functions in modules that the process of TensorFlow can "
+            f"import. Received: {of_main} of __main__"
+        )
+    return {module for module, _ in named}
+
+
+def _config_in(file: Path) -> str:
+    """The config of a model in a .keras file, as JSON."""
+    with zipfile.ZipFile(file) as archive:
+        return archive.read("config.json").decode()
+
+
+def _registered_in(config: str) -> list[Any]:
+    """The classes and functions that are registered with Keras and that a config, as JSON, has by their names."""
+    found = [thing for name, thing in keras.saving.get_custom_objects().items() if json.dumps(name) in config]
+    return [thing for thing in found if isinstance(thing, (type, FunctionType))]
+
+
+def _check_lambdas(model: keras.Model) -> None:
+    """Raises for a Lambda layer whose function is code in the file of the model."""
+    for layer in layers_within(model):
+        config = layer.get_config() if isinstance(layer, keras.layers.Lambda) else {}
+        if any(isinstance(value, dict) and value.get("class_name") == "__lambda__" for value in config.values()):
+            raise ValueError(
+                "`model` must not have a Lambda layer with a Python lambda, to be exported from this backend, unless "
+                "`keras.config.enable_unsafe_deserialization()` was called: the process of TensorFlow runs its code "
+                f"from a file. Received: the layer '{layer.name}'"
+            )
+
+
 def main(folder: str | Path, export: Callable[..., Path]) -> None:
     """The main function of the process: it loads the job in `folder`, calls `export`, and writes result.json."""
     job = Path(folder)
@@ -134,9 +178,17 @@ def raise_again(found: Mapping[str, str]) -> NoReturn:
 
 def _export_job(job: Path, export: Callable[..., Path]) -> Path:
     given = json.loads((job / "job.json").read_text(encoding="utf-8"))
-    for module in given["modules"]:  # importing registers their classes with Keras
-        importlib.import_module(module)
-    model = keras.saving.load_model(job / "model.keras", compile=False)
+    try:
+        for module in given["modules"]:  # importing registers their classes and functions with Keras
+            importlib.import_module(module)
+        model = keras.saving.load_model(job / "model.keras", compile=False, safe_mode=not given["runs_code"])
+    except Exception as error:  # a module or a layer may raise any error
+        # Before the reason, Keras names each layer around the one that fails, with its config.
+        reason = ValueError(str(error).rpartition("Exception encountered: ")[2])
+        raise ValueError(
+            "`model` must be one that a process of TensorFlow can load: its classes and functions must be registered "
+            f"with Keras, in modules that the process can import. Received: {type(error).__name__}: {one_line(reason)}"
+        ) from error
     if given["multi_label"]:  # the loss says so again; the one that it was trained with may be unknown here
         model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=given["multi_label"] == "logits"))
     with np.load(job / "probe.npz") as file:

@@ -55,6 +55,14 @@ def test_calls_with():
     assert [call.operation for call in keras_models.calls_with(x)] == [first, second]
 
 
+@still("remembers whether code in files may be run")
+def test_is_unsafe_deserialization_enabled():
+    with importlib.import_module("keras.src.saving.serialization_lib").SafeModeScope(None):
+        assert keras_models.is_unsafe_deserialization_enabled() is False
+        keras.config.enable_unsafe_deserialization()
+        assert keras_models.is_unsafe_deserialization_enabled() is True
+
+
 @still("keeps the calls of a functional model in the order in which they run")
 def test_calls_in_order():
     model, inner, dense = wide_and_nested()

@@ -1,5 +1,6 @@
 """Models on the JAX and PyTorch backends are exported by a TensorFlow process, and answer as on their own backend."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -19,6 +20,8 @@ from keras_tx.serving.export import export_on_tensorflow
 from tests.serving.conftest import LABELS
 from tests.serving.other_backend import IDS
 from tests.serving.test_warmup import requests
+from tests.serving.user_models import bag
+from tests.tools import to_numpy
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -182,6 +185,79 @@ END
     for path, expected in (("reviews", "reviews/3"), (tmp_path / "reviews", tmp_path / "reviews" / "3")):
         assert other_backends.export_in_subprocess(make(), path, **arguments) == Path(expected)
         assert (tmp_path / "seen").read_text() == str(tmp_path / "reviews")
+
+
+ACTIVATIONS = """
+import keras
+
+@keras.saving.register_keras_serializable("of_a_user")
+def squared(x):
+    return keras.ops.square(x)
+"""
+
+
+@pytest.fixture
+def activations(tmp_path, monkeypatch):
+    """A module of a user with a function that is registered with Keras."""
+    (tmp_path / "activations_of_a_user.py").write_text(ACTIVATIONS)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("activations_of_a_user")
+    forget()
+
+
+def forget():
+    sys.modules.pop("activations_of_a_user", None)
+    keras.saving.get_custom_objects().pop("of_a_user>squared", None)
+
+
+@pytest.fixture
+def export_there(tmp_path, monkeypatch):
+    """Exports in this process, which forgets the user's module before, and returns what the loaded model answers."""
+    answers = []
+
+    def keep(model, path, **options):
+        answers.append(to_numpy(model(np.array(IDS))))
+        return Path(path) / "1"
+
+    def run(command, **options):
+        forget()
+        other_backends.main(command[3], keep)
+
+    def export_there(model):
+        arguments = dict(tokenizers={}, generation=None, labels=None, warmup=[], max_batch=1)
+        arguments |= dict(precision="float32", constant_weights=None)
+        other_backends.export_in_subprocess(model, tmp_path / "reviews", **arguments)
+        return answers[-1]
+
+    monkeypatch.setattr(other_backends.subprocess, "run", run)
+    return export_there
+
+
+def test_functions_of_modules_are_found_there(activations, export_there):
+    model = bag(layer=keras.layers.Dense(3, activation=activations.squared))
+    expected = to_numpy(model(np.array(IDS)))
+    np.testing.assert_allclose(export_there(model), expected, atol=1e-6)
+
+
+def test_functions_that_cannot_be_found_there_are_named(activations, export_there, monkeypatch):
+    model = bag(layer=keras.layers.Dense(3, activation=activations.squared))
+    with monkeypatch.context() as patch:
+        patch.setattr(activations.squared, "__module__", "__main__")
+        with pytest.raises(ValueError, match=r"classes and functions in .* Received: \['squared'\] of __main__"):
+            export_there(model)
+    monkeypatch.setattr(activations.squared, "__module__", "tests")
+    rule = "`model` must be one that a process of TensorFlow can load: .*registered with Keras.* Received: .*squared"
+    with pytest.raises(ValueError, match=rule):
+        export_there(model)
+
+
+def test_code_of_lambda_layers_is_run_there_if_it_may_be_here(export_there, monkeypatch):
+    model = bag(layer=keras.layers.Lambda(lambda x: 2 * x, output_shape=(2,), name="doubled"))
+    with pytest.raises(ValueError, match="must not have a Lambda layer .* Received: the layer 'doubled'"):
+        export_there(model)
+    expected = to_numpy(model(np.array(IDS)))
+    monkeypatch.setattr(other_backends, "is_unsafe_deserialization_enabled", lambda: True)
+    np.testing.assert_allclose(export_there(model), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
