@@ -225,23 +225,11 @@ class PretrainedModel(CheckedModel):
                 reasons of `keras_tx.generation.generate`.
         """
         model = self._generation_model()
-        strategy, options = self._as_configured(inputs, strategy, options)
         names = [x.name for x in model.inputs]
-        given = dict(inputs) if isinstance(inputs, dict) else {names[0]: inputs}
-        masks = {name: given.pop(mask, None) for name, mask in _MASKS.items()}
-        if not given.keys() <= set(names):
-            raise ValueError(f"`inputs` must have {names}, and may have their masks. Received: {[*inputs]}")
-        is_array = all(map(array_prompts.is_array, given.values())) and all(
-            len(value.shape) == 2 for value in given.values()
-        )
-        if not is_array and all(mask is None for mask in masks.values()):
+        given, rows = self._prompts(inputs, names)
+        strategy, options = self._as_configured(inputs, strategy, options)
+        if rows is None:
             return generation.generate(model, given, strategy, **options)
-
-        # As in transformers, all ids of a target are real without a mask.
-        padding_ids = {name: None for name in names} | {names[0]: getattr(self.family, _IDS[names[0]]).padding_id}
-        rows = {name: array_prompts.rows_of(value, masks[name], padding_ids[name]) for name, value in given.items()}
-        if len(names) > 1 and names[0] in rows:  # the model finds the padding of a source by its id
-            array_prompts.check_source(rows[names[0]], padding_ids[names[0]])
         answers = generation.generate(model, rows, strategy, **options)
         answers, scores = answers if options.get("return_scores") else (answers, None)
         prompts = (given[names[0]], rows[names[0]]) if len(names) == 1 else None
@@ -254,7 +242,7 @@ class PretrainedModel(CheckedModel):
         The defaults come from `generation_config`, as for `generate`.
 
         Args:
-            inputs: texts with a `tokenizer`, or ids, for the model's first input; or a dict of inputs without masks.
+            inputs: as for `generate`.
             strategy: `Greedy` or `Sample`. None: that of `generation_config`.
             options: further arguments of `keras_tx.generation.generate`.
 
@@ -262,9 +250,27 @@ class PretrainedModel(CheckedModel):
             ValueError: the model is not generative, or for the reasons of `keras_tx.generation.stream`.
         """
         model = self._generation_model()
+        given, rows = self._prompts(inputs, [x.name for x in model.inputs])
         strategy, options = self._as_configured(inputs, strategy, options)
-        pieces: Iterator[Any] = generation.stream(model, inputs, strategy, **options)
+        pieces: Iterator[Any] = generation.stream(model, given if rows is None else rows, strategy, **options)
         return pieces
+
+    def _prompts(self, inputs: Any, names: list[str]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """What the caller gave for the inputs `names`, and the rows of its real tokens if it is arrays or has masks."""
+        given = dict(inputs) if isinstance(inputs, dict) else {names[0]: inputs}
+        masks = {name: given.pop(_MASKS[name], None) for name in names if name in given}
+        if not given.keys() <= set(names):
+            raise ValueError(f"`inputs` must have {names}, and may have their masks. Received: {[*inputs]}")
+        is_array = all(array_prompts.is_array(value) and len(value.shape) == 2 for value in given.values())
+        if not is_array and all(mask is None for mask in masks.values()):
+            return given, None
+
+        # As in transformers, all ids of a target are real without a mask.
+        padding_ids = {name: None for name in names} | {names[0]: getattr(self.family, _IDS[names[0]]).padding_id}
+        rows = {name: array_prompts.rows_of(value, masks[name], padding_ids[name]) for name, value in given.items()}
+        if len(names) > 1 and names[0] in rows:  # the model finds the padding of a source by its id
+            array_prompts.check_source(rows[names[0]], padding_ids[names[0]])
+        return given, rows
 
     def _as_configured(
         self, inputs: Any, strategy: Strategy | None, options: dict[str, Any]

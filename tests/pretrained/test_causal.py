@@ -265,6 +265,19 @@ def test_with_a_mask_the_padding_id_may_be_a_token_of_a_prompt(tmp_path, name, s
     without = model.generate(ids, max_new_tokens=6, jit_compile=False)
     np.testing.assert_array_equal(without, continued(theirs, ids))
     assert (without != found).any()
+    for given, expected in ((inputs, found), (ids, without)):
+        pieces = np.stack([*model.stream(given, max_new_tokens=6, jit_compile=False)], axis=1)
+        for new, row in zip(pieces, expected[:, 6:], strict=True):
+            end = 1 + row.tolist().index(2) if 2 in row else 6  # rows that have ended are filled with other ids
+            assert new[:end].tolist() == row[:end].tolist()
+
+
+@pytest.mark.parametrize("extra", ["bogus", "decoder_attention_mask"])
+@pytest.mark.parametrize("method", ["generate", "stream"])
+def test_unknown_names_of_inputs_are_refused(method, extra):
+    message = rf"`inputs` must have \['input_ids'\], and may have their masks. Received: \['input_ids', '{extra}'\]"
+    with pytest.raises(ValueError, match=message):
+        getattr(made(), method)({"input_ids": [[5, 7]], extra: np.ones((1, 2))}, max_new_tokens=2)
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("LlamaForCausalLM", SIZES), ("GPT2LMHeadModel", GPT2)])
