@@ -80,8 +80,9 @@ def generate(
         results for each prompt, the best first.
 
     Raises:
-        ValueError: for a prompt that is empty or only padding, ids outside the vocabulary, a `max_new_tokens` that is
-            not positive or does not fit into learned positions, contradictory options, or logits that are NaN.
+        ValueError: for a prompt that is empty or only padding, ids outside the vocabulary, a dict with a name that no
+            input has, a `max_new_tokens` that is not positive or does not fit into learned positions, contradictory
+            options, or logits that are NaN.
         TypeError: for a model that is not functional, and for a `tokenizer` without `tokenize` and `decode`.
 
     Examples:

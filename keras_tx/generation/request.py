@@ -67,7 +67,13 @@ class GenerationRequest:
         named = dict(inputs) if isinstance(inputs, dict) else {(model.sources or [model.target])[0]: inputs}
         missing = [name for name in model.sources if name not in named]
         if missing or not set(named) & set(model.inputs):
-            raise ValueError(f"`inputs` must have {model.sources or model.inputs}. Received: {sorted(named)}")
+            received = sorted(named, key=str)
+            raise ValueError(f"`inputs` must have {model.sources or model.inputs}. Received: {received}")
+        unknown = sorted(set(named) - set(model.inputs), key=str)
+        if unknown:
+            raise ValueError(
+                f"`inputs` must have only names of the model's inputs, {model.inputs}. Received: also {unknown}"
+            )
         self.is_array = all(hasattr(x, "shape") and str(x.dtype) != "object" for x in named.values())
         rows_of = {name: self._read_rows(name, named[name]) for name in model.inputs if name in named}
         self.is_single = all(is_single for _, is_single in rows_of.values())

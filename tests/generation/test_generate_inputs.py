@@ -88,6 +88,11 @@ BAD = [
     ({"inputs": [[3.0, 4.0]]}, "`token_ids` must be integers, or texts with a `tokenizer`. Received: dtype float64"),
     ({"inputs": ["adc"]}, r"`tokenizer` must be given for texts. Received: tokenizer=None, token_ids=\['adc'\]"),
     ({"inputs": {"others": [[3]]}}, r"`inputs` must have \['token_ids'\]. Received: \['others'\]"),
+    ({"inputs": {3: [[3]], "others": [[3]]}}, r"`inputs` must have \['token_ids'\]. Received: \[3, 'others'\]"),
+    (
+        {"inputs": {"token_ids": [[3]], "attention_mask": [[1]]}},
+        r"`inputs` must have only names of the model's inputs, \['token_ids'\]. Received: also \['attention_mask'\]",
+    ),
     ({"start_token": V}, rf"`start_token` must be an id in \[0, {V}\). Received: start_token={V}"),
     ({"start_token": "a"}, "`start_token` must be integers. Received: start_token='a'"),
     ({"target": "ids"}, r"`target` must be one of the inputs \['token_ids'\]. Received: target='ids'"),
@@ -114,6 +119,10 @@ BAD_SOURCES = [
     ({"start_token": [1, 2]}, r"`start_token` must be an id in .* Received: start_token=\[1, 2\]"),
     ({"start_token": 1.0}, "`start_token` must be integers. Received: start_token=1.0"),
     ({"inputs": {"target_ids": [[1]]}}, r"`inputs` must have \['source_ids'\]. Received: \['target_ids'\]"),
+    (
+        {"inputs": {"source_ids": [[3]], "target_id": [[1]]}, "start_token": 1},
+        r"only names of the model's inputs, \['source_ids', 'target_ids'\]. Received: also \['target_id'\]",
+    ),
     (
         {"inputs": {"source_ids": [[3], [4]], "target_ids": [[1]]}},
         "All `inputs` must have the same number of rows. Received: {'source_ids': 2, 'target_ids': 1}",
