@@ -1,6 +1,6 @@
 """Classifies the operations of a functional model for generation: which mix tokens, which embed ids."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -37,24 +37,42 @@ LOOKING_AT_OTHER_TOKENS = (
     keras.layers.Permute,
     keras.layers.Reshape,
 )
+_NORMALIZING = (keras.layers.LayerNormalization, keras.layers.RMSNormalization)
 _TREATING_EACH_TOKEN_SEPARATELY = (
     keras.layers.Activation,
     keras.layers.Add,
     keras.layers.Dense,
     keras.layers.Dropout,
     keras.layers.Embedding,
-    keras.layers.LayerNormalization,
-    keras.layers.RMSNormalization,
+    *_NORMALIZING,
 )
 
 
-def is_known(operation: Any) -> bool:
-    """Whether it is known which tokens the operation mixes. A model with unknown operations is tested numerically."""
-    if isinstance(operation, keras.layers.Activation):
-        return keras_models.is_of_keras(operation.activation)
+def is_known(node: Node, depends_on_target: Callable[[Iterable[int]], bool]) -> bool:
+    """Whether it is known which tokens a node mixes. A model with unknown operations is tested numerically."""
+    operation = node.operation
+    if not all(_is_elementwise(getattr(layer, "activation", None)) for layer in layers_within(operation)):
+        return False
+    if type(operation) in _NORMALIZING:
+        return _normalizes_last_axis(node)
+    if type(operation) is keras.layers.Add:  # tokens of a source would be added to those of another length
+        return all(depends_on_target([value]) for value in node.inputs.values())
     if type(operation).__module__.startswith("keras_tx."):
         return True
     return type(operation) in (*_TREATING_EACH_TOKEN_SEPARATELY, keras_models.NOT_EQUAL)
+
+
+def _is_elementwise(activation: Any) -> bool:
+    """Whether an activation is one of Keras or of this package, or None; a function of a user could mix tokens."""
+    module = str(getattr(activation, "__module__", None))
+    return activation is None or module.startswith("keras_tx.") or keras_models.is_of_keras(activation)
+
+
+def _normalizes_last_axis(node: Node) -> bool:
+    axis = node.operation.axis
+    first = next(x for x in keras.tree.flatten((node.args, node.kwargs)) if isinstance(x, keras.KerasTensor))
+    rank = len(first.shape)
+    return {one % rank for one in (axis if isinstance(axis, (list, tuple)) else [axis])} == {rank - 1}
 
 
 def looks_at_other_tokens(operation: Any) -> bool:

@@ -9,7 +9,7 @@ from keras_tx.generation.incremental_model import IncrementalModel
 from keras_tx.layers import Decoder, DecoderLayer, Encoder, EncoderLayer, MultiHeadAttention, TokenEmbedding
 from tests.generation import built
 from tests.generation.built import LENGTH, SOURCE_V, D, F, N, V, ids_of
-from tests.tools import assert_close, normal, to_numpy
+from tests.tools import assert_close, normal, randomize, to_numpy
 
 ROWS = [[5, 7, 11, 3, 17, 28, 2], [9, 2, 2, 13, 1]]
 SOURCES = np.array([[4, 3, 21, 0], [8, 30 % V, 6, 1]], "int32")
@@ -116,6 +116,63 @@ class Subclassed(keras.Model):
         return inputs
 
 
+class Masked(keras.layers.Layer):
+    """Keras would warn that a layer without this destroys the mask of the embedding."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+
+class Gated(Masked):
+    """x + gate * (the sum of x so far), with a gate of zero, as in ReZero."""
+
+    def build(self, shape):
+        self.gate = self.add_weight(shape=(), initializer="zeros", name="gate")
+
+    def call(self, x):
+        return x + self.gate * ops.cumsum(x, axis=1)
+
+
+class Lagged(Masked):
+    """x + x of eight tokens before."""
+
+    def call(self, x):
+        return x + ops.pad(x, ((0, 0), (8, 0), (0, 0)))[:, : ops.shape(x)[1]]
+
+
+class Ending(Masked):
+    """x + 1 from the seventh token on."""
+
+    def call(self, x):
+        place = ops.arange(ops.shape(x)[1])
+        return ops.where(place[None, :, None] >= 6, x + ops.arange(D, dtype="float32"), x)
+
+
+class Counted(Masked):
+    """A bias for each of eight tokens, which fits no other number of tokens."""
+
+    def call(self, x):
+        return x + ops.ones((8, 1))[:, 0][None, :, None]
+
+
+def added_source():
+    source, target = ids_of("source"), ids_of("target")
+    embedding = TokenEmbedding(V, D, position_encoding="sinusoidal")
+    x = keras.layers.Add()([Decoder(1, F, N)(embedding(target)), Encoder(1, F, N)(embedding(source))])
+    return keras.Model([source, target], keras.layers.Dense(V)(x))
+
+
+def of_eight_tokens():
+    ids = keras.Input((8,), dtype="int32")
+    return keras.Model(ids, keras.layers.Dense(V)(Decoder(1, F, N)(Counted(name="counted")(TokenEmbedding(V, D)(ids)))))
+
+
+def sum_of_tokens(x):
+    return ops.cumsum(x, axis=1)
+
+
+DIFFER = "in layers of keras_tx. Received: decode steps that differ from the full model by .*"
 NOT_CAUSAL = "may attend to other tokens only in `Decoder`, `DecoderLayer` and causal .*Received: layer '.*' of type "
 REFUSED = [
     (without_target, r"`target` must be given: .*Received: target=None for a model with the inputs \['one', 'other'\]"),
@@ -146,6 +203,15 @@ REFUSED = [
         lambda: decoded(lambda x, ids: Decoder(1, F, N)(x) + ops.flip(x, axis=1)),
         "in layers of keras_tx. Received: .*differ from the full model by .*'flip",
     ),
+    (lambda: decoded(lambda x, ids: Gated(name="gated")(Decoder(1, F, N)(x))), DIFFER + "'gated'"),
+    (lambda: decoded(lambda x, ids: Lagged(name="lagged")(Decoder(1, F, N)(x))), DIFFER + "'lagged'"),
+    (lambda: decoded(lambda x, ids: Ending(name="ending")(Decoder(1, F, N)(x))), DIFFER + "'ending'"),
+    (
+        lambda: decoded(lambda x, ids: keras.layers.Dense(D, sum_of_tokens, name="own")(Decoder(1, F, N)(x))),
+        DIFFER + "'own'",
+    ),
+    (added_source, DIFFER + "'add"),
+    (of_eight_tokens, r"in layers of keras_tx. Received: decode steps that fail, because of one of \['counted'\]: \w+"),
 ]
 
 
@@ -153,6 +219,51 @@ REFUSED = [
 def test_a_model_that_cannot_go_in_steps_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         IncrementalModel(make())
+
+
+def normalized(layer):
+    return decoded(lambda x, ids: layer(Decoder(1, F, N)(x)))
+
+
+@pytest.mark.tensorflow  # Keras cannot do this on PyTorch
+def test_a_norm_over_the_tokens_is_refused():
+    layer = keras.layers.LayerNormalization(axis=1, center=False, scale=False, name="norm")
+    with pytest.raises(ValueError, match=DIFFER + "'norm'"):
+        IncrementalModel(normalized(layer))
+
+
+@pytest.mark.filterwarnings("ignore:Layer 'rms_normalization")  # which does not pass masks on
+@pytest.mark.parametrize("axis", [-1, 2, [-1], (2,)])
+@pytest.mark.parametrize("kind", [keras.layers.LayerNormalization, keras.layers.RMSNormalization])
+def test_a_norm_of_each_token_needs_no_trial(monkeypatch, kind, axis):
+    monkeypatch.setattr("keras_tx.generation.incremental_model.check_steps", None)
+    IncrementalModel(normalized(kind(axis=axis)))
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        IncrementalModel(normalized(keras.layers.Activation(lambda x: x)))
+
+
+class Placed(Masked):
+    """A learned vector for each of the first `length` positions, and a divisor that begins at zero."""
+
+    def __init__(self, length=16, **kwargs):
+        super().__init__(**kwargs)
+        self.table = keras.layers.Embedding(length, D)
+
+    def build(self, shape):
+        self.offset = self.add_weight(shape=(), initializer="zeros", name="offset")
+
+    def call(self, x, positions=None):
+        positions = ops.arange(ops.shape(x)[1], dtype="int32")[None] if positions is None else positions
+        return x + self.table(positions) / ops.cast(self.offset < 0.1, "float32")
+
+
+@pytest.mark.parametrize("length", [16, 64])
+def test_a_layer_that_takes_few_positions_or_not_every_weight_generates(length):
+    """On TensorFlow and PyTorch an id outside of the table raises; the divisor makes infinities."""
+    model = randomize(decoded(lambda x, ids: Decoder(1, F, N)(Placed(length)(x))))
+    whole = to_numpy(model(np.array([ROWS[0]])))
+    found = in_steps(IncrementalModel(model), ROWS[:1], [6, 1])
+    assert_close(found[-1][0], whole[0, -1], atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"rotary": True}, {"sliding_window": 3}, {}])

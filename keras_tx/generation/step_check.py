@@ -1,0 +1,108 @@
+"""A trial of decode steps: do they give the logits of the full model, although it has operations of unknown kinds?
+
+T tokens, V vocabulary. The steps are compared to the full model at the first tokens and at the last ones of a row, so
+that an operation that looks back, or that counts tokens, is found in either case.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_tx.types import Tensor
+
+_LONG, _SHORT, _NUM_STEPS = 32, 5, 2  # T, also for a model that does not take the long row, and steps at each place
+
+
+def check_steps(model: Any, unknown: list[Any]) -> None:
+    """Raises if decode steps give other logits than the full model.
+
+    Args:
+        model: an `IncrementalModel`.
+        unknown: the operations of which it is not known whether they mix tokens.
+
+    Raises:
+        ValueError: they do, or cannot run step by step.
+    """
+    noise = _noise(unknown)
+    for longest, values in ((_LONG, noise), (_SHORT, noise), (_SHORT, [])):
+        with keras.StatelessScope(values):
+            rows = _rows(model, longest)
+            try:
+                expected = ops.convert_to_numpy(ops.cast(model.full_logits(rows), "float32"))[0]  # (T, V)
+            except Exception:  # the model does not take a row of this length, or layers of it not these values
+                if longest == _SHORT and not values:
+                    raise
+                continue
+            if np.isfinite(expected).all():
+                _compare(model, rows, expected, [operation.name for operation in unknown])
+                return
+
+
+def _compare(model: Any, rows: list[Tensor], expected: np.ndarray, unknown: list[str]) -> None:
+    rule = "A generative model must use other tokens, and the position of a token, only in layers of keras_tx."
+    try:
+        found = _logits_of_steps(model, rows)
+    except Exception as error:  # each backend has its own error for shapes that do not fit
+        raise ValueError(
+            f"{rule} Received: decode steps that fail, because of one of {unknown}: {type(error).__name__}"
+        ) from error
+    # Counted from the end, because a model may return the logits of its last tokens alone.
+    places = {place: logits for place, logits in found.items() if place >= -len(expected)}
+    difference = max(np.abs(logits - expected[place]).max() for place, logits in places.items())
+    is_float32 = all(getattr(one, "compute_dtype", "float32") == "float32" for one in model.target_operations)
+    if not difference <= (1e-3 if is_float32 else 0.1) * np.ptp(expected, axis=-1).max() + 1e-6:
+        raise ValueError(
+            f"{rule} Received: decode steps that differ from the full model by {difference:.1e}, because of one of "
+            f"{unknown}"
+        )
+
+
+def _rows(model: Any, longest: int) -> list[Tensor]:
+    """Ids (1, T) for `sources`, in their order, and for `target`, without padding."""
+    lengths = {tensor.name: tensor.shape[1] for tensor in model.model.inputs}
+    limits = [limit for limit in (longest, model.max_length, model.max_source_length) if limit]
+    rows: list[Tensor] = []
+    for name in [*model.sources, model.target]:
+        size, padding_id = model.vocabulary_sizes[name] or model.vocabulary_size, model.padding_ids[name]
+        tokens = [token for token in range(min(size, 50)) if token != padding_id]
+        ids = np.random.default_rng(len(rows)).choice(tokens, (1, lengths[name] or min(limits)))
+        rows.append(ops.convert_to_tensor(ids, dtype="int32"))
+    return rows
+
+
+def _logits_of_steps(model: Any, rows: list[Tensor]) -> dict[int, np.ndarray]:
+    """{place of a token, -1 for the last: logits (V,)}, from steps after a short prefill and after a long one."""
+    *sources, ids = rows
+    length, found = ids.shape[1], {}
+    real = ops.ones_like(ids, dtype="bool")
+    for end in sorted({min(_SHORT, length), length}):
+        values, cache = model.prepare(sources, 1, length)
+        first = max(end - _NUM_STEPS, 1)
+        for start, stop in ((0, first), *[(i, i + 1) for i in range(first, end)]):
+            positions = ops.arange(start, stop, dtype="int32")[None]
+            places = {"mask": real, "real": real[:, start:stop], "positions": positions, "start": start}
+            logits, cache = model.step(ids[:, start:stop], values, cache, **places)
+            found[stop - 1 - length] = ops.convert_to_numpy(logits)[0]
+    return found
+
+
+def _noise(operations: Iterable[Any]) -> list[tuple[Any, Tensor]]:
+    """Random values for those variables of the operations that are constant.
+
+    A layer whose gate begins at zero, as in ReZero (Bachlechner et al. 2020, arXiv:2003.04887), is only seen with
+    another value.
+    """
+    layers = [one for one in operations if isinstance(one, keras.layers.Layer)]
+    variables = {id(variable): variable for layer in layers for variable in layer.variables}
+    rng, found = np.random.default_rng(0), []
+    for variable in variables.values():
+        is_float = variable.dtype in ("float16", "bfloat16", "float32", "float64")
+        if is_float and np.prod(variable.shape) and bool(ops.max(variable) == ops.min(variable)):
+            # Positive, because it may be a variance; small in a matrix, so that its products are not large.
+            fan_in = np.prod(variable.shape[:-1])
+            value = rng.uniform(0.5, 1.5, variable.shape) / np.sqrt(fan_in)
+            found.append((variable, ops.convert_to_tensor(value, dtype=variable.dtype)))
+    return found
