@@ -28,7 +28,8 @@ def generate(
         The new tokens (B, n, M) and the scores (B, n), as `Strategy.result` returns them.
 
     Raises:
-        InvalidArgumentError: when the graph runs, if logits are NaN or no token is allowed.
+        InvalidArgumentError: when the graph runs, if logits are NaN, no token is allowed, or a strategy chooses an id
+            outside of the vocabulary.
     """
     ids, real = left_padded(prompts, loop.padding_id, least_columns(prompts.nrows()))
     least = least_columns(prompts.nrows(), loop.model.max_source_length)
@@ -39,7 +40,7 @@ def generate(
     with xla.tracing(False):
         state, tokens, context = loop.prefill(ids, real, sources, limit, noise)
         state, _, _ = loop.decode(state, tokens, context, loop.num_new)
-    rule = "The logits of `model` must not be NaN, and the constraints must allow some token."
+    rule = "The logits of `model` must not be NaN, the constraints must allow some token, and `choose` must return ids."
     rule += " Received: no token to choose at the new token"
     check = tf.debugging.Assert(tf.logical_not(state["broken"]), [rule, state["step"]])
     with tf.control_dependencies([check]):

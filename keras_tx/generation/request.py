@@ -16,6 +16,7 @@ from keras_tx.generation.config import GenerationConfig
 from keras_tx.generation.decode_loop import Context
 from keras_tx.generation.model_checks import has_two_vocabularies
 from keras_tx.generation.prompts import TextPieces, as_rows, as_strings, bucketed, is_text, padded, until_stop
+from keras_tx.generation.speculative import without_drafts
 from keras_tx.generation.state import State
 from keras_tx.locks import lock_of
 from keras_tx.text.compatibility import check_fits
@@ -181,9 +182,16 @@ class GenerationRequest:
             until = ops.convert_to_tensor(count + 1, "int32")
             state, tokens, context = self.loop.decode(state, tokens, context, until)
 
-    @staticmethod
-    def _check_state(state: State) -> None:
+    def _check_state(self, state: State) -> None:
         if bool(ops.convert_to_numpy(state["broken"])):
+            size, last = self.model.vocabulary_size, ops.convert_to_numpy(state["ids"][:, -self.loop.num_new :])
+            last = last[:, int(ops.convert_to_numpy(state["step"])) - 1]
+            outside = last[(last < 0) | (last >= size)]
+            if outside.size:
+                name = type(without_drafts(self.strategy)).__name__
+                raise ValueError(
+                    f"`choose` of {name} must return ids in [0, {size}), the vocabulary. Received: {outside[0]}"
+                )
             raise ValueError(
                 "The logits of `model` must not be NaN, and the constraints must allow some token. Received: no token "
                 f"to choose at the new token {int(ops.convert_to_numpy(state['step']))}"

@@ -95,7 +95,7 @@ class Strategy:
             The tokens, (R,) integers in [0, V).
 
         Raises:
-            ValueError: by `generate`, if they are not integers, or not of shape (R,).
+            ValueError: by `generate`, if they are not integers, not of shape (R,), or not in [0, V).
         """
         raise NotImplementedError(f"{type(self).__name__} must define `choose`.")
 
@@ -138,11 +138,13 @@ class Strategy:
         log_sum = ops.logsumexp(logits, axis=-1)
         scores = constraints(logits, state, stop_tokens)
         tokens = self._checked(self.choose(scores, state), scores)
+        known = ops.clip(tokens, 0, scores.shape[-1] - 1)
         # A NaN, a positive infinity or only minus infinities leave no finite sum.
-        broken = ops.logical_not(ops.logical_and(ops.isfinite(log_sum), pick(scores, tokens) > -float("inf")))
+        allowed = ops.logical_and(pick(scores, known) > -float("inf"), tokens == known)
+        broken = ops.logical_not(ops.logical_and(ops.isfinite(log_sum), allowed))
         running = ops.logical_not(state["done"])
-        log_probs = ops.where(running, pick(logits, tokens) - log_sum, 0.0)
-        tokens = ops.where(running, tokens, state["padding"])
+        log_probs = ops.where(running, pick(logits, known) - log_sum, 0.0)
+        tokens, known = (ops.where(running, x, state["padding"]) for x in (tokens, known))
         here = ops.arange(state["log_probs"].shape[1], dtype="int32") == state["step"]
         done = ops.logical_or(is_one_of(tokens, stop_tokens), state["step"] + 1 >= state["limit"])
         state = {
@@ -152,7 +154,7 @@ class Strategy:
             "broken": ops.logical_or(state["broken"], ops.any(ops.logical_and(running, broken))),
             "done": ops.logical_or(state["done"], done),
         }
-        return state, tokens, None
+        return state, known, None  # a model must not embed an id that is none, not even that of drafts
 
     def is_running(self, state: State) -> Tensor:
         """Whether a prompt is not done yet, a boolean scalar; False once the state is broken."""

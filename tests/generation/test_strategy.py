@@ -131,6 +131,46 @@ def test_what_is_no_token_for_each_row_is_refused(lm, kind, received):
 
 
 @dataclass(frozen=True)
+class Outside(Strategy):
+    """Returns an id that is none in the row of the first prompt, at the third step."""
+
+    token: int
+
+    def choose(self, scores, state):
+        tokens = ops.cast(ops.argmax(scores, axis=-1), "int32")
+        is_here = ops.logical_and(ops.arange(3) == 0, state["step"] == 2)
+        return ops.where(is_here, self.token, tokens)
+
+
+@pytest.mark.parametrize("token", [-1, V, 1000])
+def test_ids_outside_of_the_vocabulary_are_refused(lm, eager, token):
+    message = rf"`choose` of Outside must return ids in \[0, {V}\), the vocabulary. Received: {token}"
+    drafted = Speculative(Outside(token), draft_model=built.made("nested"), num_draft_tokens=3)
+    for strategy in (Outside(token), Speculative(Outside(token)), drafted):
+        with pytest.raises(ValueError, match=message):
+            generate(lm, PROMPTS, strategy, max_new_tokens=NEW)
+    pieces = stream(lm, PROMPTS, Outside(token), max_new_tokens=NEW)
+    assert len([next(pieces), next(pieces)]) == 2
+    with pytest.raises(ValueError, match=message):
+        next(pieces)
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_compiled_loop_stops_at_an_id_outside_of_the_vocabulary(lm, jit_compile):
+    with pytest.raises(ValueError, match=rf"`choose` of Outside must return ids in \[0, {V}\), .*Received: 999"):
+        generate(lm, PROMPTS, Outside(999), max_new_tokens=NEW, jit_compile=jit_compile)
+
+
+def test_an_id_outside_of_the_vocabulary_after_the_end_does_not_matter(lm, eager):
+    expected = generate(lm, PROMPTS, max_new_tokens=2)
+    stop = expected[0][-1]
+    rows = generate(lm, PROMPTS, Outside(1000), stop_tokens=[stop], max_new_tokens=NEW)
+    assert rows == generate(lm, PROMPTS, stop_tokens=[stop], max_new_tokens=NEW)
+
+
+@dataclass(frozen=True)
 class InNumPy(Strategy):
     def choose(self, scores, state):
         import tensorflow as tf
