@@ -60,7 +60,7 @@ class GenerationConfig:
             start_token = getattr(tokenizer, "cls_id", None)
         self.start_token = None if start_token is False else _checked_start(start_token, model.vocabulary_size)
         stop_tokens = getattr(tokenizer, "sep_id", None) if stop_tokens is None else stop_tokens
-        self.stop_tokens = _ids("stop_tokens", () if stop_tokens is None else stop_tokens)
+        self.stop_tokens = _ids("stop_tokens", () if stop_tokens is None else _checked_stop(stop_tokens))
         self.padding_id = model.padding_ids[model.target] or 0
         self.constraints = Constraints(
             repetition_penalty=repetition_penalty,
@@ -114,6 +114,19 @@ def _checked_start(start_token: Any, vocabulary_size: int) -> int | None:
             f"`start_token` must be an id in [0, {vocabulary_size}). Received: start_token={start_token!r}"
         )
     return start[0]
+
+
+def _checked_stop(stop_tokens: Any) -> Any:
+    if isinstance(stop_tokens, (list, tuple)):
+        is_nested = any(isinstance(one, (list, tuple)) or np.ndim(one) > 0 for one in stop_tokens)
+    else:
+        is_nested = np.ndim(stop_tokens) > 1
+    if is_nested:
+        raise ValueError(
+            "`stop_tokens` must be an id or a flat list of ids; sequences of ids are not supported. Received: "
+            f"stop_tokens={stop_tokens!r}"
+        )
+    return stop_tokens
 
 
 def _checked_strategy(strategy: Any) -> Strategy:

@@ -77,6 +77,10 @@ BAD = [
     ({"min_new_tokens": 7}, "`min_new_tokens` must not be above .*min_new_tokens=7, max_new_tokens=6"),
     ({"stop_tokens": [3, V]}, rf"`stop_tokens` must be ids in \[0, {V}\), .*Received: {V} in stop_tokens"),
     ({"stop_tokens": 2.5}, "`stop_tokens` must be integers. Received: stop_tokens=2.5"),
+    ({"stop_tokens": [[3, 4], [5, 6]]}, r"an id or a flat list of ids; .*Received: stop_tokens=\[\[3, 4\], \[5, 6\]\]"),
+    ({"stop_tokens": (3, [5, 6])}, r"`stop_tokens` must be an id or a flat list .*stop_tokens=\(3, \[5, 6\]\)"),
+    ({"stop_tokens": [[]]}, r"`stop_tokens` must be an id or a flat list of ids; .*Received: stop_tokens=\[\[\]\]"),
+    ({"stop_tokens": np.array([[3, 4]])}, r"sequences of ids are not supported. Received: stop_tokens=array\("),
     ({"inputs": []}, r"`token_ids` must have a token in each row. Received: \[\]"),
     ({"inputs": [[3], []]}, r"`token_ids` must have a token in each row. Received: \[\]"),
     ({"inputs": np.zeros((0, 5), "int32")}, r"`token_ids` must be rows of ids, .* not empty. Received: shapes \[\]"),
@@ -111,6 +115,28 @@ def test_what_is_no_tokenizer_is_refused_with_ids_too(lm):
         generate(lm, PROMPTS, **FAST, tokenizer=5)
     with pytest.raises(TypeError, match="`source_tokenizer` must be callable with texts. Received: source_tokenizer=5"):
         generate(lm, PROMPTS, **FAST, source_tokenizer=5)
+
+
+def test_stop_tokens_are_an_id_or_ids_of_any_kind(lm):
+    from keras_tx.generation.config import GenerationConfig
+    from keras_tx.generation.incremental_model import IncrementalModel
+
+    model, tensor = IncrementalModel(lm), keras.ops.convert_to_tensor
+    several = [
+        [3, 4],
+        (3, 4),
+        np.array([3, 4]),
+        tensor([3, 4]),
+        [np.int64(3), 4],
+        [tensor(3), np.array(4)],
+        range(3, 5),
+    ]
+    for stop_tokens in several:
+        assert GenerationConfig(model, max_new_tokens=2, stop_tokens=stop_tokens).stop_tokens == (3, 4)
+    for stop_tokens in (3, np.int32(3), np.array(3), tensor(3), [3]):
+        assert GenerationConfig(model, max_new_tokens=2, stop_tokens=stop_tokens).stop_tokens == (3,)
+    for stop_tokens in ((), [], np.zeros(0, "int32")):
+        assert GenerationConfig(model, max_new_tokens=2, stop_tokens=stop_tokens).stop_tokens == ()
 
 
 BAD_SOURCES = [
