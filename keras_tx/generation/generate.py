@@ -74,10 +74,11 @@ def generate(
         jit_compile: whether TensorFlow compiles with XLA: the first call takes longer, each token less time.
 
     Returns:
-        The same form as the inputs: texts for texts, lists of ids for lists, an array for an array. Without sources a
-        result is the prompt and its continuation; with sources it is only the new tokens. Ids include the stop token;
-        in an array it is followed by padding. `Beam(num_return_sequences=n)` with n > 1 gives a list (or an axis) of n
-        results for each prompt, the best first.
+        The same form as the inputs: texts for texts, lists of ids for lists and ragged tensors, an array for an array.
+        Without sources a result is the prompt and its continuation; with sources it is only the new tokens. Ids include
+        the stop token. An array (B, P) becomes (B, P + N), where N is the largest number of new tokens: prompts are
+        padded on the left, new tokens on the right. `Beam(num_return_sequences=n)` with n > 1 gives a list (or an axis)
+        of n results for each prompt, the best first.
 
     Raises:
         ValueError: for a prompt that is empty or only padding, ids outside the vocabulary, a dict with a name that no

@@ -75,7 +75,7 @@ class GenerationRequest:
             raise ValueError(
                 f"`inputs` must have only names of the model's inputs, {model.inputs}. Received: also {unknown}"
             )
-        self.is_array = all(hasattr(x, "shape") and str(x.dtype) != "object" for x in named.values())
+        self.is_array = all(_is_array(x) for x in named.values())
         rows_of = {name: self._read_rows(name, named[name]) for name in model.inputs if name in named}
         self.is_single = all(is_single for _, is_single in rows_of.values())
         counts = {name: len(rows) for name, (rows, _) in rows_of.items()}
@@ -84,6 +84,7 @@ class GenerationRequest:
         self.sources = {name: rows_of[name][0] for name in model.sources}
         if model.target in rows_of:
             self.prompts = rows_of[model.target][0]
+            self.width = named[model.target].shape[-1] if self.is_array and not self.is_text else 0  # of the array
         else:
             self.prompts = [np.array([self.config.target_start()], "int32")] * next(iter(counts.values()))
 
@@ -206,7 +207,7 @@ class GenerationRequest:
         longest = max(len(until_stop(row, self.config.stop_tokens)) for rows in ids for row in rows)
         ids = ids[:, :, :longest]
         if not self.model.sources:
-            prompts = padded(self.prompts, max(len(row) for row in self.prompts), self.config.padding_id, left=True)
+            prompts = padded(self.prompts, self.width, self.config.padding_id, left=True)
             ids = np.concatenate([np.repeat(prompts[:, None], ids.shape[1], axis=1), ids], axis=2)
         return self._in_form_of_inputs(ids)
 
@@ -246,6 +247,11 @@ def _check_tokenizers(tokenizer: Any, source_tokenizer: Any) -> None:
         raise TypeError(
             f"`source_tokenizer` must be callable with texts. Received: source_tokenizer={source_tokenizer!r}"
         )
+
+
+def _is_array(inputs: Any) -> bool:
+    """Whether `inputs` are an array or tensor of rows of one length, not a ragged tensor or an array of objects."""
+    return hasattr(inputs, "shape") and str(inputs.dtype) != "object" and not hasattr(inputs, "to_list")
 
 
 def _as_lists(rows: Any) -> Any:

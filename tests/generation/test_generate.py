@@ -167,11 +167,22 @@ def test_ids_come_back_as_they_came(lm, translator):
         found = generate(lm, prompts, **SHORT)
         assert isinstance(found, np.ndarray) and found.shape == (3, 5 + 2)
         assert found[:, 5:].tolist() == [row[-2:] for row in expected]
+    wider = np.pad(right, ((0, 0), (0, 3)))
+    found = generate(lm, wider, **SHORT)
+    assert found.shape == (3, 8 + 2) and found[:, 3:].tolist() == generate(lm, left, **SHORT).tolist()
+    assert generate(lm, wider[1], **SHORT).tolist() == [0] * 7 + expected[1]
     assert generate(lm, np.array(PROMPTS[0]), **SHORT).tolist() == expected[0]
     assert generate(lm, [np.array(row) for row in PROMPTS], **SHORT) == expected
     found = generate(translator, {"source_ids": SOURCES, "target_ids": [[START, 3], [START], [START]]}, **SHORT)
     assert found[1:] == generate(translator, SOURCES, **SHORT_WRITE)[1:]
     assert generate(translator, PADDED, **SHORT_WRITE).tolist() == generate(translator, SOURCES, **SHORT_WRITE)
+
+
+@pytest.mark.tensorflow
+def test_a_ragged_tensor_comes_back_as_lists(lm):
+    import tensorflow as tf
+
+    assert generate(lm, tf.ragged.constant(PROMPTS), **SHORT) == generate(lm, PROMPTS, **SHORT)
 
 
 def test_pieces_of_a_stream_join_to_the_answer(lm, translator):

@@ -48,7 +48,7 @@ def test_texts_come_back_for_texts(lm, translator):
     options = {**FAST, "tokenizer": tokenizer}
     (row,) = naive(lm, [[1, 3, 6, 5]], NEW, stop=(2,))
     assert generate(lm, ["adc"], **options) == tokenizer.decode([row])
-    assert generate(lm, "adc", **options) == tokenizer.decode([row])[0]
+    assert generate(lm, "adc", **options) == generate(lm, np.array("adc"), **options) == tokenizer.decode([row])[0]
     (row,) = naive(translator, [[1]], NEW, sources=[[1, 5, 4, 2]], stop=(2,))
     found = generate(translator, np.array(["cb"]), source_tokenizer=tokenizer, **options)
     assert found == tokenizer.decode([row])
