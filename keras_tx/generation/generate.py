@@ -57,7 +57,7 @@ def generate(
         min_new_tokens: the number of tokens before which no stop token is generated.
         stop_tokens: an id, or several, that end a row. None: the tokenizer's `sep_id`, if there is one.
         start_token: the id that begins a target or a prompt given as text. None: the tokenizer's `cls_id`. False: no
-            start token.
+            start token. Prompts that are ids begin with what they have.
         tokenizer: a tokenizer of `keras_tx.text`, or an object with the methods `tokenize`, `decode` and, for sources,
             `__call__`. Required for texts. Ids of the model from its `vocabulary_size` on are never generated.
         source_tokenizer: the tokenizer of the sources, if they have another vocabulary.

@@ -47,6 +47,12 @@ class GenerationRequest:
         self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
         self._given_source_tokenizer = source_tokenizer
         self._read_inputs(inputs)
+        start_token = options.get("start_token")
+        if not (self.is_text or self.model.sources or start_token is None or start_token is False):
+            raise ValueError(
+                "`start_token` must be None for prompts that are ids: write it at the beginning of each. Received: "
+                f"start_token={start_token!r}"
+            )
         self._check_length()
         config, jit_compile = self.config, bool(jit_compile)
         self.limit = ops.convert_to_tensor(config.max_new_tokens, "int32")

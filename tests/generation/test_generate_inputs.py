@@ -98,6 +98,7 @@ BAD = [
         r"`inputs` must have only names of the model's inputs, \['token_ids'\]. Received: also \['attention_mask'\]",
     ),
     ({"start_token": V}, rf"`start_token` must be an id in \[0, {V}\). Received: start_token={V}"),
+    ({"start_token": 3}, "`start_token` must be None for prompts that are ids: .*Received: start_token=3"),
     ({"start_token": "a"}, "`start_token` must be integers. Received: start_token='a'"),
     ({"target": "ids"}, r"`target` must be one of the inputs \['token_ids'\]. Received: target='ids'"),
 ]
