@@ -16,6 +16,8 @@ from keras_tx.generation.speculative import Speculative
 from keras_tx.generation.speculative_loop import SpeculativeLoop
 from keras_tx.generation.strategy import Strategy
 
+MOST_NEW_TOKENS = 2**30  # rounded up to a power of two, the number of slots must fit into int32
+
 
 class GenerationConfig:
     """The options of `generate` for a model, with the defaults that a tokenizer gives.
@@ -52,7 +54,7 @@ class GenerationConfig:
         forced_tokens: Any = None,
         renormalize_logits: bool = False,
     ):
-        self.max_new_tokens: int = checks.positive_int("max_new_tokens", max_new_tokens)
+        self.max_new_tokens: int = checks.positive_int("max_new_tokens", max_new_tokens, most=MOST_NEW_TOKENS)
         self.model = model
         self.strategy = _checked_strategy(Greedy() if strategy is None else strategy)
         self.draft = _checked_draft(self.strategy, model)

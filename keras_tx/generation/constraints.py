@@ -5,7 +5,7 @@ of transformers, except that they ignore the padding of a prompt: it is not pena
 forbidden sequences do not begin in it. Repetition penalty: Keskar et al. 2019, arXiv:1909.05858.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -169,14 +169,21 @@ def _is_integer(value: Any, least: int) -> bool:
 
 def _sequences(forbidden: Any) -> tuple[tuple[int, ...], ...]:
     """Ids and sequences of ids -> a tuple of tuples of ids."""
-    items = list(forbidden) if isinstance(forbidden, Iterable) else [forbidden, ()]
-    found = [(item,) if _is_integer(item, 0) else tuple(item) if isinstance(item, Iterable) else () for item in items]
+    found = [(item,) if _is_integer(item, 0) else _items(item) for item in _items(forbidden, none=[None])]
     if not all(ids and all(_is_integer(token, 0) for token in ids) for ids in found):
         raise ValueError(
             "The argument `forbidden_tokens` must hold ids of at least 0 and sequences of them. Received: "
             f"forbidden_tokens={forbidden!r}"
         )
     return tuple(tuple(int(token) for token in ids) for ids in found)
+
+
+def _items(value: Any, none: Any = ()) -> Any:
+    """A tuple of the items of `value`; `none` for what has no items, such as a number or an array () of one."""
+    try:
+        return tuple(value)
+    except TypeError:
+        return none
 
 
 def _pairs(forced: Any) -> tuple[tuple[int, int], ...]:

@@ -6,7 +6,32 @@ B prompts, P slots of a prompt, N ids of a row, V vocabulary.
 from os.path import commonprefix
 from typing import Any
 
+import keras
 import numpy as np
+
+from keras_tx.optional import Lazy
+
+jax, tf = Lazy("jax"), Lazy("tensorflow")
+
+
+def check_concrete(inputs: Any) -> None:
+    """Raises for symbolic inputs, and within a TensorFlow function, where results have no values."""
+    given = [*inputs.values()] if isinstance(inputs, dict) else [inputs]
+    rows = [row for one in given if isinstance(one, (list, tuple)) for row in one]
+    symbolic = [x for x in (*given, *rows) if _is_symbolic(x)]
+    if symbolic or (keras.backend.backend() == "tensorflow" and tf.inside_function()):
+        received = f"a {type(symbolic[0]).__name__}" if symbolic else "a call within a TensorFlow function"
+        raise TypeError(
+            "`inputs` must have values: `generate` cannot run in `tf.function`, `Dataset.map`, `jax.jit` or a model. "
+            f"For a TensorFlow graph, export the model by `keras_tx.serving.export`. Received: {received}"
+        )
+
+
+def _is_symbolic(x: Any) -> bool:
+    if keras.backend.backend() == "jax" and isinstance(x, jax.core.Tracer):
+        return True
+    is_of_graph = hasattr(x, "dtype") and hasattr(x, "graph")  # of TensorFlow, which need not be the backend
+    return isinstance(x, keras.KerasTensor) or is_of_graph
 
 
 def is_text(inputs: Any) -> bool:
@@ -46,6 +71,10 @@ def as_rows(name: str, inputs: Any, padding_id: int | None, vocabulary_size: int
         inputs: (P,) or (B, P) integers, or a list of rows of any lengths.
         padding_id: the id that is removed wherever it occurs, except from `RealRows`; None if the model has none.
         vocabulary_size: V.
+
+    Raises:
+        TypeError: for other objects, such as datasets and generators.
+        ValueError: for ids outside the vocabulary, and rows without tokens.
     """
     padding_id = None if isinstance(inputs, RealRows) else padding_id
     if hasattr(inputs, "to_list"):  # a ragged tensor
@@ -59,6 +88,11 @@ def as_rows(name: str, inputs: Any, padding_id: int | None, vocabulary_size: int
         rows = [np.asarray(inputs)] if is_single else [np.asarray(row) for row in inputs]
     else:
         array = np.asarray(inputs.detach().cpu() if hasattr(inputs, "detach") else inputs)
+        if array.dtype == object:  # what is no array
+            raise TypeError(
+                f"`{name}` must be texts, or rows of ids, (P,) or (B, P). Received: an object of type "
+                f"{type(inputs).__name__}"
+            )
         is_single = array.ndim == 1
         rows = list(np.atleast_2d(array)) if array.ndim else [array]
     if not rows or any(row.ndim != 1 for row in rows):

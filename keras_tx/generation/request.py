@@ -12,10 +12,19 @@ from keras import ops
 from keras_tx import checks
 from keras_tx.generation.analysed import analysed
 from keras_tx.generation.compiled_loop import CompiledDecodeLoop
-from keras_tx.generation.config import GenerationConfig
+from keras_tx.generation.config import MOST_NEW_TOKENS, GenerationConfig
 from keras_tx.generation.decode_loop import Context
 from keras_tx.generation.model_checks import has_two_vocabularies
-from keras_tx.generation.prompts import TextPieces, as_rows, as_strings, bucketed, is_text, padded, until_stop
+from keras_tx.generation.prompts import (
+    TextPieces,
+    as_rows,
+    as_strings,
+    bucketed,
+    check_concrete,
+    is_text,
+    padded,
+    until_stop,
+)
 from keras_tx.generation.speculative import without_drafts
 from keras_tx.generation.state import State
 from keras_tx.locks import lock_of
@@ -39,7 +48,9 @@ class GenerationRequest:
         jit_compile: bool,
         **options: Any,
     ):
-        checks.positive_int("max_new_tokens", max_new_tokens)  # before the model is analysed
+        # Before the model is analysed:
+        checks.positive_int("max_new_tokens", max_new_tokens, most=MOST_NEW_TOKENS)
+        check_concrete(inputs)
         _check_tokenizers(tokenizer, source_tokenizer)
         model = model._generation_model() if hasattr(model, "_generation_model") else model
         self.model, loops = analysed(model, target)

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_tx import generation
+from keras_tx.generation.prompts import check_concrete
 from keras_tx.generation.strategy import Strategy
 from keras_tx.internals.keras_models import set_initializer, variables_initialized_at_end
 from keras_tx.layers import Encoder, trainable
@@ -257,6 +258,7 @@ class PretrainedModel(CheckedModel):
 
     def _prompts(self, inputs: Any, names: list[str]) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """What the caller gave for the inputs `names`, and the rows of its real tokens if it is arrays or has masks."""
+        check_concrete(inputs)
         given = dict(inputs) if isinstance(inputs, dict) else {names[0]: inputs}
         masks = {name: given.pop(_MASKS[name], None) for name in names if name in given}
         if not given.keys() <= set(names):

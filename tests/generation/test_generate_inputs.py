@@ -73,6 +73,9 @@ BAD = [
     ({"max_new_tokens": 0}, "`max_new_tokens` must be a positive integer. Received: max_new_tokens=0"),
     ({"max_new_tokens": -3}, "`max_new_tokens` must be a positive integer. Received: max_new_tokens=-3"),
     ({"max_new_tokens": 2.0}, "`max_new_tokens` must be a positive integer. Received: max_new_tokens=2.0"),
+    ({"max_new_tokens": 2**31}, f"positive integer, at most {2**30}. Received: max_new_tokens={2**31}"),
+    ({"forbidden_tokens": np.array(3)}, r"`forbidden_tokens` must hold ids .*Received: forbidden_tokens=array\(3\)"),
+    ({"forbidden_tokens": [np.array(3)]}, r"`forbidden_tokens` must hold ids .*forbidden_tokens=\[array\(3\)\]"),
     ({"strategy": Beam(V + 1)}, f"`num_beams` must not be above .*num_beams={V + 1}, vocabulary_size={V}"),
     ({"min_new_tokens": 7}, "`min_new_tokens` must not be above .*min_new_tokens=7, max_new_tokens=6"),
     ({"stop_tokens": [3, V]}, rf"`stop_tokens` must be ids in \[0, {V}\), .*Received: {V} in stop_tokens"),
@@ -109,6 +112,53 @@ def test_what_cannot_be_generated_is_refused(lm, changed, message):
     arguments = {**FAST, "inputs": PROMPTS, **changed}
     with pytest.raises(ValueError, match=message):
         generate(lm, arguments.pop("inputs"), arguments.pop("strategy", None), **arguments)
+
+
+@pytest.mark.parametrize("inputs", [None, {3, 4}, (row for row in PROMPTS), {"token_ids": iter([])}, object()])
+def test_what_is_neither_text_nor_rows_is_named(lm, inputs):
+    kind = type(inputs["token_ids"] if isinstance(inputs, dict) else inputs).__name__
+    message = rf"`token_ids` must be texts, or rows of ids, \(P,\) or \(B, P\). Received: an object of type {kind}"
+    with pytest.raises(TypeError, match=message):
+        generate(lm, inputs, **FAST)
+
+
+SYMBOLIC = "`inputs` must have values: .*, export the model by `keras_tx.serving.export`. Received: a "
+
+
+def test_symbolic_inputs_are_refused(lm):
+    ids = keras.Input((None,), dtype="int32")
+    for inputs in (ids, {"token_ids": ids}, [ids]):
+        with pytest.raises(TypeError, match=SYMBOLIC + "KerasTensor"):
+            generate(lm, inputs, **FAST)
+    if keras.backend.backend() == "jax":
+        import jax
+
+        with pytest.raises(TypeError, match=SYMBOLIC + r"\w+Tracer"):
+            jax.jit(lambda x: generate(lm, x, **FAST))(np.array(PROMPTS[:1]))
+
+
+def test_a_checkpoint_refuses_symbolic_inputs_too():
+    sizes = {"vocab_size": V, "n_embd": 12, "n_layer": 1, "n_head": 3, "n_positions": LENGTH}
+    model = keras_tx.pretrained.PretrainedModel({"model_type": "gpt2", **sizes}, "causal_lm")
+    ids = keras.Input((None,), dtype="int32")
+    for method in (model.generate, model.stream):
+        with pytest.raises(TypeError, match=SYMBOLIC + "KerasTensor"):
+            method({"input_ids": ids, "attention_mask": ids})
+
+
+@pytest.mark.tensorflow
+def test_within_a_graph_of_tensorflow_inputs_are_refused(lm):
+    import tensorflow as tf
+
+    with pytest.raises(TypeError, match=SYMBOLIC + r"\w*Tensor"):
+        tf.function(lambda x: generate(lm, x, **FAST))(tf.constant(PROMPTS[:1]))
+    with pytest.raises(TypeError, match=SYMBOLIC + "call within a TensorFlow function"):
+        tf.function(lambda: generate(lm, PROMPTS, **FAST))()
+    data = tf.data.Dataset.from_tensors(tf.constant(PROMPTS[:1]))
+    with pytest.raises(TypeError, match=SYMBOLIC + r"\w*Tensor"):
+        data.map(lambda x: generate(lm, x, **FAST))
+    with pytest.raises(TypeError, match=r"or rows of ids, .*Received: an object of type _TensorDataset"):
+        generate(lm, data, **FAST)
 
 
 def test_what_is_no_tokenizer_is_refused_with_ids_too(lm):
