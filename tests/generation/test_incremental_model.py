@@ -168,8 +168,19 @@ def of_eight_tokens():
     return keras.Model(ids, keras.layers.Dense(V)(Decoder(1, F, N)(Counted(name="counted")(TokenEmbedding(V, D)(ids)))))
 
 
+class Forbidding(Masked):
+    """Minus infinity for the first three ids, as a model may have it for tokens that it must not write."""
+
+    def call(self, x):
+        return ops.where(ops.arange(V) < 3, -float("inf"), x)
+
+
 def sum_of_tokens(x):
     return ops.cumsum(x, axis=1)
+
+
+def forbidding(x):
+    return Forbidding()(keras.layers.Dense(V)(x))
 
 
 DIFFER = "in layers of keras_tx. Received: decode steps that differ from the full model by .*"
@@ -211,6 +222,10 @@ REFUSED = [
         DIFFER + "'own'",
     ),
     (added_source, DIFFER + "'add"),
+    (
+        lambda: decoded(lambda x, ids: forbidding(Gated(name="gated")(Decoder(1, F, N)(x))), head=False),
+        DIFFER + "gated",
+    ),
     (of_eight_tokens, r"in layers of keras_tx. Received: decode steps that fail, because of one of \['counted'\]: \w+"),
 ]
 
@@ -219,6 +234,10 @@ REFUSED = [
 def test_a_model_that_cannot_go_in_steps_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         IncrementalModel(make())
+
+
+def test_tokens_that_a_model_forbids_itself_are_compared_too():
+    IncrementalModel(decoded(lambda x, ids: forbidding(Decoder(1, F, N)(x)), head=False))
 
 
 def normalized(layer):
