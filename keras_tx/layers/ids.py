@@ -22,10 +22,16 @@ tf = Lazy("tensorflow")
 
 def check_ids(name: str, ids: Tensor, size: int) -> Tensor:
     """Returns `ids` as a tensor; raises unless they are integers in [0, size), as far as their values are known."""
-    check_no_texts(name, ids)
-    ids = ops.convert_to_tensor(ids)
-    check_integers(name, ids)
+    ids = as_integers(name, ids)
     check_range(name, values_of(ids), size)
+    return ids
+
+
+def as_integers(name: str, ids: Any) -> Tensor:
+    """Returns `ids` as a tensor, or unchanged if they are symbolic; raises unless their dtype is an integer one."""
+    check_no_texts(name, ids)
+    ids = ids if isinstance(ids, keras.KerasTensor) else ops.convert_to_tensor(ids)
+    check_integers(name, ids)
     return ids
 
 

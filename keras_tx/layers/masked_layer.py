@@ -17,6 +17,7 @@ from keras_tx.internals.keras_models import (
 )
 from keras_tx.layers import masks
 from keras_tx.layers.configs import Composite
+from keras_tx.layers.ids import as_integers
 from keras_tx.layers.mask_search import find_mask
 from keras_tx.layers.precision import as_floats
 from keras_tx.layers.shapes import check_shape
@@ -79,6 +80,10 @@ def convert_inputs(layer: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """The call arguments of `layer` as tensors of its compute dtype; an `attention_bias` keeps its own dtype.
 
     Keras would round the bias to bfloat16, although it is added to float32 logits.
+
+    Raises:
+        ValueError: for a mask of numbers other than 1 and 0, and for `document_ids` that are no integers: different
+            floats could be rounded to the same document.
     """
 
     def convert(x: Any, are_vectors: bool) -> Any:
@@ -92,6 +97,8 @@ def convert_inputs(layer: Any, arguments: dict[str, Any]) -> dict[str, Any]:
         return x
 
     arguments = {name: masks.checked(name, x) if name.endswith("mask") else x for name, x in arguments.items()}
+    if arguments.get("document_ids") is not None:
+        arguments["document_ids"] = as_integers("document_ids", arguments["document_ids"])
     return {
         name: _to_tensor(value)
         if name == "attention_bias"

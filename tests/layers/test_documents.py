@@ -1,0 +1,59 @@
+"""`document_ids`: they are integers, and 0 in them is padding, wherever it is."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.layers import Decoder, DecoderLayer, Encoder, EncoderLayer, MultiHeadAttention
+from tests.tools import assert_close, normal
+
+D = 6
+LAYERS = {
+    "attention": lambda **options: MultiHeadAttention(3, 2, **options),
+    "encoder layer": lambda **options: EncoderLayer(7, 3, attention_options=options),
+    "encoder": lambda **options: Encoder(1, 7, 3, attention_options=options),
+    "decoder layer": lambda **options: DecoderLayer(7, 3, attention_options=options),
+    "decoder": lambda **options: Decoder(1, 7, 3, attention_options=options),
+}
+
+
+def called(layer, x, **options):
+    return layer(x, x, **options) if isinstance(layer, MultiHeadAttention) else layer(x, **options)
+
+
+@pytest.fixture(params=LAYERS)
+def make(request):
+    return LAYERS[request.param]
+
+
+@pytest.mark.parametrize(
+    ("ids", "received"),
+    [
+        ([[0.5, 0.7, 1.5]], "float32"),
+        ([[256.0, 257.0, 257.0]], "float32"),
+        ([[True, True, False]], "bool"),
+        ([["a", "b", "b"]], "<U1"),
+    ],
+)
+def test_document_ids_must_be_integers(make, ids, received):
+    ids = np.array(ids)
+    ids = ids.astype("float32") if ids.dtype == "float64" else ids
+    with pytest.raises(
+        ValueError, match=f"`document_ids` must be integers; .* Received: document_ids of dtype {received}"
+    ):
+        called(make(), normal(1, 3, D), document_ids=ids)
+
+
+def test_an_input_of_floats_is_none_of_document_ids(make):
+    x, ids = keras.Input((3, D)), keras.Input((3,))
+    text = "`document_ids` must be integers; a keras.Input for them needs dtype='int32'. Received: .* float32"
+    with pytest.raises(ValueError, match=text):
+        called(make(), x, document_ids=ids)
+
+
+def test_large_documents_stay_apart_in_half_precision():
+    layer, x = Encoder(1, 7, 3, dtype="mixed_bfloat16"), normal(1, 5, D)
+    ids = [[256, 256, 257, 257, 257]]
+    whole = layer(x, document_ids=ids)
+    assert_close(whole[:, :2], layer(x[:, :2]), atol=0.05)
+    assert_close(whole[:, 2:], layer(x[:, 2:]), atol=0.05)
