@@ -94,3 +94,25 @@ def serialized(value: Any) -> Any:
 def set_untracked(layer: Any, name: str, value: Any) -> None:
     """Sets an attribute that is no sublayer although it may be a layer, such as one that others are copied from."""
     object.__setattr__(layer, name, value)
+
+
+def copy_of(layer: Any, **changes: Any) -> Any:
+    """A new layer with the config of `layer`, apart from the `changes`."""
+    return type(layer).from_config({**layer.get_config(), **changes})
+
+
+def checked_copy(name: str, layer: Any) -> Any:
+    """`copy_of` a layer that a user gave as the argument `name`; raises if it has weights or has no complete config."""
+    if layer.weights:
+        raise ValueError(
+            f"A layer given as `{name}` must not be built: each place gets a new layer with the same config. "
+            f"Received: {name}={layer.name} with {len(layer.weights)} weights"
+        )
+    try:
+        return copy_of(layer)
+    except (TypeError, NotImplementedError) as error:
+        raise ValueError(
+            f"A layer given as `{name}` must have a config that `from_config` makes the layer from, with `name` "
+            "and `dtype`: usually its constructor passes `**kwargs` to that of `keras.layers.Layer`. Received: "
+            f"{name}={layer.name} of type {type(layer).__name__}, {error}"
+        ) from error

@@ -46,7 +46,8 @@ class EncoderLayer(TransformerLayer):
         kernel_initializer: initializer of the kernels of all dense projections.
         bias_initializer: initializer of the biases of all dense projections.
         attention_options: dict of further arguments of `MultiHeadAttention`: `key_dim`, `num_key_value_heads`,
-            `sliding_window`, `rotary`, `qk_norm`, `scale`, `hard_attention`, ...
+            `sliding_window`, `rotary`, `qk_norm`, `scale`, `hard_attention`, ... A layer given as `rotary` is copied:
+            each layer of a stack has one with weights of its own.
         normalize_inputs: with `normalize_first`, whether there is a norm before attention. False is for inputs that are
             normalized already.
 
@@ -68,8 +69,8 @@ class EncoderLayer(TransformerLayer):
         float32.
 
     Raises:
-        ValueError: for a size, rate or name that is not valid; for a layer as `normalization` that has weights already
-            or cannot be made again from its config.
+        ValueError: for a size, rate or name that is not valid; for a layer as `normalization` or `rotary` that has
+            weights already or cannot be made again from its config.
 
     Reference:
         Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.1 (post-norm); Xiong et al. 2020,

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from keras_tx.layers.configs import serialized
+from keras_tx.layers.configs import checked_copy, copy_of, serialized
 from keras_tx.layers.layer_normalization import LayerNormalization
 from keras_tx.types import Tensor
 
@@ -74,24 +74,12 @@ def check_normalization(normalization: Any, epsilon: float, *, none: bool = Fals
             f"The argument `normalization` must be one of {names}, a layer, or a callable that makes a layer. "
             f"Received: normalization={normalization!r}{made}"
         )
-    if given.weights:
-        raise ValueError(
-            "A layer given as `normalization` must not be built: each place gets a new layer with the same config. "
-            f"Received: normalization={given.name} with {len(given.weights)} weights"
-        )
     if not math.isclose(epsilon, EPSILON, rel_tol=1e-6):  # a NumPy float32 differs in its last digits
         raise ValueError(
             "`layer_norm_epsilon` must be left out if `normalization` is a layer, which has its own epsilon. Received: "
             f"layer_norm_epsilon={epsilon}, normalization={given.name}"
         )
-    try:
-        return _copy(given)
-    except (TypeError, NotImplementedError) as error:
-        raise ValueError(
-            "A layer given as `normalization` must have a config that `from_config` makes the layer from, with `name` "
-            "and `dtype`: usually its constructor passes `**kwargs` to that of `keras.layers.Layer`. Received: "
-            f"normalization={given.name} of type {type(given).__name__}, {error}"
-        ) from error
+    return checked_copy("normalization", given)
 
 
 def serialize_normalization(normalization: Any) -> Any:
@@ -106,12 +94,8 @@ def make_norm(normalization: Any, epsilon: float, *, dtype: Any = None, name: st
     """
     if isinstance(normalization, keras.layers.Layer):
         policy = keras.dtype_policies.serialize(keras.dtype_policies.get(dtype))
-        layer = _copy(normalization, name=name, dtype=policy)
+        layer = copy_of(normalization, name=name, dtype=policy)
     else:
         layer = NORMALIZATIONS[normalization](epsilon=epsilon, dtype=dtype, name=name)
     layer.supports_masking = True  # Keras' RMSNormalization does not set it, and warns
     return layer
-
-
-def _copy(layer: Any, **changes: Any) -> Any:
-    return type(layer).from_config({**layer.get_config(), **changes})

@@ -12,7 +12,7 @@ from keras import initializers, ops
 from keras_tx import checks
 from keras_tx.layers import activations
 from keras_tx.layers.attention.layer import MultiHeadAttention
-from keras_tx.layers.configs import serialized, set_untracked, widened
+from keras_tx.layers.configs import checked_copy, copy_of, serialized, set_untracked, widened
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.feed_forward import FeedForward
 from keras_tx.layers.masked_layer import MaskedLayer
@@ -70,9 +70,12 @@ class TransformerLayer(MaskedLayer):
         set_untracked(self, "normalization", check_normalization(normalization, self.layer_norm_epsilon))
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.bias_initializer = initializers.get(bias_initializer)
-        self.attention_options = checks.options_of(
-            "attention_options", attention_options, MultiHeadAttention, given=_OF_THE_LAYER
-        )
+        options = checks.options_of("attention_options", attention_options, MultiHeadAttention, given=_OF_THE_LAYER)
+        if isinstance(options.get("rotary"), dict):
+            options["rotary"] = keras.saving.deserialize_keras_object(options["rotary"])
+        if isinstance(options.get("rotary"), keras.layers.Layer):
+            options["rotary"] = checked_copy("rotary", options["rotary"])  # from which attention layers copy theirs
+        set_untracked(self, "attention_options", options)
         self.normalize_inputs = normalize_inputs
         if not (normalize_inputs or normalize_first):
             raise ValueError(
@@ -109,6 +112,8 @@ class TransformerLayer(MaskedLayer):
             "bias_initializer": self.bias_initializer,
             **{option: value for option, value in self.attention_options.items() if option not in left_out},
         }
+        if isinstance(options.get("rotary"), keras.layers.Layer):
+            options["rotary"] = copy_of(options["rotary"])
         layer = MultiHeadAttention(self.num_heads, **options, dtype=self.dtype_policy, name=name)
         layer.build(query_shape, value_shape)
         return layer

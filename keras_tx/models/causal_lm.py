@@ -9,6 +9,7 @@ import keras
 
 from keras_tx import checks
 from keras_tx.layers import Decoder, TokenEmbedding
+from keras_tx.layers.configs import set_untracked
 from keras_tx.locks import lock_of
 from keras_tx.models.base import clonable
 from keras_tx.models.language_model import Head, LanguageModel, language_embedding
@@ -117,8 +118,8 @@ class CausalLM(LanguageModel):
         self.tie_embeddings = tie_embeddings
         self.use_output_bias = use_output_bias
         self.packed = packed
-        self.embedding_options = embedding_options
-        self.decoder_options = decoder_options
+        set_untracked(self, "embedding_options", embedding_options)
+        set_untracked(self, "decoder_options", decoder_options)
         self.embedding, self.decoder = embedding, decoder
         self.head, self.head_bias, self._head = head.dense, head.bias, head
         self.id_inputs = {"token_ids": embedding}

@@ -9,6 +9,7 @@ import keras
 
 from keras_tx import checks
 from keras_tx.layers import Encoder, TokenEmbedding, activations
+from keras_tx.layers.configs import set_untracked
 from keras_tx.layers.projection import Projection
 from keras_tx.layers.residual import make_norm
 from keras_tx.models.base import clonable
@@ -110,8 +111,8 @@ class MaskedLM(VocabularyModel):
         self.intermediate_dim = encoder.intermediate_dim
         self.dropout = dropout
         self.activation = activations.get(activation)
-        self.embedding_options = embedding_options
-        self.encoder_options = encoder_options
+        set_untracked(self, "embedding_options", embedding_options)
+        set_untracked(self, "encoder_options", encoder_options)
         self.embedding, self.encoder = embedding, encoder
         self.id_inputs = {"token_ids": embedding}
         self.configured = {"embedding_options": embedding, "encoder_options": encoder}

@@ -9,6 +9,7 @@ import keras
 
 from keras_tx import checks
 from keras_tx.layers import Decoder, Encoder, TokenEmbedding
+from keras_tx.layers.configs import set_untracked
 from keras_tx.models.base import clonable
 from keras_tx.models.language_model import Head, LanguageModel, language_embedding
 from keras_tx.models.token_model import options
@@ -135,9 +136,9 @@ class Seq2Seq(LanguageModel):
         self.dropout = dropout
         self.tie_embeddings = tie_embeddings
         self.use_output_bias = use_output_bias
-        self.embedding_options = embedding_options
-        self.encoder_options = encoder_options
-        self.decoder_options = decoder_options
+        set_untracked(self, "embedding_options", embedding_options)
+        set_untracked(self, "encoder_options", encoder_options)
+        set_untracked(self, "decoder_options", decoder_options)
         self.embedding, self.target_embedding = embedding, target_embedding
         self.encoder, self.decoder = encoder, decoder
         self.head, self.head_bias, self._head = head.dense, head.bias, head

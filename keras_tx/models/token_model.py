@@ -11,7 +11,7 @@ import keras
 
 from keras_tx import checks
 from keras_tx.layers import Decoder, Encoder, LearnedPositionalEncoding, TokenEmbedding, trainable
-from keras_tx.layers.configs import serialized_policy
+from keras_tx.layers.configs import serialized_policy, set_untracked
 from keras_tx.layers.ids import check_ids
 from keras_tx.layers.unpadding import padding_unread
 from keras_tx.models.base import Twins, with_twins
@@ -51,6 +51,7 @@ class TokenModel(CheckedModel):
         embedding: the `TokenEmbedding` whose dtype policy is that of the model.
         id_inputs: {name of an input of ids: the `TokenEmbedding` for it}.
         configured: {name of an argument `..._options`: the layer that it configures}.
+        ..._options: the arguments themselves, not tracked by Keras, because layers in them are not the model's own.
     """
 
     embedding: TokenEmbedding
@@ -101,7 +102,7 @@ class TokenModel(CheckedModel):
         for name in checks.parameters_of(type(self)):
             if name in self.configured:
                 layer = self.configured[name]
-                setattr(self, name, {option: getattr(layer, option) for option in getattr(source, name)})
+                set_untracked(self, name, {option: getattr(layer, option) for option in getattr(source, name)})
             elif name != "dtype":
                 setattr(self, name, getattr(source, name))
 

@@ -10,6 +10,8 @@ import pytest
 from keras_tx.layers import (
     AlibiBias,
     DecoderLayer,
+    Encoder,
+    EncoderLayer,
     LearnedPositionalEncoding,
     MultiHeadAttention,
     RelativePositionBias,
@@ -19,7 +21,8 @@ from keras_tx.layers import (
 )
 from keras_tx.layers.rotary import rotate
 from keras_tx.layers.rotary_scaling import frequencies
-from tests.tools import assert_close, normal
+from keras_tx.models import CausalLM
+from tests.tools import assert_close, normal, randomize, to_numpy
 
 B, T, N, H = 2, 5, 6, 3
 
@@ -50,6 +53,47 @@ def test_any_layer_with_the_documented_methods_may_rotate():
     mask = np.arange(T) < np.array([[5], [3]])
     for one in (layer, again):
         assert_close(one(x, x, query_mask=mask, value_mask=mask), plain(x, x, query_mask=mask, value_mask=mask))
+
+
+def in_an_encoder(**options):
+    x = keras.Input((T, 8))
+    return keras.Model(x, Encoder(3, 17, 2, attention_options={"rotary": LearnedAngles(), **options})(x))
+
+
+def in_a_language_model():
+    options = {"attention_options": {"rotary": LearnedAngles()}}
+    sizes = {"num_layers": 3, "hidden_dim": 8, "num_heads": 2, "intermediate_dim": 17}
+    return CausalLM(23, **sizes, decoder_options=options)
+
+
+@pytest.mark.parametrize("make", [in_an_encoder, in_a_language_model])
+def test_each_layer_of_a_stack_has_its_own_rotary_weights_also_in_files_and_clones(make, tmp_path):
+    model, x = make(), normal(B, T, 8) if make is in_an_encoder else np.arange(B * T).reshape(B, T) + 1
+    randomize(model)
+    radians = [weight for weight in model.weights if weight.name == "radians"]
+    assert len(radians) == 3 and len(np.unique(np.stack([to_numpy(one) for one in radians]))) == 6
+    model.save(tmp_path / "model.keras")
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    for one in (keras.saving.load_model(tmp_path / "model.keras"), clone):
+        assert [weight.shape for weight in one.weights] == [weight.shape for weight in model.weights]
+        assert_close(one(x), model(x), atol=0)
+
+
+def test_a_layer_alone_saves_the_weights_of_its_rotary(tmp_path):
+    x = keras.Input((T, 8))
+    model = randomize(keras.Model(x, EncoderLayer(17, 2, attention_options={"rotary": LearnedAngles()})(x)))
+    model.save(tmp_path / "model.keras")
+    again, x = keras.saving.load_model(tmp_path / "model.keras"), normal(B, T, 8)
+    assert_close(again(x), model(x), atol=0)
+
+
+def test_a_stack_refuses_a_rotary_whose_weights_its_copies_would_lose():
+    rotary = LearnedAngles(name="angles")
+    rotary.build((None, T, 2, 4))
+    text = "A layer given as `rotary` must not be built: .* Received: rotary=angles with 1 weights"
+    with pytest.raises(ValueError, match=text):
+        Encoder(3, 17, 2, attention_options={"rotary": rotary})
 
 
 @pytest.mark.parametrize("rotary", ["half", 1, keras.layers.Dense(3)])

@@ -50,6 +50,7 @@ def make_rotary(rotary: Any) -> keras.layers.Layer | None:
     if rotary is None or rotary is False:
         return None
     if isinstance(rotary, keras.layers.Layer) and "positions" in inspect.signature(rotary.call).parameters:
+        rotary.supports_masking = True  # Keras would warn of a lost mask; the attention layer passes it on
         return rotary
     raise ValueError(
         "`rotary` must be True, None or a layer, such as a RotaryEmbedding, whose `call` takes `inputs` and "
