@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_tx.layers import Decoder, DecoderLayer, Encoder, EncoderLayer, MultiHeadAttention
-from tests.tools import assert_close, normal
+from tests.tools import assert_close, normal, randomize, to_numpy
 
 D = 6
 LAYERS = {
@@ -57,3 +57,37 @@ def test_large_documents_stay_apart_in_half_precision():
     whole = layer(x, document_ids=ids)
     assert_close(whole[:, :2], layer(x[:, :2]), atol=0.05)
     assert_close(whole[:, 2:], layer(x[:, 2:]), atol=0.05)
+
+
+def rotating(make):
+    layer = make(rotary=True)
+    called(layer, normal(1, 4, D))
+    return randomize(layer, scale=1.0)
+
+
+@pytest.mark.parametrize("mask", [None, [[True, False, True, True, True, False, True]]])
+def test_padding_within_a_document_has_no_position(make, mask):
+    """With random positions the rotation of a query and a key would change by the padding between them."""
+    layer, x = rotating(make), normal(1, 7, D)
+    ids = np.array([[2, 2, 0, 2, 5, 0, 5]])
+    real = ids[0] != 0
+    options = {"document_ids": ids}
+    if mask is not None:
+        real = real & np.array(mask[0])
+        names = ("query_mask", "value_mask") if isinstance(layer, MultiHeadAttention) else ("mask",)
+        options.update(dict.fromkeys(names, np.array(mask)))
+    found = to_numpy(called(layer, x, **options))[:, real]
+    assert_close(found, called(layer, x[:, real], document_ids=ids[:, real]), atol=2e-6)
+
+
+@pytest.mark.parametrize("skip_padding", [False, True])
+def test_an_encoder_counts_the_same_positions_if_it_skips_padding(skip_padding):
+    layer, x = rotating(lambda **options: Encoder(1, 7, 3, attention_options=options)), normal(1, 5, D)
+    layer.skip_padding = skip_padding
+    found = to_numpy(layer(x, document_ids=np.array([[3, 0, 3, 0, 3]])))
+    assert_close(found[:, ::2], layer(x[:, ::2]), atol=2e-6)
+
+
+def test_documents_of_other_lengths_are_refused_before_positions_are_counted():
+    with pytest.raises(ValueError, match=r"`document_ids` must have the shape \(2, 5\)\. Received: .*\(2, 3\)"):
+        MultiHeadAttention(3, 2, rotary=True)(normal(2, 5, D), normal(2, 5, D), document_ids=np.ones((2, 3), "int32"))

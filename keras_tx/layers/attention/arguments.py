@@ -12,8 +12,9 @@ from keras import ops
 
 from keras_tx.layers.attention.axes import Axes, fold_padding, fold_pairs
 from keras_tx.layers.cache import KeyValue, Memory, SharedMemory
-from keras_tx.layers.masks import Visible
+from keras_tx.layers.masks import Visible, join
 from keras_tx.layers.rotary import RotaryEmbedding
+from keras_tx.layers.shapes import check_shape
 from keras_tx.types import Shape, Tensor
 
 
@@ -58,6 +59,20 @@ def make_rotary(rotary: Any) -> keras.layers.Layer | None:
     )
 
 
+def check_options(layer: Any) -> None:
+    """Raises unless the options of `layer`, a `MultiHeadAttention`, fit together."""
+    if layer.num_heads % layer.num_key_value_heads:
+        raise ValueError(
+            "`num_heads` must be divisible by `num_key_value_heads`. Received: "
+            f"num_heads={layer.num_heads}, num_key_value_heads={layer.num_key_value_heads}"
+        )
+    if layer.flash_attention and (layer.dropout or layer.hard_attention):
+        raise ValueError(
+            "Dropout is not supported when flash attention is enabled. Nor is hard attention. Received: "
+            f"flash_attention={layer.flash_attention}, dropout={layer.dropout}, hard_attention={layer.hard_attention}"
+        )
+
+
 def check_cache(cache: Any, start: Any, unpadding: Any) -> None:
     """Raises unless the call arguments fit together."""
     if isinstance(cache, KeyValue) != (start is not None):
@@ -100,6 +115,28 @@ def check_same_positions(value_shape: Shape, key_shape: Shape) -> None:
             "All dimensions of `value` and `key`, except the last one, must be equal. Received: "
             f"value_shape={value_shape} and key_shape={key_shape}"
         )
+
+
+def real_tokens(
+    query: Tensor, key: Tensor, query_mask: Any, value_mask: Any, document_ids: Any, start: Any
+) -> tuple[Any, Any]:
+    """The masks of queries (B, T) and values (B, S) by which positions are counted, each of which may be None.
+
+    Padding between two tokens has no position, whether a mask says so or a 0 in `document_ids`. With a cache (`start`)
+    the positions are those of its slots, which only `value_mask` knows.
+    """
+    if query_mask is not None:
+        check_shape("query_mask", query_mask, query.shape[:2], exact=True)
+    if start is not None:
+        return query_mask, value_mask
+    if value_mask is not None:
+        check_shape("value_mask", value_mask, key.shape[:2], exact=True)
+    if document_ids is None:
+        return query_mask, value_mask
+    for x in (query, key):
+        check_shape("document_ids", document_ids, x.shape[:2], exact=True)
+    is_real = ops.not_equal(document_ids, 0)
+    return join(query_mask, is_real), join(value_mask, is_real)
 
 
 def visible_keys(

@@ -185,16 +185,7 @@ class MultiHeadAttention(Composite):
         self.qk_norm_epsilon = checks.positive_float("qk_norm_epsilon", qk_norm_epsilon)
         self.blockwise = checks.one_of("blockwise", blockwise, (None, True, False))
         keep_call_arguments(self)  # `convert_inputs` makes them tensors
-        if self.num_heads % self.num_key_value_heads:
-            raise ValueError(
-                "`num_heads` must be divisible by `num_key_value_heads`. Received: "
-                f"num_heads={self.num_heads}, num_key_value_heads={self.num_key_value_heads}"
-            )
-        if flash_attention and (dropout or hard_attention):
-            raise ValueError(
-                "Dropout is not supported when flash attention is enabled. Nor is hard attention. Received: "
-                f"flash_attention={flash_attention}, dropout={dropout}, hard_attention={hard_attention}"
-            )
+        arguments.check_options(self)
 
     def build(self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None = None) -> None:
         if self.rotary is not None and self.attention_axes not in (None, (1,)):
@@ -289,7 +280,10 @@ class MultiHeadAttention(Composite):
         elif unpadding is not None:
             query, key, value = unpadding.rows(query, key, value)
         if self.rotary is not None:
-            rotated = rotate_heads(self.rotary, query, key, positions, query_mask, value_mask, start)
+            real = None, None  # masks by which positions are counted
+            if positions is None:
+                real = arguments.real_tokens(query, key, query_mask, value_mask, document_ids, start)
+            rotated = rotate_heads(self.rotary, query, key, positions, *real, start)
             query, key = (ops.cast(x, self.compute_dtype) for x in rotated)
         if parts is not None:
             dropout = (lambda x: self._dropout_layer(x, training=training)) if self.dropout else None
