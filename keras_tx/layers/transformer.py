@@ -11,6 +11,8 @@ from keras import initializers, ops
 
 from keras_tx import checks
 from keras_tx.layers import activations
+from keras_tx.layers.attention.arguments import check_bias
+from keras_tx.layers.attention.axes import with_all_axes
 from keras_tx.layers.attention.layer import MultiHeadAttention
 from keras_tx.layers.configs import checked_copy, copy_of, serialized, set_untracked, widened
 from keras_tx.layers.dropout import Dropout
@@ -279,8 +281,8 @@ class TransformerStack(MaskedLayer):
         bias = self.position_bias(inputs, **slots)
         if attention_bias is None:
             return bias
-        if len(attention_bias.shape) == 3:
-            attention_bias = ops.expand_dims(attention_bias, 1)
+        check_bias(attention_bias)  # the sum would hide what the attention layers check
+        attention_bias = with_all_axes("attention_bias", attention_bias, (inputs.shape[0], *bias.shape[1:]))
         return bias + ops.cast(attention_bias, bias.dtype)
 
     def _run(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from keras_tx.internals.keras_models import get_keras_mask, set_keras_mask
+from keras_tx.layers import Decoder, Encoder
 from keras_tx.layers.position_bias import AlibiBias, RelativePositionBias, buckets, slopes_of
 from tests.tools import assert_close, normal, randomize, to_numpy
 
@@ -264,3 +265,38 @@ def test_constructors_refuse_what_cannot_work(make, message):
 def test_slots_that_do_not_fit_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         AlibiBias(3)(normal(2, 5, 4), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("bias", "text"),
+    [
+        (
+            np.ones((2, 5, 5), "bool"),
+            "`attention_bias` must be of floats, .* `attention_mask`. Received: .* dtype bool",
+        ),
+        (np.ones((2, 5, 5), "int32"), "`attention_bias` must be of floats, .* Received: attention_bias of dtype int32"),
+        (
+            np.ones(5, "float32"),
+            r"`attention_bias` must have at least 2 axes, .* Received: attention_bias.shape=\(5,\)",
+        ),
+        (normal(2, 7, 5, 5), r"`attention_bias` must broadcast to \(2, 3, 5, 5\). Received: .*=\(2, 7, 5, 5\)"),
+        (normal(2, 5, 11), r"`attention_bias` must broadcast to \(2, 3, 5, 5\). Received: .*=\(2, 1, 5, 11\)"),
+    ],
+)
+@pytest.mark.parametrize("stack", [Encoder, Decoder])
+def test_a_bias_is_checked_with_and_without_a_position_bias(stack, bias, text):
+    for position_bias in (None, "alibi", "relative"):
+        with pytest.raises(ValueError, match=text):
+            stack(1, 17, 3, position_bias=position_bias)(normal(2, 5, 6), attention_bias=bias)
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (2, 5, 5), (2, 1, 5, 5), (1, 3, 5, 5)])
+def test_a_bias_of_few_axes_is_added_to_the_position_bias(shape):
+    x, bias = normal(2, 5, 6), normal(*shape)
+    layer = Encoder(1, 17, 3, position_bias="alibi")
+    alone = Encoder(1, 17, 3)
+    alone(x)
+    expected = layer(x, attention_bias=bias)
+    alone.set_weights(layer.get_weights())
+    whole = bias if len(shape) != 3 else bias[:, None]
+    assert_close(alone(x, attention_bias=whole + to_numpy(AlibiBias(3)(x))), expected)

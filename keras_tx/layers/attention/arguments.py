@@ -97,14 +97,19 @@ def slot(start: Any) -> Any:
     return int(start) if isinstance(start, Integral) else ops.cast(start, "int32")
 
 
-def folded_bias(attention_bias: Tensor, query: Tensor, key: Tensor, axes: Axes) -> Tensor:
-    """`attention_bias` as `fold_pairs` returns it; raises for other numbers than floats, such as those of a mask."""
+def check_bias(attention_bias: Tensor) -> None:
+    """Raises for other numbers than floats, such as those of a mask."""
     dtype = keras.backend.standardize_dtype(attention_bias.dtype)
     if "float" not in dtype:
         raise ValueError(
             "`attention_bias` must be of floats, which are added to the attention logits; booleans go into "
             f"`attention_mask`. Received: attention_bias of dtype {dtype}"
         )
+
+
+def folded_bias(attention_bias: Tensor, query: Tensor, key: Tensor, axes: Axes) -> Tensor:
+    """`attention_bias`, of floats, as `fold_pairs` returns it."""
+    check_bias(attention_bias)
     return fold_pairs("attention_bias", attention_bias, query, key, axes)
 
 

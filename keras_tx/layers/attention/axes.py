@@ -10,7 +10,7 @@ from typing import Any
 from keras import ops
 
 from keras_tx.layers.shapes import check_shape
-from keras_tx.types import Tensor
+from keras_tx.types import Shape, Tensor
 
 Axes = tuple[int, ...]
 
@@ -72,21 +72,34 @@ def fold_pairs(name: str, pairs: Tensor, query: Tensor, key: Tensor, axes: Axes)
     queries = [ops.shape(query)[axis] for axis in axes]
     keys = [ops.shape(key)[axis] for axis in axes]
     batch = [ops.shape(query)[axis] for axis in _free(query, axes)]
-    if len(pairs.shape) < 2 * len(axes):
-        raise ValueError(
-            f"`{name}` must have at least {2 * len(axes)} axes, queries and keys. Received: {name}.shape="
-            f"{tuple(pairs.shape)}"
-        )
-    while len(pairs.shape) < len(batch) + 1 + 2 * len(axes):
-        pairs = ops.expand_dims(pairs, -2 * len(axes) - 1)
     static = [query.shape[axis] for axis in _free(query, axes)]
     sides = [side.shape[axis] for side in (query, key) for axis in axes]
-    check_shape(name, pairs, (*static, query.shape[-2], *sides))
+    pairs = with_all_axes(name, pairs, (*static, query.shape[-2], *sides), len(sides))
     if len(batch) == len(axes) == 1:
         return pairs
     heads = ops.shape(pairs)[len(batch)]
     pairs = ops.broadcast_to(pairs, (*batch, heads, *queries, *keys))
     return ops.reshape(pairs, (-1, heads, math.prod(queries), math.prod(keys)))
+
+
+def with_all_axes(name: str, pairs: Tensor, expected: Shape, num_last: int = 2) -> Tensor:
+    """A mask or bias with as many axes as `expected`; those that it lacks are taken to stand before the last ones.
+
+    Args:
+        name: of the call argument.
+        pairs: the mask or bias.
+        expected: the shape to which it must broadcast.
+        num_last: the number of axes of queries and keys, the last ones.
+    """
+    if len(pairs.shape) < num_last:
+        raise ValueError(
+            f"`{name}` must have at least {num_last} axes, queries and keys. Received: {name}.shape="
+            f"{tuple(pairs.shape)}"
+        )
+    while len(pairs.shape) < len(expected):
+        pairs = ops.expand_dims(pairs, -num_last - 1)
+    check_shape(name, pairs, expected)
+    return pairs
 
 
 def unfold_scores(scores: Tensor, query: Tensor, key: Tensor, axes: Axes) -> Tensor:
