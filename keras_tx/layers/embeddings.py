@@ -297,8 +297,11 @@ class TokenEmbedding(Composite):
             self._check_width(inputs)
         else:
             check_integers("inputs", inputs)
-        shape = (*inputs.shape[:-1], self.vocabulary_size) if reverse else (*inputs.shape, self.hidden_dim)
+        shape = self.compute_output_shape(inputs.shape, reverse=reverse)
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def compute_output_shape(self, inputs_shape: Shape, reverse: bool = False) -> Shape:
+        return (*inputs_shape[:-1], self.vocabulary_size) if reverse else (*inputs_shape, self.hidden_dim)
 
     def get_config(self) -> dict[str, Any]:
         position_encoding = self.position_encoding

@@ -55,6 +55,9 @@ class PositionBias(StrictLayer):
         keys = num_keys or (query if key is None else key).shape[1]
         return keras.KerasTensor((1, self.num_heads, query.shape[1], keys), dtype=self._bias_dtype)
 
+    def compute_output_shape(self, query_shape: Shape, key_shape: Shape | None = None) -> Shape:
+        return (1, self.num_heads, query_shape[1], (query_shape if key_shape is None else key_shape)[1])
+
     def compute_mask(self, inputs: Tensor, previous_mask: Tensor | None = None) -> None:
         return None  # the mask of the query does not fit (1, N, T, S)
 

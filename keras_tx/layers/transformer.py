@@ -160,6 +160,9 @@ class TransformerLayer(MaskedLayer):
 
         return self._residual(inputs, feed_forward, self.feed_forward_norm, training)[0]
 
+    def compute_output_shape(self, inputs_shape: Shape, memory_shape: Shape | None = None) -> Shape:
+        return inputs_shape
+
     def get_config(self) -> dict[str, Any]:
         options = {name: serialized(value) for name, value in self.attention_options.items()}
         return {**super().get_config(), **_shared_config(self), "attention_options": options}
@@ -301,6 +304,9 @@ class TransformerStack(MaskedLayer):
         """The shape and dtype of the hidden states of all layers."""
         shape = (inputs.shape[0], self.num_layers + 1, *inputs.shape[1:])
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def compute_output_shape(self, inputs_shape: Shape, memory_shape: Shape | None = None) -> Shape:
+        return inputs_shape
 
     def get_config(self) -> dict[str, Any]:
         options = [layer.get_config()["attention_options"] for layer in self.layers]

@@ -141,6 +141,24 @@ def test_the_symbolic_shape_and_dtype_are_the_eager_ones(row, policy):
         outputs = keras.tree.flatten(layer(**inputs, **flags))
         assert [tuple(s.shape) for s in specs] == [tuple(o.shape) for o in outputs]
         assert [s.dtype for s in specs] == [keras.backend.standardize_dtype(o.dtype) for o in outputs]
+        shape = layer.compute_output_shape(**{f"{name}_shape": x.shape for name, x in inputs.items()})
+        assert tuple(shape) == tuple(outputs[0].shape)
+
+
+of_one_input = {row.layer: row for row in reversed(per_example) if len(row.inputs()) == 1}.values()
+
+
+@pytest.mark.parametrize("row", of_one_input, ids=catalogue.name)
+def test_a_layer_may_be_applied_to_each_part_of_its_inputs(row):
+    """As in models of documents, which embed each sentence."""
+    (x,) = row.inputs(batch=6).values()
+    parts = x.reshape(2, 3, *x.shape[1:])
+    layer = row.make()
+    inputs = keras.Input(parts.shape[1:], dtype=str(x.dtype))
+    model = randomize(keras.Model(inputs, keras.layers.TimeDistributed(layer)(inputs)))
+    expected = to_numpy(layer(x))
+    assert model.output_shape == (None, 3, *expected.shape[1:])
+    assert_close(model(parts), expected.reshape(2, 3, *expected.shape[1:]), atol=1e-5)
 
 
 of_vectors = [row for row in per_example if row.layer is not layers.TokenEmbedding]
