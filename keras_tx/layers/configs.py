@@ -8,11 +8,12 @@ from keras_tx import checks
 from keras_tx.internals.keras_models import HasAfterBuild, layers_within, replace_dtype_policy
 from keras_tx.layers import trainable
 from keras_tx.layers.precision import wide_dtype
+from keras_tx.layers.remat_scope import Rematerializable
 
 _OF_KERAS = ("activity_regularizer", "autocast", "dtype", "input_dim", "input_shape", "name", "trainable")
 
 
-class StrictLayer(keras.layers.Layer):
+class StrictLayer(Rematerializable):
     """A layer whose error for an unknown constructor argument suggests the most similar name."""
 
     def __init__(self, **kwargs: Any) -> None:

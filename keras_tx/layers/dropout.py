@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from keras_tx.internals.keras_models import FixedSeed
+from keras_tx.layers.remat_scope import Rematerializable
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -36,7 +37,7 @@ def given_seeds(seeds: dict[Any, Tensor]) -> Iterator[None]:
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
-class Dropout(keras.layers.Dropout):
+class Dropout(Rematerializable, keras.layers.Dropout):
     """`keras.layers.Dropout` that on TensorFlow uses 8 random bits for each element instead of 32.
 
     Keras draws a float32 for each element, which takes more time on CPUs, and far more under XLA. With a rate of 0.1, 8

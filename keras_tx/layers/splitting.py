@@ -14,6 +14,7 @@ from typing import Any
 import keras
 
 from keras_tx.internals.keras_models import layout_map_of, variables_initialized_at_end, weight_path
+from keras_tx.layers.remat_scope import Rematerializable
 from keras_tx.types import Shape
 
 _KERNELS = ("kernel", "embeddings")
@@ -133,7 +134,7 @@ class SplitLayouts(keras.distribution.LayoutMap):
         print_fn(f"Bytes of the weights: {whole:,}; on each device: {held:,}")
 
 
-class Splittable(keras.layers.Layer):
+class Splittable(Rematerializable):
     """A layer whose kernel may be split over devices along the axis that its attribute `split` names."""
 
     split: Split | None = None

@@ -1,10 +1,12 @@
 """Gradient checkpointing: the same outputs and gradients, dropout included."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
 
-from keras_tx.layers import Decoder, Encoder
+from keras_tx.layers import Decoder, Encoder, MultiHeadAttention
 from keras_tx.layers.dropout import Dropout, given_seeds
 from tests.tools import assert_close, gradients, normal, randomize, to_numpy
 
@@ -95,3 +97,52 @@ def test_a_dropout_called_twice_drops_others_the_second_time():
             drawn.append([to_numpy(layer(ones, training=True)) for _ in range(2)])
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert 0.4 < (drawn[0][0] != drawn[0][1]).mean() < 0.6
+
+
+def of_attention(x, y, bias, layer):
+    return layer(x, y, attention_bias=bias, key=2 * y) + layer(y, y) + layer(query=x, value=x)
+
+
+SCOPED = {
+    "attention": (lambda: MultiHeadAttention(3, 2), of_attention),
+    "encoder": (lambda: Encoder(2, 7, 3, position_bias="relative"), lambda x, y, bias, layer: layer(x + y)),
+    "decoder": (
+        lambda: Decoder(2, 7, 3, cross_attention=True),
+        lambda x, y, bias, layer: layer(x, memory=y, attention_bias=bias),
+    ),
+}
+
+
+def scoped(kind, mode):
+    """Outputs and the gradients of all arguments, also by name, of a layer made in a `keras.RematScope`."""
+    make, call = SCOPED[kind]
+    tensors = [normal(2, 5, 6), normal(2, 5, 6, seed=1), normal(1, 3, 5, 5)]
+    scope = contextlib.nullcontext() if mode is None else keras.RematScope(**mode)
+    with scope:
+        keras.utils.set_random_seed(5)
+        layer = make()
+        call(*tensors, layer)
+        randomize(layer)
+        return gradients(lambda *x: call(*x, layer), tensors)
+
+
+@pytest.mark.parametrize("kind", SCOPED)
+@pytest.mark.parametrize("mode", [{"mode": "full"}, {"mode": "larger_than", "output_size_threshold": 7}], ids=str)
+def test_a_scope_of_keras_changes_no_gradient(kind, mode):
+    for got, expected in zip(scoped(kind, mode), scoped(kind, None), strict=True):
+        assert_close(got, expected, atol=5e-6)
+
+
+def test_a_position_bias_learns_in_a_scope_of_keras():
+    after = []
+    for scope in (contextlib.nullcontext(), keras.RematScope(mode="full")):
+        with scope:
+            stack, (x,) = made("encoder", remat=False)
+        inputs = keras.Input(x.shape[1:])
+        model = keras.Model(inputs, stack(inputs))
+        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+        before = to_numpy(stack.position_bias.embeddings)
+        model.fit(x, normal(2, 11, 6, seed=9), verbose=0)
+        after.append(to_numpy(stack.position_bias.embeddings))
+    assert np.abs(after[0] - before).max() > 1e-4
+    assert_close(*after, atol=2e-6)
