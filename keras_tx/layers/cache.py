@@ -46,7 +46,42 @@ class SharedMemory(NamedTuple):
     rows: Tensor  # (W, 0): without numbers, as its static shape is what says W
 
 
+_KINDS = (KeyValue, Memory, SharedMemory)
 Cache = Any  # one of the three or a tuple of caches; mypy cannot express the recursion without casts
+
+
+def check_cache(cache: Cache, inputs: Any, depth: int) -> None:
+    """Raises unless the call argument `cache` is None, or what `new_cache` or `new_memory` returned.
+
+    Args:
+        cache: the call argument.
+        inputs: all arguments of the call. With a cache none of them may be symbolic.
+        depth: 0 for attention, 1 for a layer, 2 for a stack of layers: the number of tuples around a `KeyValue`.
+    """
+    if cache is None:
+        return
+    if any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten([cache, inputs])):
+        raise ValueError(
+            "`cache` must be given in eager calls or functions of the backend, not while a functional model is made. "
+            "Received: cache, and a keras.KerasTensor among the arguments"
+        )
+    if not _has_depth(cache, depth):
+        raise ValueError(
+            "`cache` must be what `new_cache` or `new_memory` of the layer returned, or the last call with a cache. "
+            f"Received: cache of types {_types_of(cache)}"
+        )
+
+
+def _has_depth(cache: Any, depth: int) -> bool:
+    if isinstance(cache, _KINDS) or not isinstance(cache, (tuple, list)):
+        return depth == 0 and isinstance(cache, _KINDS)
+    return depth > 0 and all(_has_depth(part, depth - 1) for part in cache)
+
+
+def _types_of(cache: Any) -> str:
+    if isinstance(cache, _KINDS) or not isinstance(cache, (tuple, list)):
+        return type(cache).__name__
+    return f"({', '.join(map(_types_of, cache))})"
 
 
 def heads_first(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from keras_tx.internals.keras_models import (
     set_keras_mask,
 )
 from keras_tx.layers import masks
+from keras_tx.layers.cache import check_cache
 from keras_tx.layers.configs import Composite
 from keras_tx.layers.ids import as_integers
 from keras_tx.layers.mask_search import find_mask
@@ -33,6 +34,8 @@ class MaskedLayer(Composite):
     gets its `memory_mask` in the same way.
     """
 
+    _cache_depth = 0  # see `check_cache`
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
@@ -45,6 +48,7 @@ class MaskedLayer(Composite):
             raise ValueError("`inputs` must be a tensor (B, T, D). Received: inputs=None")
         names = list(inspect.signature(self.call).parameters)[1 : 1 + len(args)] if args else []
         arguments = {"inputs": inputs, **dict(zip(names, args, strict=True)), **kwargs}
+        check_cache(arguments.get("cache"), arguments, self._cache_depth)
         if arguments.get("cache") is None:  # with a cache, `mask` is for all slots, not for the inputs
             _fill_mask(self, arguments, "mask", inputs)
         if arguments.get("memory") is not None:

@@ -31,6 +31,8 @@ _OF_THE_LAYER = ("num_heads", "attention_axes", "output_shape")  # set by the la
 class TransformerLayer(MaskedLayer):
     """The arguments and sublayers that `EncoderLayer` and `DecoderLayer` have in common. See `EncoderLayer`."""
 
+    _cache_depth = 1
+
     def __init__(
         self,
         intermediate_dim: int,
@@ -175,6 +177,7 @@ class TransformerStack(MaskedLayer):
         layer_options: dict of the arguments that only this kind of layer has, the same for all layers.
     """
 
+    _cache_depth = 2
     layer_class: type[TransformerLayer] = TransformerLayer
     bidirectional = True  # whether a query may attend to later keys
 

@@ -220,6 +220,7 @@ class MultiHeadAttention(Composite):
                 f"{len(args) + 3} arguments by position"
             )
         kwargs.update(zip(_POSITIONAL, args, strict=False))
+        caches.check_cache(kwargs.get("cache"), [query, value, key, kwargs], depth=0)
         arguments.check_value(value, kwargs.get("cache"))
         for name, tensor in (("query_mask", query), ("value_mask", value), ("key_mask", key)):
             if isinstance(tensor, keras.KerasTensor) and kwargs.get(name) is None:
