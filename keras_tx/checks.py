@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+
 from keras_tx.internals.keras_models import layers_within
 
 
@@ -24,6 +26,16 @@ def positive_int(name: str, value: Any, none: bool = False, most: float = math.i
         rule += f", at most {most}" if is_positive else ""
         raise ValueError(f"The argument `{name}` must be {rule}. Received: {name}={value!r}")
     return int(value)
+
+
+def boolean(name: str, value: Any, none: bool = False) -> Any:
+    """Returns `value` as a bool if it is a boolean, also one of NumPy; also accepts None if `none` is True."""
+    if none and value is None:
+        return value
+    if not isinstance(value, (bool, np.bool_)):
+        rule = "True, False or None" if none else "True or False"
+        raise TypeError(f"`{name}` must be {rule}. Received: {name}={value!r}")
+    return bool(value)
 
 
 def path(name: str, value: Any) -> None:

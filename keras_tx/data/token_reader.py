@@ -12,7 +12,6 @@ from keras_tx import checks
 from keras_tx.data import splits, streams, token_files, workers
 from keras_tx.data.token_source import PARALLEL, TokenSource, repeated
 from keras_tx.optional import Lazy
-from keras_tx.text.argument_checks import check_boolean
 
 tf = Lazy("tensorflow")
 
@@ -102,7 +101,7 @@ def read_tokens(
         >>> len(batches)
         3
     """
-    order = splits.check_seed(seed, most=LARGEST_SEED) if check_boolean("shuffle", shuffle) else None
+    order = splits.check_seed(seed, most=LARGEST_SEED) if checks.boolean("shuffle", shuffle) else None
     epoch, start = _count("epoch", epoch), _count("start", start)
     index = token_files.read_index(directory)
     if tokenizer is not None:
@@ -148,7 +147,7 @@ def _check_tokenizer(tokenizer: Any, index: dict[str, Any], directory: Any) -> N
 
 
 def _check_next_tokens(next_tokens: Any, kind: str) -> bool:
-    check_boolean("next_tokens", next_tokens, none=True)
+    checks.boolean("next_tokens", next_tokens, none=True)
     if next_tokens and kind == "labels":
         raise ValueError("`next_tokens` must not be True for texts with labels. Received: next_tokens=True")
     return kind != "labels" if next_tokens is None else bool(next_tokens)

@@ -19,7 +19,6 @@ from keras_tx.data.token_encoder import FRAMING, Encoder, Record, encode_block
 from keras_tx.data.token_files import BLOCKS, INDEX, UNFINISHED
 from keras_tx.data.token_rows import Block, Row, chained, rows_of
 from keras_tx.data.token_rows import blocks as blocks_of
-from keras_tx.text.argument_checks import check_boolean
 
 SECONDS = 5.0  # between two records of how far the write has come
 
@@ -79,7 +78,7 @@ def write_tokens(
     """
     num_shards = checks.positive_int("num_shards", num_shards, most=99_999)
     threads = checks.positive_int("num_threads", num_threads, none=True) or _cores()
-    check_boolean("special_tokens", special_tokens)
+    checks.boolean("special_tokens", special_tokens)
     progress.check_verbose(verbose)
     rows, kind = rows_of(dataset)
     encoders = {

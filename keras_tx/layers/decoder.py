@@ -10,6 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tx import checks
 from keras_tx.layers import cache as caches
 from keras_tx.layers.precision import wide_dtype
 from keras_tx.layers.shared_trace import SharedTrace
@@ -114,7 +115,7 @@ class DecoderLayer(TransformerLayer):
             normalize_inputs=normalize_inputs,
             **kwargs,
         )
-        self.has_cross_attention = cross_attention
+        self.has_cross_attention = checks.boolean("cross_attention", cross_attention)
         self.cross_attention: Any = None
 
     def build(self, inputs_shape: Shape, memory_shape: Shape | None = None) -> None:
@@ -320,7 +321,7 @@ class Decoder(TransformerStack):
             layer_options={"cross_attention": cross_attention},
             **kwargs,
         )
-        self.cross_attention = cross_attention
+        self.cross_attention = self.layers[0].has_cross_attention
 
     def build(self, inputs_shape: Shape, memory_shape: Shape | None = None) -> None:
         super().build(inputs_shape, memory_shape)

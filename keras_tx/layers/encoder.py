@@ -277,7 +277,7 @@ class Encoder(TransformerStack):
 
     @skip_padding.setter
     def skip_padding(self, value: bool | None) -> None:
-        self._skip_padding: bool | None = checks.one_of("skip_padding", value, (True, False, None))
+        self._skip_padding: bool | None = checks.boolean("skip_padding", value, none=True)
         self.supports_jit = not (value and keras.backend.backend() == "tensorflow")
 
     def call(

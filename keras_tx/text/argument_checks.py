@@ -9,14 +9,6 @@ from keras_tx.types import Tensor
 tf = Lazy("tensorflow")
 
 
-def check_boolean(name: str, value: Any, none: bool = False) -> Any:
-    """Returns `value` if it is a boolean (or None, if `none` is True)."""
-    if not isinstance(value, bool) and not (none and value is None):
-        rule = "True, False or None" if none else "True or False"
-        raise TypeError(f"`{name}` must be {rule}. Received: {name}={value!r}")
-    return value
-
-
 def check_max_length(max_length: Any, special_tokens: int) -> int:
     """Returns `max_length` as an `int` if it is at least the number of `special_tokens`."""
     length: int = checks.positive_int("max_length", max_length)

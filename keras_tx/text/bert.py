@@ -14,7 +14,7 @@ import keras
 
 from keras_tx import checks
 from keras_tx.optional import Lazy
-from keras_tx.text.argument_checks import check_boolean, check_max_length, check_seed
+from keras_tx.text.argument_checks import check_max_length, check_seed
 from keras_tx.text.base import Tokenizer
 from keras_tx.text.bert_decoding import build_pieces, join_pieces
 from keras_tx.text.bert_files import read_arguments, write_directory
@@ -89,9 +89,9 @@ class BertTokenizer(Tokenizer):
         needed = dict(unknown_token=unknown_token, pad_token=pad_token, cls_token=cls_token, sep_token=sep_token)
         vocabulary = check_vocabulary(vocabulary, needed)
         super().__init__(vocabulary, needed | {"mask_token": mask_token}, check_max_length(max_length, 2))
-        self.lowercase: bool = check_boolean("lowercase", lowercase)
-        self.strip_accents: bool | None = check_boolean("strip_accents", strip_accents, none=True)
-        self.split_chinese: bool = check_boolean("split_chinese", split_chinese)
+        self.lowercase: bool = checks.boolean("lowercase", lowercase)
+        self.strip_accents: bool | None = checks.boolean("strip_accents", strip_accents, none=True)
+        self.split_chinese: bool = checks.boolean("split_chinese", split_chinese)
         known = [token for token in self.special_tokens.values() if token in self._id_of]
         self._stand_ins = dict(zip(known, STAND_INS, strict=False))
 

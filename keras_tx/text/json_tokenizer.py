@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from keras_tx.text.argument_checks import check_boolean
+from keras_tx import checks
 from keras_tx.text.files import ROLES, Settings, remove_other_tokenizer, tokens_in_order
 from keras_tx.text.library_tokenizer import LibraryTokenizer
 from keras_tx.text.template import Template
@@ -40,7 +40,7 @@ class JsonTokenizer(LibraryTokenizer):
         self._tokenizer = parse_tokenizer_json(text, "definition")
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.split_special_tokens: bool = check_boolean("split_special_tokens", split_special_tokens)
+        self.split_special_tokens: bool = checks.boolean("split_special_tokens", split_special_tokens)
         self._tokenizer.encode_special_tokens = self.split_special_tokens
         self.definition: str = self._tokenizer.to_str()
         vocabulary = tokens_in_order(self._tokenizer.get_vocab(with_added_tokens=True), "definition")

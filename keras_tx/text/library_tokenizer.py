@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_tx import checks
 from keras_tx.optional import Lazy
-from keras_tx.text.argument_checks import check_boolean, check_max_length
+from keras_tx.text.argument_checks import check_max_length
 from keras_tx.text.base import Tokenizer
 from keras_tx.text.files import folder_of
 from keras_tx.text.python_inputs import as_id_lists, as_string_list, is_graph_tensor
@@ -56,7 +56,7 @@ class LibraryTokenizer(Tokenizer):
         if max_length is not None:
             max_length = check_max_length(max_length, max(1, (double or single).size(double is not None)))
         self.truncation_side: str = checks.one_of("truncation_side", truncation_side, ("right", "left"))
-        self.clean_up_tokenization_spaces: bool = check_boolean(
+        self.clean_up_tokenization_spaces: bool = checks.boolean(
             "clean_up_tokenization_spaces", clean_up_tokenization_spaces
         )
         for name, ids in (("cls_token", single.before[:1]), ("sep_token", single.after[-1:])):

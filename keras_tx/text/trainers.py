@@ -14,7 +14,6 @@ from typing import Any
 
 from keras_tx import checks, progress
 from keras_tx.optional import Lazy
-from keras_tx.text.argument_checks import check_boolean
 from keras_tx.text.byte_pair_graph import BYTES, WITHOUT_FIRST_SPACE
 from keras_tx.text.definition import build_definition
 from keras_tx.text.sentencepiece_model import BYTE_PIECES, SPACE, merges_of, read_model
@@ -55,7 +54,7 @@ def train_words(
     frequency = checks.positive_int("min_frequency", min_frequency)
     empty = build_definition(_words_model(special, []), special, **steps)
     tokenizer = parse_tokenizer_json(json.dumps(empty), "normalizer and pre_tokenizer")
-    tokenizer.encode_special_tokens = check_boolean("split_special_tokens", split_special_tokens)
+    tokenizer.encode_special_tokens = checks.boolean("split_special_tokens", split_special_tokens)
     trainer = tokenizers.trainers.WordLevelTrainer(
         vocab_size=vocabulary_size, min_frequency=frequency, special_tokens=[], show_progress=False
     )
@@ -110,7 +109,7 @@ def train_byte_pairs(
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     # The argument of `ByteLevel` itself adds none to a text that begins with a space, which would not come back.
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if check_boolean("add_prefix_space", add_prefix_space):
+    if checks.boolean("add_prefix_space", add_prefix_space):
         tokenizer.normalizer = tokenizers.normalizers.Prepend(" ")
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocabulary_size,

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_tx import layers, models
 from keras_tx.layers import (
     AlibiBias,
     DecoderLayer,
@@ -147,3 +148,41 @@ def test_batches_of_different_sizes_do_not_broadcast():
         MultiHeadAttention(2, 3)(np.ones((3, 5, 4)), np.ones((1, 7, 4)))
     with pytest.raises(ValueError, match="likewise `inputs` and `memory`. Received: batch sizes 3 and 1"):
         DecoderLayer(8, 2, cross_attention=True)(np.ones((3, 5, 4)), np.ones((1, 7, 4)))
+
+
+REQUIRED = {
+    "vocabulary_size": 23,
+    "hidden_dim": 6,
+    "num_layers": 1,
+    "intermediate_dim": 7,
+    "num_heads": 3,
+    "key_dim": 2,
+    "patch_size": 2,
+    "source_vocabulary_size": 11,
+}
+FLAGS = [
+    pytest.param(cls, name, parameter, id=f"{cls.__name__}-{name}")
+    for cls in [getattr(module, name) for module in (layers, models) for name in module.__all__]
+    for name, parameter in inspect.signature(cls).parameters.items()
+    if parameter.annotation in (bool, bool | None)
+]
+
+
+def with_flag(cls, name, value):
+    names = inspect.signature(cls).parameters
+    return cls(**{one: size for one, size in REQUIRED.items() if one in names}, **{name: value})
+
+
+def test_all_flags_are_found():
+    assert len(FLAGS) > 30 and {"gated", "qk_norm", "remat", "packed"} < {param.values[1] for param in FLAGS}
+
+
+@pytest.mark.parametrize(("cls", "name", "parameter"), FLAGS)
+def test_a_flag_is_a_boolean_also_one_of_numpy(cls, name, parameter):
+    rule = "True or False" if parameter.annotation is bool else "True, False or None"
+    for wrong in ("no", 1, 0.0):
+        with pytest.raises(TypeError, match=f"^`{name}` must be {rule}. Received: {name}={wrong!r}"):
+            with_flag(cls, name, wrong)
+    config = with_flag(cls, name, np.bool_(parameter.default)).get_config()
+    assert config[name] is bool(parameter.default)
+    json.dumps(config)

@@ -151,5 +151,5 @@ def test_a_bias_of_logits_and_a_zero_padding_row_count_in_generation_too(options
     bias.assign(bias + wanted)
     assert_close(model(inputs), before + wanted, atol=2e-5)
     assert model.generate(ids, max_new_tokens=2, jit_compile=False)[0, 4:].tolist() == [17, 17]
-    with pytest.raises(ValueError, match=r"`use_output_bias` must be one of .* Received: use_output_bias='yes'"):
+    with pytest.raises(TypeError, match=r"`use_output_bias` must be True or False. Received: use_output_bias='yes'"):
         made(use_output_bias="yes", **options)
