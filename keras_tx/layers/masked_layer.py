@@ -69,13 +69,12 @@ _VECTORS = {"inputs", "memory", "query", "key", "value"}
 
 
 def _fill_mask(layer: Any, arguments: dict[str, Any], name: str, tensor: Tensor) -> None:
-    """Sets the argument `name` to the mask of `tensor`, unless the caller passed one, and checks its shape."""
+    """Sets the argument `name` to the mask of `tensor`, unless the caller passed one, and checks it."""
     mask = arguments.get(name)
     if mask is None:
         mask = find_mask(tensor, layer, name) if isinstance(tensor, keras.KerasTensor) else get_keras_mask(tensor)
-    if isinstance(mask, (list, tuple)):
-        mask = ops.convert_to_tensor(mask)
     if mask is not None:
+        mask = masks.checked(name, mask)
         check_shape(name, mask, tensor.shape[:-1], exact=True)
         arguments[name] = mask
 

@@ -45,11 +45,13 @@ def checked(name: str, mask: Any) -> Any:
     so many tokens each.
 
     Raises:
-        ValueError: for numbers other than 1 and 0.
+        ValueError: for numbers other than 1 and 0, and for texts.
         tf.errors.InvalidArgumentError: likewise, when a graph of TensorFlow runs without XLA.
     """
     mask = np.asarray(mask) if isinstance(mask, (list, tuple)) else mask
     dtype = str(getattr(mask, "dtype", None))
+    if isinstance(mask, (str, bytes)) or "string" in dtype or dtype[:2] in ("<U", "|S"):
+        raise ValueError(f"`{name}` must be boolean, or 1 and 0. Received: {name}={mask!r}")
     if isinstance(mask, keras.KerasTensor) or not ("float" in dtype or "int" in dtype):
         return mask
     rule = f"`{name}` must be boolean, or 1 and 0; numbers to add to the logits go into `attention_bias`. Received:"

@@ -68,6 +68,14 @@ def test_lists_are_checked_too(case):
         assert_close(call([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]), call(REAL), atol=0)
 
 
+@pytest.mark.parametrize("text", ["x", [["a", "b", "c"]], np.array([[b"a"]])])
+def test_texts_are_no_masks(case, text):
+    call, name = case
+    if name != "attention_mask":
+        with pytest.raises(ValueError, match=f"`{name}` must be boolean, or 1 and 0. Received: {name}="):
+            call(text)
+
+
 def test_the_mask_of_an_embedding_by_position_is_checked():
     layer = layers.TokenEmbedding(5, 4)
     with pytest.raises(ValueError, match="`mask` must be boolean, or 1 and 0"):
