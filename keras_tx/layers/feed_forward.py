@@ -84,6 +84,7 @@ class FeedForward(Composite):
         self.use_bias = checks.boolean("use_bias", use_bias)
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.bias_initializer = initializers.get(bias_initializer)
+        self.input_spec = keras.layers.InputSpec(min_ndim=2)
 
     def build(self, inputs_shape: Shape) -> None:
         if self.gated:

@@ -186,3 +186,9 @@ def test_a_flag_is_a_boolean_also_one_of_numpy(cls, name, parameter):
     config = with_flag(cls, name, np.bool_(parameter.default)).get_config()
     assert config[name] is bool(parameter.default)
     json.dumps(config)
+
+
+@pytest.mark.parametrize("x", [np.float32(1), np.ones(3, "float32")])
+def test_a_feed_forward_network_names_inputs_of_too_few_axes(x):
+    with pytest.raises(ValueError, match=f"layer 'network' is incompatible .* min_ndim=2, found ndim={x.ndim}"):
+        layers.FeedForward(4, name="network")(x)
