@@ -166,6 +166,8 @@ class IncrementalModel:
             outputs = node.operation(args[0], None, **{k: v for k, v in kwargs.items() if k not in ("value", "key")})
         elif isinstance(cache, caches.KeyValue):
             kwargs = {k: v for k, v in kwargs.items() if k not in ("query_mask", "key_mask")}
+            if node.operation.rotary is None:
+                del places["positions"]
             outputs = node.operation(*args[:3], **{**kwargs, "value_mask": mask, **places})
         else:
             outputs = node.operation(args[0], **{**kwargs, "memory": None, "mask": mask, **places})

@@ -180,7 +180,7 @@ class DecoderLayer(TransformerLayer):
                 attention_mask=attention_mask,
                 attention_bias=attention_bias,
                 use_causal_mask=True,
-                positions=positions,
+                positions=self._of_rotary(positions),
                 document_ids=document_ids,
                 cache=own_cache,
                 start=start,

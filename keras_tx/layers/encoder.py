@@ -136,7 +136,7 @@ class EncoderLayer(TransformerLayer):
                 value_mask=mask,
                 attention_mask=attention_mask,
                 attention_bias=attention_bias,
-                positions=positions,
+                positions=self._of_rotary(positions),
                 document_ids=document_ids,
                 return_attention_scores=return_attention_scores,
                 training=training,

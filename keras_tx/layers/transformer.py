@@ -122,6 +122,10 @@ class TransformerLayer(MaskedLayer):
         layer.build(query_shape, value_shape)
         return layer
 
+    def _of_rotary(self, positions: Tensor | None) -> Tensor | None:
+        """`positions` for attention. Models also hand them to layers that have no rotary embedding."""
+        return None if self.self_attention.rotary is None else positions
+
     def _make_feed_forward(self, inputs_shape: Shape) -> FeedForward:
         layer = FeedForward(
             self.intermediate_dim,

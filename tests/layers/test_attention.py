@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from keras_tx.internals.keras_models import get_keras_mask
-from keras_tx.layers import MultiHeadAttention
+from keras_tx.layers import Decoder, DecoderLayer, Encoder, EncoderLayer, MultiHeadAttention
 from tests.tools import assert_close, normal, randomize, to_numpy
 
 B, T, S, N, H = 2, 5, 7, 6, 3
@@ -310,3 +310,37 @@ def test_rotary_attention_over_other_axes_is_refused():
     layer = MultiHeadAttention(N, H + H % 2, rotary=True, attention_axes=2)
     with pytest.raises(ValueError, match=r"`rotary` needs `attention_axes=1`. Received: attention_axes=\(2,\)"):
         layer(normal(B, T, S, 11), normal(B, T, S, 11))
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_positions_without_rotary_are_refused(symbolic):
+    x, positions = normal(B, T, 11), np.arange(T)
+    if symbolic:
+        x, positions = keras.Input((T, 11)), keras.Input((T,), dtype="int32")
+    text = "`positions` must be given only with `rotary`. Received: positions, rotary=None"
+    with pytest.raises(ValueError, match=text):
+        MultiHeadAttention(N, H)(x, x, positions=positions)
+
+
+@pytest.mark.parametrize("layer", [EncoderLayer(17, 3), Encoder(1, 17, 3), DecoderLayer(17, 3), Decoder(1, 17, 3)])
+def test_layers_around_it_take_positions_of_a_model_without_rotary(layer):
+    x = normal(B, T, 12)
+    assert_close(layer(x, positions=np.arange(T)[::-1].copy()), layer(x), atol=0)
+
+
+@pytest.mark.parametrize("name", ["query_mask", "value_mask"])
+@pytest.mark.parametrize("rotary", [None, True])
+def test_a_mask_of_a_wrong_shape_is_named_also_with_rotary(name, rotary):
+    x = normal(B, T, 11)
+    with pytest.raises(
+        ValueError, match=rf"`{name}` must have the shape \({B}, {T}\). Received: {name}.shape=\({B}, 3"
+    ):
+        MultiHeadAttention(N, 4, rotary=rotary)(x, x, **{name: np.ones((B, 3), "bool")})
+
+
+def test_a_text_does_not_make_a_mask_causal():
+    x = normal(B, T, 11)
+    with pytest.raises(
+        TypeError, match="`use_causal_mask` must be True, False or None. Received: use_causal_mask='no'"
+    ):
+        MultiHeadAttention(N, H)(x, x, use_causal_mask="no")

@@ -90,6 +90,12 @@ def check_value(value: Any, cache: Any) -> None:
         raise ValueError("`value` must be given, unless `cache` is what `new_memory` returned. Received: value=None")
 
 
+def check_positions(positions: Any, rotary: Any) -> None:
+    """Raises for positions that nothing would read."""
+    if positions is not None and rotary is None:
+        raise ValueError("`positions` must be given only with `rotary`. Received: positions, rotary=None")
+
+
 def slot(start: Any) -> Any:
     """`start`, an integer or a scalar tensor of any integer dtype, or None -> a Python integer, int32 or None."""
     if start is None:

@@ -71,8 +71,8 @@ class MultiHeadAttention(Composite):
         use_output_bias: whether the output projection has a bias; `use_bias` if None.
         qk_norm_epsilon: a small number that `qk_norm` adds to the mean square.
         blockwise: whether to compute block by block, in memory that grows with T + S instead of T * S. None: if `T * S`
-            is at least 4096 * 4096, known statically, and no fused kernel is used. Never with a cache or returned
-            scores.
+            is at least 4096 * 4096, known statically, and no fused kernel is used. Never with a cache, returned scores,
+            `flash_attention=True`, or hard attention at inference.
 
     Call arguments:
         query: (B, T, D): batch, queries, features. There may be several axes in place of T.
@@ -84,7 +84,7 @@ class MultiHeadAttention(Composite):
         training: whether dropout is on.
         use_causal_mask: whether a query may not attend to later keys.
         attention_bias: added to the attention logits, in its own dtype; of a shape as for `attention_mask`.
-        positions: (B, T) or (T,) integers for `rotary`. By default the number of real tokens before each token.
+        positions: (B, T) or (T,) integers, only with `rotary`. By default the number of real tokens before each token.
         document_ids: (B, T) integers, or (B, *attended axes), for several documents packed into one sequence: a query
             attends only to its own document. 0 marks padding.
         cache: for decoding step by step. A `KeyValue` from `new_cache`: the keys and values of this call are stored in
@@ -223,6 +223,8 @@ class MultiHeadAttention(Composite):
         kwargs.update(zip(_POSITIONAL, args, strict=False))
         caches.check_cache(kwargs.get("cache"), [query, value, key, kwargs], depth=0)
         arguments.check_value(value, kwargs.get("cache"))
+        arguments.check_positions(kwargs.get("positions"), self.rotary)
+        checks.boolean("use_causal_mask", kwargs.get("use_causal_mask"), none=True)
         for name, tensor in (("query_mask", query), ("value_mask", value), ("key_mask", key)):
             if isinstance(tensor, keras.KerasTensor) and kwargs.get(name) is None:
                 kwargs[name] = find_mask(tensor, self, name)
