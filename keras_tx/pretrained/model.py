@@ -1,7 +1,7 @@
 """A checkpoint as a functional Keras model, with inputs and outputs by Hugging Face's names."""
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -42,8 +42,8 @@ class PretrainedModel(CheckedModel):
     rows of padding tokens are random and not zeros; norms of T5 begin at 1; sinusoidal positions of DistilBERT are
     initialized like learned ones; ModernBERT's distribution is cut off at two standard deviations.
 
-    Call the model with a dict, with ids alone, or with ids and keyword arguments: arrays in `fit` and `predict`, or
-    symbolic tensors of your functional model.
+    Call the model with a dict, such as a tokenizer of transformers returns, with ids alone, or with ids and keyword
+    arguments: arrays in `fit` and `predict`, or symbolic tensors of your functional model.
 
     Inputs that you leave out have the same defaults as in transformers: without `attention_mask` all tokens are real,
     even padding tokens; `token_type_ids` are zeros. The outputs are a dict: depending on the task `last_hidden_state`
@@ -152,7 +152,7 @@ class PretrainedModel(CheckedModel):
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         named = {name: kwargs.pop(name) for name in self.family.inputs if name in kwargs}
-        return super().__call__(self._named(inputs, named), *args, **kwargs)
+        return super().__call__(self._named(_as_dict(inputs), named), *args, **kwargs)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Tensor = None, **kwargs: Any) -> Any:
         inputs = self._named(inputs)
@@ -225,7 +225,7 @@ class PretrainedModel(CheckedModel):
             ValueError: the model is not generative, an `attention_mask` is 1 at the padding id of a source, or for the
                 reasons of `keras_tx.generation.generate`.
         """
-        model = self._generation_model()
+        model, inputs = self._generation_model(), _as_dict(inputs)
         names = [x.name for x in model.inputs]
         given, rows = self._prompts(inputs, names)
         strategy, options = self._as_configured(inputs, strategy, options)
@@ -250,7 +250,7 @@ class PretrainedModel(CheckedModel):
         Raises:
             ValueError: the model is not generative, or for the reasons of `keras_tx.generation.stream`.
         """
-        model = self._generation_model()
+        model, inputs = self._generation_model(), _as_dict(inputs)
         given, rows = self._prompts(inputs, [x.name for x in model.inputs])
         strategy, options = self._as_configured(inputs, strategy, options)
         pieces: Iterator[Any] = generation.stream(model, given if rows is None else rows, strategy, **options)
@@ -340,3 +340,8 @@ class PretrainedModel(CheckedModel):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> "PretrainedModel":
         return cls(**{**config, "dtype": keras.dtype_policies.get(config["dtype"])})
+
+
+def _as_dict(inputs: Any) -> Any:
+    """A mapping that is no dict, such as a `BatchEncoding` of transformers, as a dict; anything else as it is."""
+    return dict(inputs) if isinstance(inputs, Mapping) else inputs

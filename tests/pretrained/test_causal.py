@@ -5,13 +5,14 @@ import re
 
 import numpy as np
 import pytest
+import transformers
 
 from keras_tx import pretrained
 from keras_tx.generation import Beam, Greedy, Sample
 from keras_tx.pretrained.families.causal import LastToken
 from keras_tx.pretrained.files import open_tensors
 from tests.pretrained import torch_models
-from tests.pretrained.tiny import checkpoint, reference
+from tests.pretrained.tiny import checkpoint, loaded, reference
 from tests.tools import assert_close, normal
 
 SIZES = {
@@ -143,6 +144,16 @@ def test_rotary_parameters_in_the_words_of_version_4_are_read(tmp_path, scaling)
     theirs = torch_models.make(tmp_path, "LlamaForCausalLM", **{**SIZES, "rope_parameters": parameters})
     edited(tmp_path, without=["rope_parameters"], rope_theta=50.0, rope_scaling=scaling)
     torch_models.check(tmp_path, theirs)
+
+
+def test_what_a_tokenizer_of_transformers_returns_is_a_dict():
+    model = loaded("gpt2")
+    x = {"input_ids": np.array([[9, 9, 5, 7], [3, 8, 6, 4]]), "attention_mask": np.array([[0, 0, 1, 1], [1, 1, 1, 1]])}
+    encoded, options = transformers.BatchEncoding(x), {"max_new_tokens": 3, "jit_compile": False}
+    assert_close(model(encoded)["logits"], model(x)["logits"], atol=0)
+    np.testing.assert_array_equal(model.generate(encoded, **options), model.generate(x, **options))
+    for one, two in zip(model.stream(encoded, **options), model.stream(x, **options), strict=True):
+        np.testing.assert_array_equal(one, two)
 
 
 def test_the_last_token_is_the_last_that_is_not_padding():
