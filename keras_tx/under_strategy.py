@@ -79,17 +79,27 @@ def _with_guard(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         strategy = keras_replicas.strategy_of(self)
         if strategy is None:
             return method(self, *args, **kwargs)
-        in_parts = name.endswith("_on_batch") and strategy.num_replicas_in_sync > 1
+        in_parts = name in ("train_on_batch", "test_on_batch") and _adds_up_replicas(self, strategy)
         try:
             with keras_batches.batches_in_parts(self, name) if in_parts else nullcontext():
-                return method(self, *args, **kwargs)
+                outputs = method(self, *args, **kwargs)
         except tf.errors.OpError as error:
             lost = _lost_worker(strategy, error)
             if lost is None:
                 raise
             raise lost from error
+        if name == "predict_on_batch":  # every replica was given the whole batch
+            copies = strategy.num_replicas_in_sync
+            outputs = keras.tree.map_structure(lambda rows: rows[: len(rows) // copies], outputs)
+        return outputs
 
     return guarded
+
+
+def _adds_up_replicas(model: Any, strategy: Any) -> bool:
+    """Whether a loss of a model is a sum, which is wrong if each replica of this process gets the whole batch."""
+    losses = [one for one in keras.tree.flatten(getattr(model, "loss", None)) if isinstance(one, keras.losses.Loss)]
+    return keras_replicas.replicas_here(strategy) > 1 and any(one.reduction in ("sum", "none", None) for one in losses)
 
 
 def _check_that_no_scope_is_meant(model: Any, method: str) -> None:

@@ -14,35 +14,42 @@ tf = Lazy("tensorflow")
 
 @contextmanager
 def batches_in_parts(model: Any, method: str) -> Iterator[None]:
-    """In here, `train_on_batch` and the like give each replica its part of the batch, as `fit` does.
+    """In here, `train_on_batch` and `test_on_batch` give each replica of this process its part of the batch.
 
-    Keras gives each the whole batch, so that losses that are sums are too large, and predictions come several times.
-    If the rows cannot be shared evenly, the last replicas get fewer, or none.
+    Keras gives each the whole batch. A loss that is a sum, and its gradients, are then as many times too large.
 
     Args:
         model: a model that was made in the scope of a strategy.
-        method: "train_on_batch", "test_on_batch" or "predict_on_batch".
+        method: "train_on_batch" or "test_on_batch".
+
+    Raises:
+        ValueError: by the method, for an array without rows, or with fewer rows than there are replicas.
     """
     strategy: Any = keras_replicas.strategy_of(model)
     name = f"{method.partition('_')[0]}_function"
     getattr(model, f"make_{name}")()
     function = getattr(model, name)
+    replicas = keras_replicas.replicas_here(strategy)
 
     def of_replica(rows: Any) -> Any:
         rows = rows if isinstance(rows, (tf.Tensor, tf.RaggedTensor)) else tf.convert_to_tensor(rows)
-        count = -(-rows.shape[0] // strategy.num_replicas_in_sync)
+        if not rows.shape.rank or rows.shape[0] < replicas:
+            raise ValueError(
+                f"A batch must have at least as many rows as this process has replicas, {replicas}, if the loss is a "
+                f"sum over the rows. Received: an array of shape {tuple(rows.shape)}"
+            )
+        ends = [rows.shape[0] * index // replicas for index in range(replicas + 1)]
 
         def part(context: Any) -> Any:
-            begin = context.replica_id_in_sync_group * count
-            return rows[begin : begin + count]
+            index = context.replica_id_in_sync_group % replicas
+            return rows[ends[index] : ends[index + 1]]
 
         return strategy.experimental_distribute_values_from_function(part)
 
     def in_parts(batches: Any) -> Any:
         parts = [keras.tree.map_structure(lambda one: one if one is None else of_replica(one), one) for one in batches]
-        outputs = function(parts)
         # Keras returns the mean of what each replica has for a metric, and not the metric over all of them.
-        return outputs if method == "predict_on_batch" else model._get_metrics_result_or_logs(outputs)
+        return model._get_metrics_result_or_logs(function(parts))
 
     setattr(model, name, in_parts)
     try:

@@ -52,6 +52,11 @@ def is_multi_worker(strategy: Any) -> bool:
     return bool(strategy.extended._in_multi_worker_mode())
 
 
+def replicas_here(strategy: Any) -> int:
+    """The number of replicas of a strategy in this process."""
+    return len(strategy.extended.worker_devices)
+
+
 def batch_size_of(dataset: Any) -> int | None:
     """The size of the batches of a `tf.data.Dataset`, also if the last may be smaller; None if it cannot be known."""
     try:

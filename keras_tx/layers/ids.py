@@ -52,7 +52,7 @@ def check_in_each_row(name: str, values: Any, token: int, role: str) -> None:
 
 def rule_of_each_row(name: str, token: int, role: str) -> str:
     """The error of `check_in_each_row` without the number of the row."""
-    return f"Each row of `{name}` must have the `{role}` {token}, at which it is classified. Received: none in row "
+    return f"Each row of `{name}` must have the `{role}` {token}, at which it is classified. Received: without it, row "
 
 
 def check_no_texts(name: str, ids: Any) -> None:

@@ -40,7 +40,7 @@ _OF_KERAS = ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
 # What the assertions of this file, its Python errors, a look-up and Keras' loss write into TensorFlow's long errors.
 _OUTSIDE = re.compile(
     r"((?:(?:The labels|`\w+`) must be in \[0, \d+\)|Each row of `\w+` must have )[^[\]]*"
-    r"Received: (?:label |none in row )?)\] \[(-?\d+)\]"
+    r"Received: (?:label |without it, row )?)\] \[(-?\d+)\]"
 )
 _IN_PYTHON = re.compile(
     r"ValueError: ((?:(?:The labels|`\w+`) must be |Each row of `\w+` must have )[^\n]*Received: [^\n]*)"
@@ -121,7 +121,7 @@ class DataCheck:
             if isinstance(ids, tf.Tensor):
                 check_integers(name, ids)
                 _assert_range(ids, self.sizes[name], None, f"`{name}` must be in [0, {self.sizes[name]}). Received: ")
-                if name in self.in_each_row:
+                if name in self.in_each_row and ids.shape.rank == 2:
                     has_it = tf.reduce_any(ids == self.in_each_row[name][0], axis=1)
                     rule = rule_of_each_row(name, *self.in_each_row[name])
                     tf.debugging.Assert(tf.reduce_all(has_it), [rule, tf.argmin(tf.cast(has_it, "int32"))])

@@ -225,12 +225,7 @@ class Config:
         labels = self.take("id2label", default={})
         if not isinstance(labels, dict):
             raise ValueError(f"`id2label` in config.json must be a dict. Received: id2label={labels!r:.200}")
-        count = self.number("num_labels", default=len(labels) if labels else default)
-        if labels and count != len(labels):
-            raise ValueError(
-                "`num_labels` and `id2label` in config.json must agree. Received: "
-                f"num_labels={count}, id2label={labels!r:.200}"
-            )
+        count = len(labels) if labels else self.number("num_labels", default=default)
         if count > MOST_LABELS:
             raise ValueError(f"`num_labels` in config.json must be at most {MOST_LABELS}. Received: num_labels={count}")
         return int(count)

@@ -170,11 +170,9 @@ class Family(HasLayers):
     def saved_values(self) -> dict[str, Any]:
         """The values of config.json that `save_pretrained` replaces."""
         values = {"architectures": [self.architecture()], **self.both_spellings()}
-        if self.task == "question_answering" and self.config.count_labels(default=2) != 2:  # labels of another task
-            labels = [f"LABEL_{index}" for index in range(2)]
-            values["id2label"] = {str(index): label for index, label in enumerate(labels)}
-            values["label2id"] = {label: index for index, label in enumerate(labels)}
-            values |= {"num_labels": 2} if "num_labels" in self.config.values else {}
+        labels = self.config.values.get("id2label") or range(self.config.values.get("num_labels") or 2)
+        if self.task == "question_answering" and len(labels) != 2:  # those of another task
+            values |= {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}}
         return values
 
     def both_spellings(self) -> dict[str, Any]:

@@ -131,9 +131,8 @@ def generate_options(values: dict[str, Any]) -> dict[str, Any]:
     elif values.get("force_bos_token_to_be_generated") and values.get("bos_token_id") is not None:
         forced[0] = values["bos_token_id"]  # in config.json of older summarization models
     if values.get("forced_eos_token_id") is not None:
-        forced[-1] = min(
-            _listed(values["forced_eos_token_id"])
-        )  # transformers gives all equal scores: the first is best
+        # Of several, transformers gives all the same score, so that the lowest id is chosen.
+        forced[-1] = min(_listed(values["forced_eos_token_id"]))
     bad = [row for row in values.get("bad_words_ids") or [] if row not in [[token] for token in stop_tokens]]
     found = {
         "start_token": values.get("bos_token_id") if start is None else start,

@@ -156,7 +156,10 @@ def _values(model: PretrainedModel, dtype: str | None) -> dict[str, Any]:
     values |= {"dtype": dtype, "torch_dtype": dtype}
     if family.head_key is not None and family.tied != values.get("tie_word_embeddings", family.tied_by_default):
         values["tie_word_embeddings"] = family.tied
-    return {**values, **family.saved_values()}
+    values |= family.saved_values()
+    if values.get("id2label"):
+        values.pop("num_labels", None)  # transformers would take this number if the two contradict each other
+    return values
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

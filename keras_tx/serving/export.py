@@ -88,8 +88,7 @@ def export(
     Args:
         model: a `TextClassifier`, `MaskedLM`, `CausalLM`, `Seq2Seq` or `PretrainedModel`; or any functional
             `keras.Model` over ids (B, T), with or without inputs for segment ids and for a padding mask. These are
-            found by names such as "input_ids", "token_type_ids", "attention_mask", otherwise by position; an input of
-            booleans is a padding mask.
+            found by names such as "input_ids", "token_type_ids", "attention_mask", otherwise by position.
         path: the model's folder, such as "saved_models/reviews". Versions are numbered folders in it.
         tokenizer: a `BertTokenizer`, or another tokenizer with the model's vocabulary that runs in a graph
             (`Tokenizer.in_graph`). Texts that are longer than its `max_length` are truncated, but a longer prompt is an
@@ -324,8 +323,8 @@ def _check_products(exporter: Exporter, weights: ExportedWeights, precision: str
     """Raises if constants or a lower precision are asked for, and no weight of the graph became so."""
     if (constants and not weights.size) or (precision != "float32" and not weights.made):
         raise ValueError(
-            "`constant_weights` and `precision` are for products of layers of keras_tx with weights in float32, and "
-            "not for layers of Keras or quantized ones. Received: "
+            "`constant_weights` and `precision` need a model with matrix products of layers of keras_tx, whose weights "
+            "are float32 and not quantized. Received: "
             f"constant_weights={constants}, precision={precision!r} for a model of type "
             f"{type(exporter.model).__name__} without such products"
         )

@@ -117,7 +117,7 @@ def _converted(model: keras.Model, file: Path) -> Any:
     try:
         model.export(file, format="onnx", verbose=False)
         return onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    except (OSError, ImportError):
+    except (OSError, ImportError, MemoryError):
         raise
     except Exception as error:  # tf2onnx and ONNX Runtime have several errors
         message = ValueError(str(error).replace(str(file), FILE))  # the path is that of an incomplete version

@@ -25,6 +25,7 @@ from keras_tx import generation as strategies
 from keras_tx.functional_graph import is_optional_input
 from keras_tx.generation.strategy import Strategy
 from keras_tx.internals.keras_models import is_unsafe_deserialization_enabled, layers_within
+from keras_tx.models.checked_data import CheckedModel
 from keras_tx.serving.parity import from_json, to_json
 from keras_tx.serving.text_encoder import one_line
 
@@ -75,7 +76,7 @@ def export_in_subprocess(
         model.save(job / "model.keras")
         np.savez(job / "probe.npz", *_outputs_of_probe(model))
         saved = {name: tokenizer_to_json(name, one) for name, one in tokenizers.items() if one is not None}
-        modules |= _modules_of(_registered_in(_config_in(job / "model.keras") + json.dumps(saved)))
+        modules |= _modules_of(_registered_in(_config_in(job / "model.keras")))
         given = {
             "path": str(Path(path).absolute()),
             "modules": sorted(modules),
@@ -128,15 +129,18 @@ def _modules_of(things: Iterable[Any]) -> set[str]:
     return {module for module, _ in named}
 
 
-def _config_in(file: Path) -> str:
-    """The config of a model in a .keras file, as JSON."""
+def _config_in(file: Path) -> Any:
+    """The config of a model in a .keras file without what it was compiled with, which an export does not load."""
     with zipfile.ZipFile(file) as archive:
-        return archive.read("config.json").decode()
+        config = json.loads(archive.read("config.json"))
+    config.pop("compile_config", None)
+    return config
 
 
-def _registered_in(config: str) -> list[Any]:
-    """The classes and functions that are registered with Keras and that a config, as JSON, has by their names."""
-    found = [thing for name, thing in keras.saving.get_custom_objects().items() if json.dumps(name) in config]
+def _registered_in(config: Any) -> list[Any]:
+    """The classes and functions that are registered with Keras and that a config has by their names."""
+    names = {one for one in keras.tree.flatten(config) if isinstance(one, str)}
+    found = [thing for name, thing in keras.saving.get_custom_objects().items() if name in names]
     return [thing for thing in found if isinstance(thing, (type, FunctionType))]
 
 
@@ -210,10 +214,12 @@ def _export_job(job: Path, export: Callable[..., Path]) -> Path:
 
 def _outputs_of_probe(model: keras.Model) -> list[np.ndarray]:
     """The outputs for rows of zeros and ones, which are ids of every vocabulary."""
-    rows = []
+    rows, ends = [], model._ids_in_each_row() if isinstance(model, CheckedModel) else {}
     for tensor in model.inputs:
         width = tensor.shape[1] or 5
         row = np.resize([1, 0, 1, 1, 0, 1, 1], 2 * width).reshape(2, width)
+        if tensor.name in ends:
+            row[:, -1] = ends[tensor.name][0]
         rows.append(None if is_optional_input(tensor) else keras.ops.convert_to_tensor(row, dtype=tensor.dtype))
     outputs = model(keras.tree.pack_sequence_as(model.input, rows), training=False)
     return [keras.ops.convert_to_numpy(keras.ops.cast(x, "float32")) for x in keras.tree.flatten(outputs)]

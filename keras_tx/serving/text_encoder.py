@@ -2,8 +2,7 @@
 
 B batch, T tokens. `TextClassifier` and `MaskedLM` are such models, and so are the checkpoints of `keras_tx.pretrained`
 that do not generate, and users' own models. Their inputs are integers (B, T): token ids and, where the model has them,
-segment ids and a padding mask, found by name or by position; an input of booleans is a padding mask. The mask is
-computed here from the ids.
+segment ids and a padding mask, found by name or by position. The mask is computed here from the ids.
 """
 
 import itertools
@@ -30,6 +29,7 @@ NAMES = {
     "mask": ("attention_mask", "padding_mask", "input_mask", "token_mask", "mask"),
 }
 BY_POSITION = ("ids", "segments")
+_POSITION = re.compile(r"(^|_)positions?(_|$)")
 MOST_SEGMENTS = 16  # of an input that is taken for segment ids by its position alone
 HALF_DTYPES = ("float16", "bfloat16")
 
@@ -77,12 +77,13 @@ class TextEncoder:
         for tensor in self.model.inputs:
             if self.roles[tensor.name] != "segments" or tensor.name in NAMES["segments"]:
                 continue
-            layer: Any = _embedding_of(self.model, tensor)
-            if layer is None or "position" in tensor.name:
+            layer: Any = _embedding_of_segments(self.model, tensor)
+            if layer is None or _POSITION.search(tensor.name):
+                reason = "which no embedding looks up" if layer is None else "which has the name of positions"
                 raise ValueError(
-                    "`model` must take token ids, and beside them at most segment ids, which are looked up in a table, "
-                    f"and a padding mask; names that are known are {NAMES}. Received: the input '{tensor.name}', "
-                    f"which {'is looked up in no table' if layer is None else 'has the name of positions'}"
+                    "`model` must take token ids, and beside them at most segment ids and a padding mask. Received: "
+                    f"the input '{tensor.name}', {reason}; if it has segment ids, name it 'segment_ids', if it is a "
+                    "padding mask, 'padding_mask'"
                 )
             if getattr(layer, "num_segments", None):  # a `TokenEmbedding` with segments checks them
                 continue
@@ -96,7 +97,7 @@ class TextEncoder:
 
     def _count_segments(self) -> int | None:
         for tensor in self.model.inputs:
-            layer: Any = _embedding_of(self.model, tensor) if self.roles[tensor.name] == "segments" else None
+            layer: Any = _embedding_of_segments(self.model, tensor) if self.roles[tensor.name] == "segments" else None
             if layer is not None:
                 return getattr(layer, "num_segments", None) or _table_size(layer)
         return None
@@ -193,7 +194,8 @@ class TextEncoder:
             looked_up = role == "ids" and layer is not None  # Keras casts there
             if role is not None and not (looked_up or "int" in dtype or dtype == "bool"):
                 raise ValueError(
-                    "`model` must take integers; a keras.Input for ids needs dtype='int32'. Received: input "
+                    "`model` must take integers, or booleans as a mask; a keras.Input for ids needs dtype='int32'. "
+                    "Received: input "
                     f"'{tensor.name}' of dtype {dtype}"
                 )
             if role is not None and (len(tensor.shape) != 2 or tensor.shape[0] is not None):
@@ -302,8 +304,8 @@ def _roles(inputs: Sequence[Tensor]) -> dict[str, str | None]:
     """The name of each input -> its role."""
     roles = {x.name: role for x in inputs for role, names in NAMES.items() if x.name in names}
     others = [x for x in inputs if x.name not in roles and not is_optional_input(x)]
-    roles |= {x.name: "mask" for x in others if x.dtype == "bool"}
-    rest = [x.name for x in others if x.dtype != "bool"]
+    roles |= {x.name: "mask" for x in others if x.dtype == "bool" and "mask" in x.name}
+    rest = [x.name for x in others if x.name not in roles]
     free = [role for role in BY_POSITION if role not in roles.values()]
     given = list(roles.values()) + free[: len(rest)]
     if len(rest) > len(free) or "ids" not in given or len(set(given)) < len(given):
@@ -318,6 +320,15 @@ def _embedding_of(model: Any, tensor: Tensor) -> Any:
     """The layer that looks up the ids of an input, also within nested models; None if there is none."""
     layers = [call.operation for call in consumers_of(tensor, model)]
     return next((x for x in layers if _table_size(x) is not None), None)
+
+
+def _embedding_of_segments(model: Any, tensor: Tensor) -> Any:
+    """As `_embedding_of`, also after operations of each id, such as a cast."""
+    if (layer := _embedding_of(model, tensor)) is not None:
+        return layer
+    calls = [call for call in consumers_of(tensor, model) if len(call.inputs) == len(call.outputs) == 1]
+    after = [call.outputs[0] for call in calls if call.outputs[0].shape == tensor.shape]
+    return next((found for one in after if (found := _embedding_of_segments(model, one)) is not None), None)
 
 
 def _table_size(layer: Any) -> int | None:

@@ -170,7 +170,7 @@ def _given_request(
             f"`warmup` must have inputs of their dtypes { ({key: spec.dtype.name for key, spec in specs.items()}) }. "
             f"Received: {reprlib.repr(entry)}: {one_line(error)}"
         ) from error
-    rows = max([x.shape[0] for x in tensors.values() if x.shape.rank], default=0)
+    rows = max([x.shape[0] for x in tensors.values() if x.shape.rank], default=0)  # others fail when they are run
     if rows > max_batch:
         raise ValueError(
             "`warmup` must have requests of at most `max_batch` rows. Received: "

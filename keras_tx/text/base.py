@@ -1,8 +1,8 @@
 """The base class of tokenizers: texts -> {"token_ids": (B, T)} -> texts."""
 
 import abc
+import operator
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
@@ -149,11 +149,15 @@ class Tokenizer(abc.ABC):
 
     def id_to_token(self, id: int) -> str:
         """Returns the token of an id; raises ValueError for what is not the id of a token of the vocabulary."""
-        if isinstance(id, bool) or not isinstance(id, Integral) or not 0 <= id < self.vocabulary_size:
+        try:
+            index = -1 if isinstance(id, bool) else operator.index(id)  # also of a scalar tensor
+        except TypeError:
+            index = -1
+        if not 0 <= index < self.vocabulary_size:
             raise ValueError(
                 f"`id` must be an integer in [0, {self.vocabulary_size}), the vocabulary. Received: id={id!r}"
             )
-        return self.vocabulary[int(id)]
+        return self.vocabulary[index]
 
     def _special_ids(self) -> set[int]:
         """The ids that decoding leaves out."""

@@ -145,7 +145,7 @@ def test_two_workers_evaluate_and_predict_as_one_device(workers):
 
 
 def on_batches(strategy, reduction, eager=False):
-    """Losses, accuracies and the sum of the weights after steps on single batches of 7 rows with unlike padding."""
+    """Losses, accuracies, predictions and the sum of the weights after steps on single batches with unlike padding."""
     with strategy.scope() if strategy else contextlib.nullcontext():
         keras.utils.set_random_seed(3)
         model = cases.small()
@@ -155,25 +155,40 @@ def on_batches(strategy, reduction, eager=False):
     y = y * (np.arange(7) < np.array([5, 1, 2, 3, 4, 5, 1])[:, None])
     weights = (np.arange(7) / 3).astype("float32")
     found = [model.test_on_batch(x, y), *(model.train_on_batch(x, y, weights) for _ in range(2))]
-    found += [model.train_on_batch(x[:1], y[:1]), model.predict_on_batch(x).sum((1, 2)).tolist()]
+    if reduction == "mean":
+        found.append(model.train_on_batch(x[:1], y[:1]))
+    elif strategy is not None:  # its replicas cannot share a row
+        rule = r"A batch must have at least as many rows as this process has replicas, 2, .* Received: .* \(1, 7\)"
+        with pytest.raises(ValueError, match=rule):
+            model.train_on_batch(x[:1], y[:1])
+    found.append(model.predict_on_batch(x).sum((1, 2)).tolist())
     return [*found, float(sum(np.abs(w).sum() for w in model.get_weights()))]
-
-
-def assert_on_batches(found, reduction):
-    for one, two in zip(found, on_batches(None, reduction, eager=True), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-5)
 
 
 @PROCESS
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_single_batches_on_two_devices_are_as_on_one(devices, reduction):
-    assert_on_batches(devices(on_batches, reduction=reduction), reduction)
+    found, expected = devices(on_batches, reduction=reduction), on_batches(None, reduction, eager=True)
+    for one, two in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5)
+
+
+def plain_on_batches(strategy):
+    """As `on_batches`, of a model and a loss of Keras, whose rows two replicas cannot share evenly."""
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        keras.utils.set_random_seed(3)
+        layers = [keras.Input((4, 1)), keras.layers.Conv1D(3, 2), keras.layers.MaxPooling1D(2), keras.layers.LSTM(5)]
+        model = keras.Sequential([*layers, keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    x = np.random.default_rng(5).normal(size=(3, 4, 1)).astype("float32")
+    found = [model.test_on_batch(x, x[:, 0]), *(model.train_on_batch(x[:n], x[:n, 0]) for n in (3, 1))]
+    return [*found, model.predict_on_batch(x[:1]).tolist(), float(sum(np.abs(w).sum() for w in model.get_weights()))]
 
 
 @PROCESS
-def test_single_batches_on_two_workers_are_as_on_one_device(workers):
-    for found in workers(on_batches, reduction="sum"):
-        assert_on_batches(found, "sum")
+def test_single_batches_of_keras_models_are_as_on_one_device_too(devices):
+    for one, two in zip(devices(plain_on_batches), plain_on_batches(None), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4)
 
 
 def fit_uneven(strategy):

@@ -91,6 +91,10 @@ def test_what_models_know():
     assert not keras_replicas.is_multi_worker(strategy)
 
 
+def test_the_replicas_of_this_process_are_counted():
+    assert keras_replicas.replicas_here(tf.distribute.OneDeviceStrategy("cpu:0")) == 1
+
+
 @still("builds a model from the specs of a data set", door=REPLICAS)
 def test_a_model_is_built_from_specs():
     keras_replicas.mend()

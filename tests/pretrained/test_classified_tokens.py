@@ -22,7 +22,7 @@ SEQ2SEQ = {
     "t5": {"d_model": 10, "d_kv": 3, "d_ff": 14, "num_layers": 1, "num_heads": 2, "eos_token_id": 2},
 }
 WITHOUT_END = np.array([[5, 2, 7], [2, 2, 9], [5, 7, 9]])
-RULE = r"Each row of `input_ids` must have the `eos_token_id` 2, at which it is classified. Received: none in row 2"
+RULE = r"Each row of `input_ids` must have the `eos_token_id` 2, at which it is classified. Received: without it, row 2"
 
 
 def classifier(model_type, sizes):
@@ -66,3 +66,5 @@ def test_so_is_one_of_a_dataset():
     model = classifier("t5", SEQ2SEQ["t5"])
     with pytest.raises(ValueError, match=RULE):
         model.predict(tf.data.Dataset.from_tensors({"input_ids": WITHOUT_END}), verbose=0)
+    with pytest.raises(ValueError, match="Received: x with shape|expected shape|incompatible"):  # of Keras
+        model.predict(tf.data.Dataset.from_tensor_slices({"input_ids": WITHOUT_END[:2]}), verbose=0)

@@ -14,6 +14,7 @@ import pytest
 
 from keras_tx.generation import Beam, Greedy, Sample, Speculative
 from keras_tx.generation.strategy import Strategy
+from keras_tx.pretrained import PretrainedModel
 from keras_tx.serving import other_backends
 from keras_tx.serving.card import FILE as CARD
 from keras_tx.serving.export import export_on_tensorflow
@@ -237,6 +238,19 @@ def test_functions_of_modules_are_found_there(activations, export_there):
     model = bag(layer=keras.layers.Dense(3, activation=activations.squared))
     expected = to_numpy(model(np.array(IDS)))
     np.testing.assert_allclose(export_there(model), expected, atol=1e-6)
+
+
+def test_what_a_model_was_compiled_with_need_not_be_found_there(activations, export_there, monkeypatch):
+    model = bag()
+    monkeypatch.setattr(activations.squared, "__module__", "__main__")
+    model.compile("adam", "mse", metrics=[activations.squared])
+    assert export_there(model) is not None
+
+
+def test_texts_that_are_compared_have_the_end_at_which_they_are_classified():
+    sizes = {"d_model": 12, "d_kv": 4, "d_ff": 14, "num_heads": 3, "num_layers": 1, "eos_token_id": 2}
+    model = PretrainedModel({"model_type": "t5", "vocab_size": 23, **sizes}, "sequence_classification")
+    assert all(np.isfinite(one).all() for one in other_backends._outputs_of_probe(model))
 
 
 def test_functions_that_cannot_be_found_there_are_named(activations, export_there, monkeypatch):

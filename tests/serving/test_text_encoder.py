@@ -63,8 +63,8 @@ def test_other_inputs_are_refused_by_their_names(names):
     assert f"Received: inputs {names}" in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["mask", "which_are_real"])
-def test_an_input_of_booleans_is_a_padding_mask(name):
+@pytest.mark.parametrize("name", ["mask", "mask_of_words"])
+def test_an_input_of_booleans_with_the_name_of_a_mask_is_one(name):
     (ids,), (mask,) = inputs("token_ids"), inputs(name, dtype="bool")
     weights = keras.ops.cast(mask, "float32")[:, :, None]
     total = keras.ops.sum(keras.layers.Embedding(13, 3)(ids) * weights, axis=1)
@@ -75,11 +75,13 @@ def test_an_input_of_booleans_is_a_padding_mask(name):
     assert_close(encoder(rows)["total"], np.stack([table[3] + table[5], table[7]]))
 
 
-@pytest.mark.parametrize("name", ["importance", "position_ids"])
-def test_an_input_that_is_looked_up_in_no_table_is_not_taken_for_segment_ids(name):
-    ids, other = inputs("token_ids", name, shape=(7,))
+@pytest.mark.parametrize(("name", "dtype"), [("importance", "int32"), ("position_ids", "int32"), ("is_name", "bool")])
+def test_an_input_that_no_embedding_looks_up_is_not_taken_for_segment_ids(name, dtype):
+    (ids,), (other,) = inputs("token_ids", shape=(7,)), inputs(name, shape=(7,), dtype=dtype)
     numbers = keras.ops.cast(other, "float32")[:, :, None]
-    message = f"names that are known are .*Received: the input '{name}', which is looked up in no table"
+    message = (
+        f"at most segment ids and a padding mask. Received: the input '{name}', which no embedding looks up; if it"
+    )
     with pytest.raises(ValueError, match=message):
         TextEncoder(keras.Model([ids, other], keras.layers.Embedding(13, 3)(ids) + numbers))
 
@@ -89,6 +91,14 @@ def test_positions_in_a_small_table_are_not_taken_for_segment_ids():
     total = keras.layers.Embedding(13, 3)(ids) + keras.layers.Embedding(7, 3)(positions)
     with pytest.raises(ValueError, match="the input 'position_ids', which has the name of positions"):
         TextEncoder(keras.Model([ids, positions], total))
+
+
+@pytest.mark.parametrize("name", ["sides", "composition"])
+def test_segments_may_be_cast_before_they_are_looked_up(name):
+    ids, sides = inputs("token_ids", name)
+    total = keras.layers.Embedding(13, 3)(ids) + keras.layers.Embedding(2, 3)(keras.ops.clip(sides, 0, 1))
+    encoder = TextEncoder(keras.Model([ids, sides], total))
+    assert encoder.roles == {"token_ids": "ids", name: "segments"} and encoder.num_segments == 2
 
 
 def test_segments_of_a_token_embedding_may_have_any_name():

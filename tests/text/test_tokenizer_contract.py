@@ -55,6 +55,9 @@ def test_tokens_and_ids(tokenizer):
     assert isinstance(tokenizer.vocabulary, list) and len(tokenizer.vocabulary) == size
     assert [tokenizer.token_to_id(token) for token in tokenizer.vocabulary] == list(range(size))
     assert [tokenizer.id_to_token(id) for id in np.arange(size)] == tokenizer.vocabulary
+    assert {tokenizer.id_to_token(id) for id in (np.array(1), keras.ops.convert_to_tensor(1))} == {
+        tokenizer.vocabulary[1]
+    }
     for name, attribute in IDS.items():
         token = tokenizer.special_tokens.get(name)
         assert getattr(tokenizer, attribute) == (None if token is None else tokenizer.token_to_id(token))
