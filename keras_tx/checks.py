@@ -38,6 +38,12 @@ def boolean(name: str, value: Any, none: bool = False) -> Any:
     return bool(value)
 
 
+def flag(name: str, value: Any, none: bool = False) -> Any:
+    """As `boolean`, for a layer or model: files of earlier versions may have 1 and 0."""
+    is_number = isinstance(value, Integral) and not isinstance(value, bool) and int(value) in (0, 1)
+    return bool(value) if is_number else boolean(name, value, none)
+
+
 def path(name: str, value: Any) -> None:
     """Raises unless `value` is a path."""
     if not isinstance(value, (str, os.PathLike)):

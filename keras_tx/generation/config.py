@@ -119,6 +119,7 @@ def _checked_start(start_token: Any, vocabulary_size: int) -> int | None:
 
 
 def _checked_stop(stop_tokens: Any) -> Any:
+    stop_tokens = sorted(stop_tokens) if isinstance(stop_tokens, (set, frozenset)) else stop_tokens
     if isinstance(stop_tokens, (list, tuple)):
         is_nested = any(isinstance(one, (list, tuple)) or np.ndim(one) > 0 for one in stop_tokens)
     else:

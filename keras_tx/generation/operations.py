@@ -63,7 +63,9 @@ def is_known(node: Node, depends_on_target: Callable[[Iterable[int]], bool]) -> 
 
 
 def _is_elementwise(activation: Any) -> bool:
-    """Whether an activation is one of Keras or of this package, or None; a function of a user could mix tokens."""
+    """Whether an activation is a function of Keras or of this package, or None; others could mix tokens."""
+    if isinstance(activation, keras.layers.Layer):  # such as `keras.layers.Softmax(axis=1)`
+        return False
     module = str(getattr(activation, "__module__", None))
     return activation is None or module.startswith("keras_tx.") or keras_models.is_of_keras(activation)
 

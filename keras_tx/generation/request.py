@@ -59,7 +59,7 @@ class GenerationRequest:
         self._given_source_tokenizer = source_tokenizer
         self._read_inputs(inputs)
         start_token = options.get("start_token")
-        if not (self.is_text or self.model.sources or start_token is None or start_token is False):
+        if self.begins_with_ids and start_token is not None and start_token is not False:
             raise ValueError(
                 "`start_token` must be None for prompts that are ids: write it at the beginning of each. Received: "
                 f"start_token={start_token!r}"
@@ -81,7 +81,7 @@ class GenerationRequest:
 
     def _read_inputs(self, inputs: Any) -> None:
         """Sets `prompts`, rows of ids, and `sources`, rows of ids for each other input of the model."""
-        model, self.is_text = self.model, False
+        model, self.is_text, self.begins_with_ids = self.model, False, False
         named = dict(inputs) if isinstance(inputs, dict) else {(model.sources or [model.target])[0]: inputs}
         missing = [name for name in model.sources if name not in named]
         if missing or not set(named) & set(model.inputs):
@@ -90,7 +90,7 @@ class GenerationRequest:
         unknown = sorted(set(named) - set(model.inputs), key=str)
         if unknown:
             raise ValueError(
-                f"`inputs` must have only names of the model's inputs, {model.inputs}. Received: also {unknown}"
+                f"`inputs` must have only the inputs that `generate` reads, {model.inputs}. Received: also {unknown}"
             )
         self.is_array = all(_is_array(x) for x in named.values())
         rows_of = {name: self._read_rows(name, named[name]) for name in model.inputs if name in named}
@@ -101,6 +101,7 @@ class GenerationRequest:
         self.sources = {name: rows_of[name][0] for name in model.sources}
         if model.target in rows_of:
             self.prompts = rows_of[model.target][0]
+            self.begins_with_ids = not is_text(named[model.target])
             self.width = named[model.target].shape[-1] if self.is_array and not self.is_text else 0  # of the array
         else:
             self.prompts = [np.array([self.config.target_start()], "int32")] * next(iter(counts.values()))

@@ -47,7 +47,8 @@ def _compare(model: Any, rows: list[Tensor], expected: np.ndarray, unknown: list
         found = _logits_of_steps(model, rows)
     except Exception as error:  # each backend has its own error for shapes that do not fit
         raise ValueError(
-            f"{rule} Received: decode steps that fail, because of one of {unknown}: {type(error).__name__}"
+            f"{rule} Received: decode steps that fail, because of one of {unknown}: {type(error).__name__}: "
+            f"{str(error).partition(chr(10))[0]:.200}"
         ) from error
     # Counted from the end, because a model may return the logits of its last tokens alone.
     places = {place: logits for place, logits in found.items() if place >= -len(expected)}

@@ -67,7 +67,7 @@ def check_cache(cache: Cache, inputs: Any, depth: int) -> None:
         )
     if not _has_depth(cache, depth):
         raise ValueError(
-            "`cache` must be what `new_cache` or `new_memory` of the layer returned, or the last call with a cache. "
+            "`cache` must be what `new_cache` or `new_memory` of the layer returned, or the cache of the call before. "
             f"Received: cache of types {_types_of(cache)}"
         )
 

@@ -47,7 +47,7 @@ class DecoderLayer(TransformerLayer):
         attention_bias: added to the attention logits of self-attention; of the same shape as `attention_mask`.
         return_attention_scores: whether to also return the attention scores.
         training: whether dropout is on.
-        positions: (B, T) or (T,) integers for rotary embedding. If None, real tokens are counted from 0.
+        positions: (B, T) or (T,) integers, only read by rotary embedding. If None, real tokens are counted from 0.
         document_ids: (B, T) integers. In self-attention a token attends only to tokens of its own document; 0 marks
             padding.
         cache: the key-value cache from `new_cache`, for decoding step by step. The keys and values of this call are
@@ -115,7 +115,7 @@ class DecoderLayer(TransformerLayer):
             normalize_inputs=normalize_inputs,
             **kwargs,
         )
-        self.has_cross_attention = checks.boolean("cross_attention", cross_attention)
+        self.has_cross_attention = checks.flag("cross_attention", cross_attention)
         self.cross_attention: Any = None
 
     def build(self, inputs_shape: Shape, memory_shape: Shape | None = None) -> None:

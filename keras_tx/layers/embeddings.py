@@ -117,23 +117,23 @@ class TokenEmbedding(Composite):
         self.supports_masking = True
         self.vocabulary_size: int = checks.positive_int("vocabulary_size", vocabulary_size)
         self.hidden_dim: int = checks.positive_int("hidden_dim", hidden_dim)
-        checks.boolean("mask_zero", mask_zero, none=True)
+        checks.flag("mask_zero", mask_zero, none=True)
         self.padding_id = _padding_id(padding_id, self.vocabulary_size, mask_zero)
         self.mask_zero: bool = self.padding_id == 0
-        self.zero_padding: bool = checks.boolean("zero_padding", zero_padding)
+        self.zero_padding: bool = checks.flag("zero_padding", zero_padding)
         if self.zero_padding and self.padding_id is None:
             raise ValueError(
                 f"`zero_padding=True` needs a `padding_id`. Received: zero_padding={zero_padding}, padding_id=None"
             )
         self.embedding_dim: int | None = checks.positive_int("embedding_dim", embedding_dim, none=True)
-        self.scale = checks.boolean("scale", scale)
+        self.scale = checks.flag("scale", scale)
         self.position_encoding = position_encoding
         self.max_length = checks.positive_int("max_length", max_length, none=True)
         self.num_segments = 0 if num_segments == 0 else checks.positive_int("num_segments", num_segments)
         self.layer_norm_epsilon = checks.positive_float("layer_norm_epsilon", layer_norm_epsilon)
         set_untracked(self, "normalization", check_normalization(normalization, self.layer_norm_epsilon, none=True))
         self.dropout = checks.rate("dropout", dropout)
-        self.dropout_before_norm: bool = checks.boolean("dropout_before_norm", dropout_before_norm)
+        self.dropout_before_norm: bool = checks.flag("dropout_before_norm", dropout_before_norm)
         if self.dropout_before_norm and self.normalization is None:
             raise ValueError(
                 "`dropout_before_norm=True` needs a `normalization`. Received: "

@@ -59,7 +59,7 @@ class EncoderLayer(TransformerLayer):
         attention_bias: added to the attention logits; of the same shape as `attention_mask`.
         return_attention_scores: whether to also return the attention scores.
         training: whether dropout is on.
-        positions: (B, T) or (T,) integers for rotary embedding. If None, real tokens are counted from 0.
+        positions: (B, T) or (T,) integers, only read by rotary embedding. If None, real tokens are counted from 0.
         document_ids: (B, T) integers. A token attends only to tokens of its own document; 0 marks padding.
         unpadding: internal, passed by `Encoder(skip_padding=True)` in place of `mask`. Then `inputs` are (1, R, D), the
             R real tokens of a batch; the masks and the bias have the shapes of the padded batch.
@@ -277,7 +277,7 @@ class Encoder(TransformerStack):
 
     @skip_padding.setter
     def skip_padding(self, value: bool | None) -> None:
-        self._skip_padding: bool | None = checks.boolean("skip_padding", value, none=True)
+        self._skip_padding: bool | None = checks.flag("skip_padding", value, none=True)
         self.supports_jit = not (value and keras.backend.backend() == "tensorflow")
 
     def call(

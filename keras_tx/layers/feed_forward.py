@@ -79,9 +79,9 @@ class FeedForward(Composite):
         self.supports_masking = True
         self.intermediate_dim = checks.positive_int("intermediate_dim", intermediate_dim)
         self.activation = activations.get(activation)
-        self.gated = checks.boolean("gated", gated)
+        self.gated = checks.flag("gated", gated)
         self.dropout = checks.rate("dropout", dropout)
-        self.use_bias = checks.boolean("use_bias", use_bias)
+        self.use_bias = checks.flag("use_bias", use_bias)
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.bias_initializer = initializers.get(bias_initializer)
         self.input_spec = keras.layers.InputSpec(min_ndim=2)

@@ -28,11 +28,25 @@ def check_ids(name: str, ids: Tensor, size: int) -> Tensor:
 
 
 def as_integers(name: str, ids: Any) -> Tensor:
-    """Returns `ids` as a tensor, or unchanged if they are symbolic; raises unless their dtype is an integer one."""
+    """Returns `ids` as a tensor of integers, or unchanged if they are symbolic.
+
+    Whole numbers in float32, the default dtype of `keras.Input`, become int32. Their values are checked in eager calls
+    only.
+    """
     check_no_texts(name, ids)
     ids = ids if isinstance(ids, keras.KerasTensor) else ops.convert_to_tensor(ids)
-    check_integers(name, ids)
-    return ids
+    dtype = keras.backend.standardize_dtype(ids.dtype)
+    if dtype not in ("float32", "float64"):
+        check_integers(name, ids)
+        return ids
+    if isinstance(ids, keras.KerasTensor):
+        return ids
+    values = values_of(ids)
+    if values is not None and (wrong := values[values != np.trunc(values)]).size:  # NaN is not equal to itself
+        raise ValueError(
+            f"`{name}` must be integers or whole numbers. Received: {wrong[0]} in {name} of shape {values.shape}"
+        )
+    return ops.cast(ids, "int32")
 
 
 def check_range(name: str, values: Any, size: int) -> None:

@@ -70,7 +70,7 @@ class PatchEmbedding(Composite):
         super().__init__(**kwargs)
         self.patch_size = checks.positive_int("patch_size", patch_size)
         self.hidden_dim = checks.positive_int("hidden_dim", hidden_dim)
-        self.has_class_token = checks.boolean("class_token", class_token)
+        self.has_class_token = checks.flag("class_token", class_token)
         self.class_token: Any = None
         self.dropout = checks.rate("dropout", dropout)
         self.kernel_initializer = initializers.get(kernel_initializer)

@@ -170,7 +170,7 @@ class RelativePositionBias(PositionBias):
         super().__init__(num_heads, **kwargs)
         self.num_buckets = checks.positive_int("num_buckets", num_buckets)
         self.max_distance = checks.positive_int("max_distance", max_distance)
-        self.bidirectional = checks.boolean("bidirectional", bidirectional)
+        self.bidirectional = checks.flag("bidirectional", bidirectional)
         self.embeddings_initializer = initializers.get(embeddings_initializer)
         least = 4 if bidirectional else 2
         if num_buckets < least:

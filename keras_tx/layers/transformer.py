@@ -67,9 +67,9 @@ class TransformerLayer(MaskedLayer):
         self.attention_dropout = checks.rate("attention_dropout", attention_dropout)
         self.activation_dropout = checks.rate("activation_dropout", activation_dropout)
         self.activation = activations.get(activation)
-        self.gated = checks.boolean("gated", gated)
-        self.use_bias = checks.boolean("use_bias", use_bias)
-        self.normalize_first = checks.boolean("normalize_first", normalize_first)
+        self.gated = checks.flag("gated", gated)
+        self.use_bias = checks.flag("use_bias", use_bias)
+        self.normalize_first = checks.flag("normalize_first", normalize_first)
         self.layer_norm_epsilon = checks.positive_float("layer_norm_epsilon", layer_norm_epsilon)
         set_untracked(self, "normalization", check_normalization(normalization, self.layer_norm_epsilon))
         self.kernel_initializer = initializers.get(kernel_initializer)
@@ -80,7 +80,7 @@ class TransformerLayer(MaskedLayer):
         if isinstance(options.get("rotary"), keras.layers.Layer):
             options["rotary"] = checked_copy("rotary", options["rotary"])  # from which attention layers copy theirs
         set_untracked(self, "attention_options", options)
-        self.normalize_inputs = checks.boolean("normalize_inputs", normalize_inputs)
+        self.normalize_inputs = checks.flag("normalize_inputs", normalize_inputs)
         if not (normalize_inputs or normalize_first):
             raise ValueError(
                 "`normalize_inputs=False` needs `normalize_first=True`: post-norm has no norm of the inputs. Received: "
@@ -212,7 +212,7 @@ class TransformerStack(MaskedLayer):
         super().__init__(**kwargs)
         self.num_layers = checks.positive_int("num_layers", num_layers)
         normalization = check_normalization(normalization, layer_norm_epsilon)
-        normalize_inputs = checks.boolean("normalize_inputs", normalize_inputs)
+        normalize_inputs = checks.flag("normalize_inputs", normalize_inputs)
         self._has_options_by_layer = isinstance(attention_options, (list, tuple))
         options_by_layer: Any = attention_options if self._has_options_by_layer else [attention_options] * num_layers
         if len(options_by_layer) != num_layers:
@@ -258,7 +258,7 @@ class TransformerStack(MaskedLayer):
                 self.normalization, self.layer_norm_epsilon, dtype=self.dtype_policy, name="final_norm"
             )
         self.position_bias = widened(self._make_position_bias(position_bias), self.compute_dtype)
-        self.remat = checks.boolean("remat", remat)
+        self.remat = checks.flag("remat", remat)
 
     def _make_position_bias(self, position_bias: Any) -> Any:
         if isinstance(position_bias, dict):

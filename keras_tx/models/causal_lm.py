@@ -83,9 +83,9 @@ class CausalLM(LanguageModel):
         hidden_dim = checks.positive_int("hidden_dim", hidden_dim)
         intermediate_dim = 4 * hidden_dim if intermediate_dim is None else intermediate_dim
         dropout = checks.rate("dropout", dropout)
-        use_output_bias = checks.boolean("use_output_bias", use_output_bias)
-        tie_embeddings = checks.boolean("tie_embeddings", tie_embeddings)
-        packed = checks.boolean("packed", packed)
+        use_output_bias = checks.flag("use_output_bias", use_output_bias)
+        tie_embeddings = checks.flag("tie_embeddings", tie_embeddings)
+        packed = checks.flag("packed", packed)
         embedding_options = language_embedding(embedding_options, hidden_dim, dropout)
         decoder_options = options(
             "decoder_options", decoder_options, Decoder, dropout=dropout, normalize_first=True, activation="gelu"

@@ -90,8 +90,8 @@ class Seq2Seq(LanguageModel):
         hidden_dim = checks.positive_int("hidden_dim", hidden_dim)
         intermediate_dim = 4 * hidden_dim if intermediate_dim is None else intermediate_dim
         dropout = checks.rate("dropout", dropout)
-        use_output_bias = checks.boolean("use_output_bias", use_output_bias)
-        tie_embeddings = checks.boolean("tie_embeddings", tie_embeddings)
+        use_output_bias = checks.flag("use_output_bias", use_output_bias)
+        tie_embeddings = checks.flag("tie_embeddings", tie_embeddings)
         embedding_options = language_embedding(embedding_options, hidden_dim, dropout)
         encoder_options = options("encoder_options", encoder_options, Encoder, dropout=dropout, skip_padding=None)
         decoder_options = options("decoder_options", decoder_options, Decoder, dropout=dropout)

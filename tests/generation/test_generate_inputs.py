@@ -98,7 +98,7 @@ BAD = [
     ({"inputs": {3: [[3]], "others": [[3]]}}, r"`inputs` must have \['token_ids'\]. Received: \[3, 'others'\]"),
     (
         {"inputs": {"token_ids": [[3]], "attention_mask": [[1]]}},
-        r"`inputs` must have only names of the model's inputs, \['token_ids'\]. Received: also \['attention_mask'\]",
+        r"must have only the inputs that `generate` reads, \['token_ids'\]. Received: also \['attention_mask'\]",
     ),
     ({"start_token": V}, rf"`start_token` must be an id in \[0, {V}\). Received: start_token={V}"),
     ({"start_token": 3}, "`start_token` must be None for prompts that are ids: .*Received: start_token=3"),
@@ -181,6 +181,7 @@ def test_stop_tokens_are_an_id_or_ids_of_any_kind(lm):
         [np.int64(3), 4],
         [tensor(3), np.array(4)],
         range(3, 5),
+        {4, 3},
     ]
     for stop_tokens in several:
         assert GenerationConfig(model, max_new_tokens=2, stop_tokens=stop_tokens).stop_tokens == (3, 4)
@@ -198,11 +199,15 @@ BAD_SOURCES = [
     ({"inputs": {"target_ids": [[1]]}}, r"`inputs` must have \['source_ids'\]. Received: \['target_ids'\]"),
     (
         {"inputs": {"source_ids": [[3]], "target_id": [[1]]}, "start_token": 1},
-        r"only names of the model's inputs, \['source_ids', 'target_ids'\]. Received: also \['target_id'\]",
+        r"only the inputs that `generate` reads, \['source_ids', 'target_ids'\]. Received: also \['target_id'\]",
     ),
     (
         {"inputs": {"source_ids": [[3], [4]], "target_ids": [[1]]}},
         "All `inputs` must have the same number of rows. Received: {'source_ids': 2, 'target_ids': 1}",
+    ),
+    (
+        {"inputs": {"source_ids": [[3]], "target_ids": [[1]]}, "start_token": 2},
+        "`start_token` must be None for prompts that are ids: .*Received: start_token=2",
     ),
     ({"inputs": [[SOURCE_V]]}, rf"`source_ids` must be in \[0, {SOURCE_V}\). Received: {SOURCE_V}"),
 ]

@@ -175,6 +175,13 @@ class Forbidding(Masked):
         return ops.where(ops.arange(V) < 3, -float("inf"), x)
 
 
+class Last(Masked):
+    """The vector of the last token, (B, 1, D), by a layer of which nothing is known."""
+
+    def call(self, x):
+        return x[:, -1:]
+
+
 def sum_of_tokens(x):
     return ops.cumsum(x, axis=1)
 
@@ -226,7 +233,14 @@ REFUSED = [
         lambda: decoded(lambda x, ids: forbidding(Gated(name="gated")(Decoder(1, F, N)(x))), head=False),
         DIFFER + "gated",
     ),
-    (of_eight_tokens, r"in layers of keras_tx. Received: decode steps that fail, because of one of \['counted'\]: \w+"),
+    (
+        of_eight_tokens,
+        r"in layers of keras_tx. Received: decode steps that fail, because of one of \['counted'\]: \w+: .",
+    ),
+    (
+        lambda: decoded(lambda x, ids: keras.layers.Dense(D, keras.layers.Softmax(1), name="own")(Decoder(1, F, N)(x))),
+        r"in layers of keras_tx. Received: decode steps that .*'own'",
+    ),
 ]
 
 
@@ -238,6 +252,10 @@ def test_a_model_that_cannot_go_in_steps_is_refused(make, message):
 
 def test_tokens_that_a_model_forbids_itself_are_compared_too():
     IncrementalModel(decoded(lambda x, ids: forbidding(Decoder(1, F, N)(x)), head=False))
+
+
+def test_a_model_may_return_the_logits_of_its_last_token_alone():
+    IncrementalModel(decoded(lambda x, ids: Last()(Decoder(1, F, N)(x))))
 
 
 def normalized(layer):

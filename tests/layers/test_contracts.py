@@ -161,6 +161,17 @@ def test_a_layer_may_be_applied_to_each_part_of_its_inputs(row):
     assert_close(model(parts), expected.reshape(2, 3, *expected.shape[1:]), atol=1e-5)
 
 
+def test_padding_of_each_part_changes_nothing_if_embedding_and_encoder_are_wrapped_together():
+    parts = np.array([[[1, 2, 3, 0, 0], [4, 0, 0, 0, 0]], [[5, 6, 7, 8, 9], [9, 3, 0, 0, 0]]])
+    both = keras.Sequential([layers.TokenEmbedding(10, 8), layers.Encoder(1, 11, 2)])
+    ids = keras.Input((2, 5), dtype="int32")
+    model = randomize(keras.Model(ids, keras.layers.TimeDistributed(both)(ids)))
+    for row, texts in zip(to_numpy(model(parts)), parts, strict=True):
+        for vectors, text in zip(row, texts, strict=True):
+            real = text[text > 0]
+            assert_close(vectors[: len(real)], both(real[None])[0], atol=1e-5)
+
+
 of_vectors = [row for row in per_example if row.layer is not layers.TokenEmbedding]
 DTYPES = ["int32", "uint8", "bool"]
 # JAX compiles each anew: there one dtype for each layer.

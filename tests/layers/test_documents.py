@@ -27,28 +27,30 @@ def make(request):
 
 
 @pytest.mark.parametrize(
-    ("ids", "received"),
+    ("ids", "message"),
     [
-        ([[0.5, 0.7, 1.5]], "float32"),
-        ([[256.0, 257.0, 257.0]], "float32"),
-        ([[True, True, False]], "bool"),
-        ([["a", "b", "b"]], "<U1"),
+        (np.float32([[1.0, 1.5, 2.0]]), "integers or whole numbers. Received: 1.5 in document_ids of shape"),
+        (np.float32([[1.0, 1.0, np.nan]]), "integers or whole numbers. Received: nan in document_ids of shape"),
+        (np.float16([[1.0, 2.0, 2.0]]), "integers; .* Received: document_ids of dtype float16"),
+        (np.array([[True, True, False]]), "integers; .* Received: document_ids of dtype bool"),
+        (np.array([["a", "b", "b"]]), "integers; .* Received: document_ids of dtype <U1"),
     ],
 )
-def test_document_ids_must_be_integers(make, ids, received):
-    ids = np.array(ids)
-    ids = ids.astype("float32") if ids.dtype == "float64" else ids
-    with pytest.raises(
-        ValueError, match=f"`document_ids` must be integers; .* Received: document_ids of dtype {received}"
-    ):
+def test_document_ids_must_be_whole_numbers(make, ids, message):
+    with pytest.raises(ValueError, match=f"`document_ids` must be {message}"):
         called(make(), normal(1, 3, D), document_ids=ids)
 
 
-def test_an_input_of_floats_is_none_of_document_ids(make):
-    x, ids = keras.Input((3, D)), keras.Input((3,))
-    text = "`document_ids` must be integers; a keras.Input for them needs dtype='int32'. Received: .* float32"
-    with pytest.raises(ValueError, match=text):
-        called(make(), x, document_ids=ids)
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_an_input_of_the_default_dtype_may_have_document_ids(policy):
+    x, ids = keras.Input((5, D)), keras.Input((5,))
+    layer = Encoder(1, 7, 3, dtype=policy)
+    model = keras.Model([x, ids], layer(x, document_ids=ids))
+    vectors, documents = normal(1, 5, D), np.array([[256, 256, 257, 257, 0]])
+    expected = layer(vectors, document_ids=documents)
+    assert_close(model([vectors, documents.astype("float32")]), expected, atol=0)
+    model.compile()
+    assert_close(model.predict([vectors, documents.astype("float32")], verbose=0), expected, atol=0.02)
 
 
 def test_large_documents_stay_apart_in_half_precision():

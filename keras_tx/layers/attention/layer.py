@@ -159,11 +159,11 @@ class MultiHeadAttention(Composite):
         self.key_dim = checks.positive_int("key_dim", key_dim)
         self.value_dim = checks.positive_int("value_dim", value_dim, none=True) or self.key_dim
         self.dropout = checks.rate("dropout", dropout)
-        self.use_bias = checks.boolean("use_bias", use_bias)
+        self.use_bias = checks.flag("use_bias", use_bias)
         self.output_features = arguments.check_output_shape(output_shape)
         self.attention_axes = arguments.check_attention_axes(attention_axes)
         self.sliding_window = checks.positive_int("sliding_window", sliding_window, none=True, most=LARGEST_WINDOW)
-        self.flash_attention = checks.boolean("flash_attention", flash_attention, none=True)
+        self.flash_attention = checks.flag("flash_attention", flash_attention, none=True)
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.bias_initializer = initializers.get(bias_initializer)
         self.kernel_regularizer = regularizers.get(kernel_regularizer)
@@ -172,19 +172,19 @@ class MultiHeadAttention(Composite):
         self.projection_activity_regularizer = regularizers.get(activity_regularizer)
         self.kernel_constraint = constraints.get(kernel_constraint)
         self.bias_constraint = constraints.get(bias_constraint)
-        self.use_gate = checks.boolean("use_gate", use_gate)
+        self.use_gate = checks.flag("use_gate", use_gate)
         self.seed = int(seed) if isinstance(seed, Integral) else seed
         self.num_key_value_heads = (
             checks.positive_int("num_key_value_heads", num_key_value_heads, none=True) or self.num_heads
         )
         self.scale = scale if scale is None else checks.positive_float("scale", scale)
-        self.qk_norm = checks.boolean("qk_norm", qk_norm)
-        self.hard_attention = checks.boolean("hard_attention", hard_attention)
+        self.qk_norm = checks.flag("qk_norm", qk_norm)
+        self.hard_attention = checks.flag("hard_attention", hard_attention)
         self.rotary: Any = widened(arguments.make_rotary(rotary), self.compute_dtype)
-        use_output_bias = checks.boolean("use_output_bias", use_output_bias, none=True)
+        use_output_bias = checks.flag("use_output_bias", use_output_bias, none=True)
         self.use_output_bias = self.use_bias if use_output_bias is None else use_output_bias
         self.qk_norm_epsilon = checks.positive_float("qk_norm_epsilon", qk_norm_epsilon)
-        self.blockwise = checks.boolean("blockwise", blockwise, none=True)
+        self.blockwise = checks.flag("blockwise", blockwise, none=True)
         keep_call_arguments(self)  # `convert_inputs` makes them tensors
         arguments.check_options(self)
 
@@ -224,7 +224,7 @@ class MultiHeadAttention(Composite):
         caches.check_cache(kwargs.get("cache"), [query, value, key, kwargs], depth=0)
         arguments.check_value(value, kwargs.get("cache"))
         arguments.check_positions(kwargs.get("positions"), self.rotary)
-        checks.boolean("use_causal_mask", kwargs.get("use_causal_mask"), none=True)
+        checks.flag("use_causal_mask", kwargs.get("use_causal_mask"), none=True)
         for name, tensor in (("query_mask", query), ("value_mask", value), ("key_mask", key)):
             if isinstance(tensor, keras.KerasTensor) and kwargs.get(name) is None:
                 kwargs[name] = find_mask(tensor, self, name)
