@@ -39,7 +39,7 @@ def boolean(name: str, value: Any, none: bool = False) -> Any:
 
 
 def flag(name: str, value: Any, none: bool = False) -> Any:
-    """As `boolean`, for a layer or model: files of earlier versions may have 1 and 0."""
+    """As `boolean`, and accepts 1 and 0, which files of earlier versions may have as arguments of layers and models."""
     is_number = isinstance(value, Integral) and not isinstance(value, bool) and int(value) in (0, 1)
     return bool(value) if is_number else boolean(name, value, none)
 

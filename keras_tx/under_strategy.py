@@ -97,7 +97,7 @@ def _with_guard(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _adds_up_replicas(model: Any, strategy: Any) -> bool:
-    """Whether a loss of a model is a sum, which is wrong if each replica of this process gets the whole batch."""
+    """Whether a loss of a model is no mean, and so too large if each replica of this process gets the whole batch."""
     losses = [one for one in keras.tree.flatten(getattr(model, "loss", None)) if isinstance(one, keras.losses.Loss)]
     return keras_replicas.replicas_here(strategy) > 1 and any(one.reduction in ("sum", "none", None) for one in losses)
 

@@ -208,7 +208,7 @@ def _in_memory(values: Any) -> Tensor:
     except (TypeError, ValueError) as error:
         reason = str(error)
     if reason is None:
-        return _as_ragged(values)
+        return _as_ragged(values)  # not within `try`: its ValueError names the integer
     raise TypeError(
         "`sequences` must be a tf.data.Dataset, a list of arrays, a ragged tensor or a rectangular array. Received: "
         f"{reprlib.repr(values)} ({reason})"

@@ -179,7 +179,7 @@ def _sequences(forbidden: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def _items(value: Any, none: Any = ()) -> Any:
-    """A tuple of the items of `value`; `none` for what has no items, such as a number or an array () of one."""
+    """`value` as a tuple of its items, or `none` if it is not iterable, such as a number or an array of shape ()."""
     try:
         return tuple(value)
     except TypeError:

@@ -57,7 +57,7 @@ def generate(
         min_new_tokens: the number of tokens before which no stop token is generated.
         stop_tokens: an id, or several, that end a row. None: the tokenizer's `sep_id`, if there is one.
         start_token: the id that begins a target or a prompt given as text. None: the tokenizer's `cls_id`. False: no
-            start token. Prompts that are ids begin with what they have.
+            start token. It must be None or False for prompts that are ids, which already have theirs.
         tokenizer: a tokenizer of `keras_tx.text`, or an object with the methods `tokenize`, `decode` and, for sources,
             `__call__`. Required for texts. Ids of the model from its `vocabulary_size` on are never generated.
         source_tokenizer: the tokenizer of the sources, if they have another vocabulary.
@@ -75,10 +75,10 @@ def generate(
 
     Returns:
         The same form as the inputs: texts for texts, lists of ids for lists and ragged tensors, an array for an array.
-        Without sources a result is the prompt and its continuation; with sources it is only the new tokens. Ids include
-        the stop token. An array (B, P) becomes (B, P + N), where N is the largest number of new tokens: prompts are
-        padded on the left, new tokens on the right. `Beam(num_return_sequences=n)` with n > 1 gives a list (or an axis)
-        of n results for each prompt, the best first.
+        Without sources a result is the prompt and its continuation: an array (B, P) becomes (B, P + N), where N is the
+        largest number of new tokens, with prompts padded on the left and new tokens on the right. With sources a result
+        is only the new tokens, an array (B, N). Ids include the stop token. `Beam(num_return_sequences=n)` with n > 1
+        gives a list (or an axis) of n results for each prompt, the best first.
 
     Raises:
         ValueError: for a prompt that is empty or only padding, ids outside the vocabulary, a dict with a name that no

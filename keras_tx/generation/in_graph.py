@@ -40,8 +40,8 @@ def generate(
     with xla.tracing(False):
         state, tokens, context = loop.prefill(ids, real, sources, limit, noise)
         state, _, _ = loop.decode(state, tokens, context, loop.num_new)
-    rule = "The logits of `model` must not be NaN, the constraints must allow some token, and `choose` must return ids."
-    rule += " Received: no token to choose at the new token"
+    rule = "The logits of `model` must not be NaN, the constraints must allow some token, and `choose` must return ids "
+    rule += "of the vocabulary. Received: no valid token at the new token"
     check = tf.debugging.Assert(tf.logical_not(state["broken"]), [rule, state["step"]])
     with tf.control_dependencies([check]):
         ids, scores = (tf.identity(x) for x in loop.strategy.result(state))

@@ -22,8 +22,9 @@ def check_concrete(inputs: Any) -> None:
     if symbolic or (keras.backend.backend() == "tensorflow" and tf.inside_function()):
         received = f"a {type(symbolic[0]).__name__}" if symbolic else "a call within a TensorFlow function"
         raise TypeError(
-            "`inputs` must have values: `generate` cannot run in `tf.function`, `Dataset.map`, `jax.jit` or a model. "
-            f"For a TensorFlow graph, export the model by `keras_tx.serving.export`. Received: {received}"
+            "`inputs` must have values: `generate` and `stream` cannot run in `tf.function`, `Dataset.map`, `jax.jit` "
+            "or a functional model. For a TensorFlow graph, export the model with `keras_tx.serving.export`. Received: "
+            f"{received}"
         )
 
 
@@ -88,7 +89,7 @@ def as_rows(name: str, inputs: Any, padding_id: int | None, vocabulary_size: int
         rows = [np.asarray(inputs)] if is_single else [np.asarray(row) for row in inputs]
     else:
         array = np.asarray(inputs.detach().cpu() if hasattr(inputs, "detach") else inputs)
-        if array.dtype == object:  # what is no array
+        if array.dtype == object:  # NumPy made no array of numbers of it
             raise TypeError(
                 f"`{name}` must be texts, or rows of ids, (P,) or (B, P). Received: an object of type "
                 f"{type(inputs).__name__}"

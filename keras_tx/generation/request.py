@@ -102,7 +102,9 @@ class GenerationRequest:
         if model.target in rows_of:
             self.prompts = rows_of[model.target][0]
             self.begins_with_ids = not is_text(named[model.target])
-            self.width = named[model.target].shape[-1] if self.is_array and not self.is_text else 0  # of the array
+            self.width = (
+                named[model.target].shape[-1] if self.is_array and not self.is_text else 0
+            )  # the number of columns of the array
         else:
             self.prompts = [np.array([self.config.target_start()], "int32")] * next(iter(counts.values()))
 

@@ -1,4 +1,4 @@
-"""A trial of decode steps: do they give the logits of the full model, although it has operations of unknown kinds?
+"""Compares decode steps with the full model, for models with operations of unknown kinds.
 
 T tokens, V vocabulary. The steps are compared to the full model at the first tokens and at the last ones of a row, so
 that an operation that looks back, or that counts tokens, is found in either case.
@@ -13,7 +13,8 @@ from keras import ops
 
 from keras_tx.types import Tensor
 
-_LONG, _SHORT, _NUM_STEPS = 32, 5, 2  # T, also for a model that does not take the long row, and steps at each place
+_LONG, _SHORT = 32, 5  # T, and T for a model that does not take the long row
+_NUM_STEPS = 2  # decode steps after each prefill
 
 
 def check_steps(model: Any, unknown: list[Any]) -> None:
@@ -22,6 +23,8 @@ def check_steps(model: Any, unknown: list[Any]) -> None:
     Args:
         model: an `IncrementalModel`.
         unknown: the operations of which it is not known whether they mix tokens.
+
+    A model whose logits are NaN in any case is not compared: `generate` raises an error for these itself.
 
     Raises:
         ValueError: they do, or cannot run step by step.
@@ -52,7 +55,7 @@ def _compare(model: Any, rows: list[Tensor], expected: np.ndarray, unknown: list
         ) from error
     # Counted from the end, because a model may return the logits of its last tokens alone.
     places = {place: logits for place, logits in found.items() if place >= -len(expected)}
-    difference = max(_difference(logits, expected[place]) for place, logits in places.items())
+    difference = np.max([_difference(logits, expected[place]) for place, logits in places.items()])  # NaN if one is
     is_float32 = all(getattr(one, "compute_dtype", "float32") == "float32" for one in model.target_operations)
     finite = np.where(np.isfinite(expected), expected, 0.0)
     if not difference <= (1e-3 if is_float32 else 0.1) * np.ptp(finite, axis=-1).max() + 1e-6:

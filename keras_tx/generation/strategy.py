@@ -154,7 +154,7 @@ class Strategy:
             "broken": ops.logical_or(state["broken"], ops.any(ops.logical_and(running, broken))),
             "done": ops.logical_or(state["done"], done),
         }
-        return state, known, None  # a model must not embed an id that is none, not even that of drafts
+        return state, known, None  # clipped, because the next step, or a draft model, embeds it
 
     def is_running(self, state: State) -> Tensor:
         """Whether a prompt is not done yet, a boolean scalar; False once the state is broken."""

@@ -14,7 +14,7 @@ tf = Lazy("tensorflow")
 
 @contextmanager
 def batches_in_parts(model: Any, method: str) -> Iterator[None]:
-    """In here, `train_on_batch` and `test_on_batch` give each replica of this process its part of the batch.
+    """Within this context, `train_on_batch` and `test_on_batch` give each replica of this process a part of the batch.
 
     Keras gives each the whole batch. A loss that is a sum, and its gradients, are then as many times too large.
 
@@ -35,8 +35,8 @@ def batches_in_parts(model: Any, method: str) -> Iterator[None]:
         rows = rows if isinstance(rows, (tf.Tensor, tf.RaggedTensor)) else tf.convert_to_tensor(rows)
         if not rows.shape.rank or rows.shape[0] < replicas:
             raise ValueError(
-                f"A batch must have at least as many rows as this process has replicas, {replicas}, if the loss is a "
-                f"sum over the rows. Received: an array of shape {tuple(rows.shape)}"
+                f"`x`, `y` and `sample_weight` must have at least {replicas} rows, one for each replica of this "
+                f"process, if the loss is a sum over the rows. Received: an array of shape {tuple(rows.shape)}"
             )
         ends = [rows.shape[0] * index // replicas for index in range(replicas + 1)]
 

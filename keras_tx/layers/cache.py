@@ -62,7 +62,8 @@ def check_cache(cache: Cache, inputs: Any, depth: int) -> None:
         return
     if any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten([cache, inputs])):
         raise ValueError(
-            "`cache` must be given in eager calls or functions of the backend, not while a functional model is made. "
+            "`cache` must be given in eager calls or in functions such as `tf.function` and `jax.jit`, not while a "
+            "functional model is made. "
             "Received: cache, and a keras.KerasTensor among the arguments"
         )
     if not _has_depth(cache, depth):
@@ -75,7 +76,7 @@ def check_cache(cache: Cache, inputs: Any, depth: int) -> None:
 def _has_depth(cache: Any, depth: int) -> bool:
     if isinstance(cache, _KINDS) or not isinstance(cache, (tuple, list)):
         return depth == 0 and isinstance(cache, _KINDS)
-    return depth > 0 and all(_has_depth(part, depth - 1) for part in cache)
+    return depth > 0 and len(cache) > 0 and all(_has_depth(part, depth - 1) for part in cache)
 
 
 def _types_of(cache: Any) -> str:

@@ -28,17 +28,22 @@ def check_ids(name: str, ids: Tensor, size: int) -> Tensor:
 
 
 def as_integers(name: str, ids: Any) -> Tensor:
-    """Returns `ids` as a tensor of integers, or unchanged if they are symbolic.
+    """Returns `ids` as a tensor, or unchanged if they are symbolic; raises unless their dtype is an integer one."""
+    check_no_texts(name, ids)
+    ids = ids if isinstance(ids, keras.KerasTensor) else ops.convert_to_tensor(ids)
+    check_integers(name, ids)
+    return ids
 
-    Whole numbers in float32, the default dtype of `keras.Input`, become int32. Their values are checked in eager calls
-    only.
+
+def from_whole_numbers(name: str, ids: Any) -> Tensor:
+    """As `as_integers`, but whole numbers in float32, the default dtype of `keras.Input`, or float64 become int32.
+
+    That they are whole is checked only in eager calls.
     """
     check_no_texts(name, ids)
     ids = ids if isinstance(ids, keras.KerasTensor) else ops.convert_to_tensor(ids)
-    dtype = keras.backend.standardize_dtype(ids.dtype)
-    if dtype not in ("float32", "float64"):
-        check_integers(name, ids)
-        return ids
+    if keras.backend.standardize_dtype(ids.dtype) not in ("float32", "float64"):
+        return as_integers(name, ids)
     if isinstance(ids, keras.KerasTensor):
         return ids
     values = values_of(ids)
@@ -66,7 +71,9 @@ def check_in_each_row(name: str, values: Any, token: int, role: str) -> None:
 
 def rule_of_each_row(name: str, token: int, role: str) -> str:
     """The error of `check_in_each_row` without the number of the row."""
-    return f"Each row of `{name}` must have the `{role}` {token}, at which it is classified. Received: without it, row "
+    return (
+        f"Each row of `{name}` must have the `{role}` {token}, at which it is classified. Received: no such id in row "
+    )
 
 
 def check_no_texts(name: str, ids: Any) -> None:

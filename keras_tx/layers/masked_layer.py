@@ -18,7 +18,7 @@ from keras_tx.internals.keras_models import (
 from keras_tx.layers import masks
 from keras_tx.layers.cache import check_cache
 from keras_tx.layers.configs import Composite
-from keras_tx.layers.ids import as_integers
+from keras_tx.layers.ids import from_whole_numbers
 from keras_tx.layers.mask_search import find_mask
 from keras_tx.layers.precision import as_floats
 from keras_tx.layers.shapes import check_shape
@@ -101,7 +101,7 @@ def convert_inputs(layer: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 
     arguments = {name: masks.checked(name, x) if name.endswith("mask") else x for name, x in arguments.items()}
     if arguments.get("document_ids") is not None:
-        arguments["document_ids"] = as_integers("document_ids", arguments["document_ids"])
+        arguments["document_ids"] = from_whole_numbers("document_ids", arguments["document_ids"])
     return {
         name: _to_tensor(value)
         if name == "attention_bias"

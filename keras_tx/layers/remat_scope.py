@@ -8,10 +8,10 @@ from keras import ops
 
 
 class Rematerializable(keras.layers.Layer):
-    """A layer of which Keras' gradient checkpointing wraps a function of vectors alone, given by position.
+    """A layer that gives Keras' gradient checkpointing only tensors of floats, by position.
 
-    TensorFlow's fails for None, loses the gradients of arguments given by name, and in graphs takes none by name; that
-    of JAX makes a tensor of `training`.
+    On TensorFlow, checkpointing fails for arguments that are None, loses the gradients of arguments passed by name, and
+    takes none by name in graphs. On JAX it turns `training` into a tensor.
     """
 
     def rematerialized_call(self, layer_call: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
@@ -19,16 +19,16 @@ class Rematerializable(keras.layers.Layer):
 
         def call(*args: Any, **kwargs: Any) -> Any:
             given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}  # by place or by name
-            vectors = {name: x for name, x in given.items() if _is_vector(x)}
+            floats = {name: x for name, x in given.items() if _is_float_tensor(x)}
 
             def call_with(*tensors: Any) -> Any:
-                every = {**given, **dict(zip(vectors, tensors, strict=True))}
+                every = {**given, **dict(zip(floats, tensors, strict=True))}
                 return layer_call(*[every.pop(place) for place in range(len(args))], **every)
 
-            return super(Rematerializable, self).rematerialized_call(call_with, *args, **kwargs)(*vectors.values())
+            return super(Rematerializable, self).rematerialized_call(call_with, *args, **kwargs)(*floats.values())
 
         return call
 
 
-def _is_vector(x: Any) -> bool:
+def _is_float_tensor(x: Any) -> bool:
     return bool(ops.is_tensor(x)) and bool(keras.backend.is_float_dtype(x.dtype))

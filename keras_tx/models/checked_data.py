@@ -40,7 +40,7 @@ _OF_KERAS = ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
 # What the assertions of this file, its Python errors, a look-up and Keras' loss write into TensorFlow's long errors.
 _OUTSIDE = re.compile(
     r"((?:(?:The labels|`\w+`) must be in \[0, \d+\)|Each row of `\w+` must have )[^[\]]*"
-    r"Received: (?:label |without it, row )?)\] \[(-?\d+)\]"
+    r"Received: (?:label |no such id in row )?)\] \[(-?\d+)\]"
 )
 _IN_PYTHON = re.compile(
     r"ValueError: ((?:(?:The labels|`\w+`) must be |Each row of `\w+` must have )[^\n]*Received: [^\n]*)"

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_tx import generation
-from keras_tx.generation.prompts import check_concrete
+from keras_tx.generation.prompts import check_concrete, is_text
 from keras_tx.generation.strategy import Strategy
 from keras_tx.internals.keras_models import set_initializer, variables_initialized_at_end
 from keras_tx.layers import Encoder, trainable
@@ -262,7 +262,9 @@ class PretrainedModel(CheckedModel):
         given = dict(inputs) if isinstance(inputs, dict) else {names[0]: inputs}
         masks = {name: given.pop(_MASKS[name], None) for name in names if name in given}
         if not given.keys() <= set(names):
-            raise ValueError(f"`inputs` must have {names}, and may have their masks. Received: {[*inputs]}")
+            raise ValueError(
+                f"`inputs` must have only names of {names}, and the masks of those given. Received: {[*inputs]}"
+            )
         is_array = all(array_prompts.is_array(value) and len(value.shape) == 2 for value in given.values())
         if not is_array and all(mask is None for mask in masks.values()):
             return given, None
@@ -290,6 +292,9 @@ class PretrainedModel(CheckedModel):
                 )
             options = options if most is None else {**options, "max_new_tokens": most - longest}
         found = self.family.generation_options(self.generation_config)
+        target = inputs.get("decoder_input_ids") if isinstance(inputs, dict) else None
+        if target is not None and not is_text(target):
+            found.pop("start_token", None)  # ids of a target already begin with theirs
         embedding = getattr(self.family, "target_embedding", None) or self.family.embedding
         # The configs of some small models have stop tokens of larger vocabularies, which never occur.
         stops = [token for token in found.get("stop_tokens", ()) if token in range(embedding.vocabulary_size)]

@@ -52,8 +52,7 @@ def save_pretrained(
     """Saves a model as a Hugging Face checkpoint: config.json, generation_config.json, safetensors and the tokenizer.
 
     Tensors that did not change since `from_pretrained` are saved bit for bit, unless the dtype policy of the layers has
-    rounded them. Unknown keys of the config are kept. The
-    product of LoRA matrices is added to the saved kernel.
+    rounded them. Unknown keys of the config are kept. The product of LoRA matrices is added to the saved kernel.
 
     An earlier checkpoint in the directory is replaced atomically: a reader gets all old files or all new ones. A
     process that is killed while it saves, and any number of processes that save at once, leave one checkpoint
@@ -76,8 +75,8 @@ def save_pretrained(
     Raises:
         TypeError: `model` is not a `PretrainedModel`.
         ValueError: `dtype` is not one of these, `max_shard_bytes` is not positive, the model is quantized, a weight is
-            NaN or infinite, in this `dtype`, or the tokenizer has more tokens than the model. An earlier checkpoint
-            in the directory is then as it was.
+            NaN or infinite, also only after the cast to `dtype`, or the tokenizer has more tokens than the model. An
+            earlier checkpoint in the directory is kept.
         OSError: a file cannot be written, by this process or by the one that writes for all; the directory is then as
             it was.
 
@@ -96,6 +95,13 @@ def save_pretrained(
     if hasattr(tokenizer, "vocabulary_size") and model.config.get("vocab_size") is not None:
         check_fits(tokenizer, model.config["vocab_size"])
     checks.positive_int("max_shard_bytes", max_shard_bytes)
+    source = getattr(model, "source", None)
+    if tokenizer is None and source is not None and not source.is_dir():
+        warnings.warn(
+            "No files of a tokenizer are saved, because the directory that the model was loaded from no longer exists: "
+            f"{str(source)!r}. Pass `tokenizer`.",
+            stacklevel=2,
+        )
 
     def write(tensors: Iterator[tuple[str, np.ndarray]]) -> None:
         with replacing(Path(directory), _is_outdated, gate=CONFIG) as folder:
@@ -106,7 +112,7 @@ def save_pretrained(
             if tokenizer is not None:
                 tokenizer.save(folder)
             else:
-                _copy_tokenizer(getattr(model, "source", None), folder)
+                _copy_tokenizer(source, folder)
 
     processes.written_by_first(_tensors(model, dtype), write)
 
@@ -125,7 +131,7 @@ def _tensors(model: PretrainedModel, dtype: str | None) -> Iterator[tuple[str, n
             raise ValueError(f"`model` must have floating weights. Received: {row.theirs!r} of dtype {dtypes[0]}")
         kernels = (with_lora[id(one)].merged_with_lora()[0] if id(one) in with_lora else one for one in row.variables)
         values = [processes.on_host(one) for one in kernels]
-        with np.errstate(over="ignore"):  # the check below says more
+        with np.errstate(over="ignore"):  # `check_finite` reports an overflow by the name of the tensor
             tensor = row.write(values).astype(dtype or _stored(model, row.theirs), copy=False)
         name = _name(model, row.theirs)
         check_finite(name, tensor)  # `from_pretrained` would refuse the checkpoint, and the earlier one would be gone
@@ -167,13 +173,7 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def _copy_tokenizer(source: Path | None, folder: Path) -> None:
-    if source is not None and not source.is_dir():
-        warnings.warn(
-            "No files of a tokenizer are saved, because the directory that the model was loaded from no longer exists: "
-            f"{str(source)!r}. Pass `tokenizer`.",
-            stacklevel=2,
-        )
-    elif source is not None:
+    if source is not None and source.is_dir():
         for name in TOKENIZER_FILES:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)

@@ -126,7 +126,7 @@ def _formatted(value: Any, levels: int, indent: str = "") -> str:
 
 
 def _compute_dtypes(model: keras.Model) -> str:
-    """The dtypes in which layers with weights compute, such as "bfloat16", or "bfloat16, float32"."""
+    """The dtypes in which layers with weights compute, norms and embeddings included, such as "bfloat16, float32"."""
     layers = [one for one in layers_within(model) if one.weights and not isinstance(one, keras.Model)]
     return ", ".join(sorted({layer.compute_dtype for layer in layers}))
 

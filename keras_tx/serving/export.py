@@ -48,8 +48,8 @@ def export(
     The version is written under a temporary name and renamed when it is complete, so that a server that watches the
     folder never sees an incomplete version. Before the renaming, the version is loaded, its answers are compared with
     those of the live model, and its warm-up requests are run. MODEL_CARD.json describes the version. On the JAX and
-    PyTorch backends, a separate process in which Keras runs on TensorFlow does all this. It imports the modules of the
-    classes and functions of a model, which must be registered with Keras.
+    PyTorch backends, a separate process in which Keras runs on TensorFlow does all this. It imports the modules in
+    which your own classes and functions are defined, which must be registered with Keras.
 
     The signatures are listed below. The first axis of every input and output is the batch B; outputs in half precision
     are cast to float32.

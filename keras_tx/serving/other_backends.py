@@ -186,6 +186,8 @@ def _export_job(job: Path, export: Callable[..., Path]) -> Path:
         for module in given["modules"]:  # importing registers their classes and functions with Keras
             importlib.import_module(module)
         model = keras.saving.load_model(job / "model.keras", compile=False, safe_mode=not given["runs_code"])
+    except (OSError, MemoryError):
+        raise
     except Exception as error:  # a module or a layer may raise any error
         # Before the reason, Keras names each layer around the one that fails, with its config.
         reason = ValueError(str(error).rpartition("Exception encountered: ")[2])

@@ -73,7 +73,7 @@ class TextEncoder:
         self.num_segments: int | None = self._count_segments()
 
     def _check_segments(self, embedding: Any) -> None:
-        """Raises for a second input of another name that may be something else than segment ids: it would get zeros."""
+        """Raises for an input of unknown name that may not be segment ids: the export would fill it with zeros."""
         for tensor in self.model.inputs:
             if self.roles[tensor.name] != "segments" or tensor.name in NAMES["segments"]:
                 continue
@@ -150,7 +150,7 @@ class TextEncoder:
     def features(self, tokenizer: Any, texts: Any, pairs: Any = None) -> dict[str, Any]:
         """What `tokenizer` returns for texts, or pairs of texts, whose length the model takes.
 
-        For a model of a fixed length, rows of a tokenizer with a lower `max_length` are as long as that.
+        For a model of a fixed length and a tokenizer with a lower `max_length`, rows have the lower length.
         """
         options: dict[str, Any] = {"max_length": self.max_length} if tokenizer.max_length is None else {}
         if self.fixed_length is not None:
@@ -323,7 +323,7 @@ def _embedding_of(model: Any, tensor: Tensor) -> Any:
 
 
 def _embedding_of_segments(model: Any, tensor: Tensor) -> Any:
-    """As `_embedding_of`, also after operations of each id, such as a cast."""
+    """As `_embedding_of`, also after elementwise operations such as a cast."""
     if (layer := _embedding_of(model, tensor)) is not None:
         return layer
     calls = [call for call in consumers_of(tensor, model) if len(call.inputs) == len(call.outputs) == 1]

@@ -54,7 +54,7 @@ def check_path(base: Path, format: str) -> None:
         found = [file for file in others if (version / file).is_file()]
         if found:
             raise ValueError(
-                "`path` must be a folder of versions in one format, of which a server takes the highest number. "
+                "`path` must be a folder whose versions have one format, because a server loads the highest number. "
                 f"Received: path={str(base)!r}, format={format!r}, and version {version.name}, which has a {found[0]}"
             )
 

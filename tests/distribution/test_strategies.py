@@ -158,7 +158,7 @@ def on_batches(strategy, reduction, eager=False):
     if reduction == "mean":
         found.append(model.train_on_batch(x[:1], y[:1]))
     elif strategy is not None:  # its replicas cannot share a row
-        rule = r"A batch must have at least as many rows as this process has replicas, 2, .* Received: .* \(1, 7\)"
+        rule = r"`x`, `y` and `sample_weight` must have at least 2 rows, one for each .* Received: .* \(1, 7\)"
         with pytest.raises(ValueError, match=rule):
             model.train_on_batch(x[:1], y[:1])
     found.append(model.predict_on_batch(x).sum((1, 2)).tolist())

@@ -122,7 +122,7 @@ def test_what_is_neither_text_nor_rows_is_named(lm, inputs):
         generate(lm, inputs, **FAST)
 
 
-SYMBOLIC = "`inputs` must have values: .*, export the model by `keras_tx.serving.export`. Received: a "
+SYMBOLIC = "`inputs` must have values: .*, export the model with `keras_tx.serving.export`. Received: a "
 
 
 def test_symbolic_inputs_are_refused(lm):

@@ -22,7 +22,9 @@ SEQ2SEQ = {
     "t5": {"d_model": 10, "d_kv": 3, "d_ff": 14, "num_layers": 1, "num_heads": 2, "eos_token_id": 2},
 }
 WITHOUT_END = np.array([[5, 2, 7], [2, 2, 9], [5, 7, 9]])
-RULE = r"Each row of `input_ids` must have the `eos_token_id` 2, at which it is classified. Received: without it, row 2"
+RULE = (
+    r"Each row of `input_ids` must have the `eos_token_id` 2, at which it is classified. Received: no such id in row 2"
+)
 
 
 def classifier(model_type, sizes):

@@ -432,7 +432,7 @@ def test_what_no_product_of_a_model_can_have_is_refused(make, tmp_path, kind, op
         model.quantize("int8")
     name, value = next(iter(options.items()))
     with pytest.raises(
-        ValueError, match=f"for products of layers of keras_tx .* Received: .*{name}={value!r}.* without"
+        ValueError, match=f"matrix products of layers of keras_tx.* Received: .*{name}={value!r}.* without"
     ):
         export(model, tmp_path / "reviews", **options)
     assert not (tmp_path / "reviews").exists()

@@ -83,7 +83,7 @@ def fold_pairs(name: str, pairs: Tensor, query: Tensor, key: Tensor, axes: Axes)
 
 
 def with_all_axes(name: str, pairs: Tensor, expected: Shape, num_last: int = 2) -> Tensor:
-    """A mask or bias with as many axes as `expected`; those that it lacks are taken to stand before the last ones.
+    """A mask or bias with as many axes as `expected`: missing axes are inserted before the last `num_last` ones.
 
     Args:
         name: of the call argument.

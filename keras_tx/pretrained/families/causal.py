@@ -25,8 +25,8 @@ _DEPEND_ON_THE_PROMPT = {"min_length": (None, 0), "forced_bos_token_id": (None,)
 class LastToken(keras.layers.Layer):
     """Vectors (B, T, D), ids (B, T), `real` (B, T) -> the vector (B, D) of the last token that is not padding.
 
-    Padding is the id `padding_id`, as in transformers. If this is None, padding is where `real` is False; transformers
-    refuses several texts then.
+    Padding is the id `padding_id`, as in transformers. If `padding_id` is None, padding is where `real` is False; in
+    this case transformers takes only one text at a time.
     """
 
     def __init__(self, padding_id: int | None = None, **kwargs: Any) -> None:
