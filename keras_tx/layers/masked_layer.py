@@ -85,8 +85,7 @@ def convert_inputs(layer: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     Keras would round the bias to bfloat16, although it is added to float32 logits.
 
     Raises:
-        ValueError: for a mask of numbers other than 1 and 0, and for `document_ids` that are no integers: different
-            floats could be rounded to the same document.
+        ValueError: for a mask of numbers other than 1 and 0, and for `document_ids` that are not whole numbers.
     """
 
     def convert(x: Any, are_vectors: bool) -> Any:

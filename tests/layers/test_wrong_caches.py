@@ -29,7 +29,9 @@ def test_a_plain_tuple_is_no_cache(case):
         layer(*inputs, cache=around(plain), start=0)
 
 
-@pytest.mark.parametrize("wrap", [lambda cache: (cache,), lambda cache: 3, lambda cache: {"cache": cache}])
+@pytest.mark.parametrize(
+    "wrap", [lambda cache: (cache,), lambda cache: 3, lambda cache: {"cache": cache}, lambda _: ()]
+)
 def test_nor_is_the_cache_of_another_layer(case, wrap):
     layer, inputs, around = case
     cache = around(KeyValue(*[normal(2, 3, 5, 2)] * 2))

@@ -330,7 +330,9 @@ def test_a_folder_has_versions_of_one_format(tmp_path, make):
         check_path(base, "tf_saved_model")
         (base / version / file).write_text("")
     for format, version, file in (("onnx", 1, "saved_model.pb"), ("tf_saved_model", 2, "model.onnx")):
-        message = f"versions have one format.* Received: path=.*format='{format}', and version {version}, which has a {file}"
+        message = (
+            f"versions have one format.* Received: path=.*format='{format}', and version {version}, which has a {file}"
+        )
         with pytest.raises(ValueError, match=message):
             export(make(), base, format=format)
     assert len(list(base.iterdir())) == 2
