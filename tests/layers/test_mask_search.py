@@ -186,6 +186,7 @@ LAYERS = {  # those that need arguments, or that must return all tokens
     "Lambda": lambda: L.Lambda(lambda x: ops.flip(x, axis=1)),
     "MaxPooling1D": lambda: L.MaxPooling1D(2, strides=1, padding="same"),
     "RNN": lambda: L.RNN(L.SimpleRNNCell(2), return_sequences=True),
+    "STFTSpectrogram": lambda: L.STFTSpectrogram("magnitude"),  # by default its logarithm, which enlarges rounding
     "SeparableConv1D": lambda: L.SeparableConv1D(4, 3, padding="same"),
     "SimpleRNN": lambda: L.SimpleRNN(2, return_sequences=True),
     "SpectralNormalization": lambda: L.SpectralNormalization(L.Dense(4)),
