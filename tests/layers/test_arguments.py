@@ -83,7 +83,10 @@ def test_each_layer_of_a_stack_has_its_own_rotary_weights_also_in_files_and_clon
 
 def test_a_layer_alone_saves_the_weights_of_its_rotary(tmp_path):
     x = keras.Input((T, 8))
-    model = randomize(keras.Model(x, EncoderLayer(17, 2, attention_options={"rotary": LearnedAngles()})(x)))
+    layer = EncoderLayer(17, 2, attention_options={"rotary": LearnedAngles()})
+    model = randomize(keras.Model(x, layer(x)))
+    # The option is what it was: its weights, with a path of their own in files, are those of attention alone.
+    assert not layer.attention_options["rotary"].weights and layer.self_attention.rotary.weights
     model.save(tmp_path / "model.keras")
     again, x = keras.saving.load_model(tmp_path / "model.keras"), normal(B, T, 8)
     assert_close(again(x), model(x), atol=0)
