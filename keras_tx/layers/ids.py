@@ -43,15 +43,22 @@ def from_whole_numbers(name: str, ids: Any) -> Tensor:
     check_no_texts(name, ids)
     ids = ids if isinstance(ids, keras.KerasTensor) else ops.convert_to_tensor(ids)
     if keras.backend.standardize_dtype(ids.dtype) not in ("float32", "float64"):
-        return as_integers(name, ids)
+        check_integers(name, ids)
+        return ids
     if isinstance(ids, keras.KerasTensor):
         return ids
-    values = values_of(ids)
-    if values is not None and (wrong := values[values != np.trunc(values)]).size:  # NaN is not equal to itself
-        raise ValueError(
-            f"`{name}` must be integers or whole numbers. Received: {wrong[0]} in {name} of shape {values.shape}"
-        )
+    _check_whole(name, values_of(ids))
     return ops.cast(ids, "int32")
+
+
+def _check_whole(name: str, values: Any) -> None:
+    """Raises unless all `values`, a NumPy array of floats or None, are whole numbers."""
+    if values is not None:
+        wrong = values[values != np.trunc(values)]  # NaN is not equal to itself
+        if wrong.size:
+            raise ValueError(
+                f"`{name}` must be integers or whole numbers. Received: {wrong[0]} in {name} of shape {values.shape}"
+            )
 
 
 def check_range(name: str, values: Any, size: int) -> None:
@@ -108,13 +115,8 @@ def from_floats(name: str, ids: Tensor, size: int) -> Tensor:
             f"model with a keras.Input of dtype='int32'. Received: {name} of dtype {dtype}"
         )
     values = values_of(ids)
-    if values is not None:
-        wrong = values[values != np.trunc(values)]  # NaN is not equal to itself
-        if wrong.size:
-            raise ValueError(
-                f"`{name}` must be integers or whole numbers. Received: {wrong[0]} in {name} of shape {values.shape}"
-            )
-        check_range(name, values, size)  # casts of large numbers are undefined
+    _check_whole(name, values)
+    check_range(name, values, size)  # casts of large numbers are undefined
     return ops.cast(ids, "int32")
 
 

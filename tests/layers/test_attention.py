@@ -344,3 +344,12 @@ def test_a_text_does_not_make_a_mask_causal():
         TypeError, match="`use_causal_mask` must be True, False or None. Received: use_causal_mask='no'"
     ):
         MultiHeadAttention(N, H)(x, x, use_causal_mask="no")
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_numbers_and_tensors_make_a_mask_causal_as_booleans_do(value):
+    layer, x = MultiHeadAttention(N, H), normal(B, T, 11)
+    expected = to_numpy(layer(x, x, use_causal_mask=value))
+    assert np.abs(expected - to_numpy(layer(x, x, use_causal_mask=not value))).max() > 0.01
+    for one in (int(value), np.bool_(value), keras.ops.convert_to_tensor(value)):
+        assert_close(layer(x, x, use_causal_mask=one), expected, atol=0)
