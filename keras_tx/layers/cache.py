@@ -50,13 +50,14 @@ _KINDS = (KeyValue, Memory, SharedMemory)
 Cache = Any  # one of the three or a tuple of caches; mypy cannot express the recursion without casts
 
 
-def check_cache(cache: Cache, inputs: Any, depth: int) -> None:
+def check_cache(cache: Cache, inputs: Any, depth: int, num_layers: int | None = None) -> None:
     """Raises unless the call argument `cache` is None, or what `new_cache` or `new_memory` returned.
 
     Args:
         cache: the call argument.
         inputs: all arguments of the call. With a cache none of them may be symbolic.
         depth: 0 for attention, 1 for a layer, 2 for a stack of layers: the number of tuples around a `KeyValue`.
+        num_layers: of a stack: how many parts the cache must have.
     """
     if cache is None:
         return
@@ -70,6 +71,11 @@ def check_cache(cache: Cache, inputs: Any, depth: int) -> None:
         raise ValueError(
             "`cache` must be what `new_cache` or `new_memory` of the layer returned, or the cache of the call before. "
             f"Received: cache of types {_types_of(cache)}"
+        )
+    if num_layers is not None and len(cache) != num_layers:
+        raise ValueError(
+            "`cache` must have one part for each layer of the stack. "
+            f"Received: a cache of {len(cache)} parts for {num_layers} layers"
         )
 
 
@@ -95,10 +101,11 @@ def write(cache: KeyValue, key: Tensor, value: Tensor, start: Any) -> KeyValue:
     """Returns `cache` with `key` (B, K, T, H) and `value` (B, K, T, V) stored in the slots from `start` on.
 
     Raises:
-        ValueError: if `start` is known and the cache has no such slots.
+        ValueError: if `start` is known and the cache has no such slots; or other sizes differ.
         tf.errors.InvalidArgumentError: likewise when a graph of TensorFlow runs without XLA, if `start` is a tensor
             that only the graph knows, or 0. Not in `generate`, whose cache has slots for all tokens.
     """
+    _check_sizes(cache, key, value)
     slots, length = cache.key.shape[2], key.shape[2]
     # To read `start` from a GPU, PyTorch would synchronize in each layer of each step.
     is_near = getattr(getattr(start, "device", None), "type", "cpu") == "cpu"
@@ -116,6 +123,19 @@ def write(cache: KeyValue, key: Tensor, value: Tensor, start: Any) -> KeyValue:
         with tf.control_dependencies([tf.debugging.Assert(fits, [rule, start, length, slots])]):
             start = tf.identity(start)
     return KeyValue(_write(cache.key, key, start), _write(cache.value, value, start))
+
+
+def _check_sizes(cache: KeyValue, key: Tensor, value: Tensor) -> None:
+    """Raises for another batch size, or another layer's heads: PyTorch and JAX would write a part of the rows."""
+    for of_cache, new in ((cache.key, key), (cache.value, value)):
+        pairs = [*zip(of_cache.shape, new.shape, strict=True)]
+        del pairs[2]  # slots and tokens
+        if any(None not in pair and pair[0] != pair[1] for pair in pairs):
+            raise ValueError(
+                "`cache` must be for as many rows as the inputs have, and from `new_cache` of this layer. Received: "
+                f"cache (batch, heads, slots, dim) of shape {tuple(of_cache.shape)} for keys or values of shape "
+                f"{tuple(new.shape)}"
+            )
 
 
 def _write(buffer: Tensor, update: Tensor, start: Any) -> Tensor:

@@ -48,7 +48,8 @@ class MaskedLayer(Composite):
             raise ValueError("`inputs` must be a tensor (B, T, D). Received: inputs=None")
         names = list(inspect.signature(self.call).parameters)[1 : 1 + len(args)] if args else []
         arguments = {"inputs": inputs, **dict(zip(names, args, strict=True)), **kwargs}
-        check_cache(arguments.get("cache"), arguments, self._cache_depth)
+        num_layers = len(self.layers) if self._cache_depth == 2 else None
+        check_cache(arguments.get("cache"), arguments, self._cache_depth, num_layers)
         if arguments.get("cache") is None:  # with a cache, `mask` is for all slots, not for the inputs
             _fill_mask(self, arguments, "mask", inputs)
         if arguments.get("memory") is not None:

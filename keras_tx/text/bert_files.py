@@ -35,6 +35,9 @@ def read_arguments(directory: str | Path) -> dict[str, Any]:
             BERT's, has special tokens beyond the five, or is said to lack one of them.
     """
     folder = folder_of(directory)
+    of_json = None
+    if (folder / "tokenizer.json").is_file():  # transformers prefers it too; it tells a tokenizer of another kind best
+        of_json = _read_tokenizer_json(folder / "tokenizer.json")
     settings = read_settings(folder)
     config = settings.config
     kind = str(config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast").removesuffix("Tokenizer")
@@ -43,8 +46,8 @@ def read_arguments(directory: str | Path) -> dict[str, Any]:
             "`directory` must hold a BERT tokenizer. "
             f"Received: tokenizer_class={config['tokenizer_class']!r:.200} in {folder / 'tokenizer_config.json'}"
         )
-    if (folder / "tokenizer.json").is_file():  # transformers prefers it too
-        options, added = _read_tokenizer_json(folder / "tokenizer.json")
+    if of_json is not None:
+        options, added = of_json
     elif (folder / "vocab.txt").is_file():
         options = {"vocabulary": read_vocabulary(folder / "vocab.txt")}
         added = {}

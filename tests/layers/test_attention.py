@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 
 import keras
 import numpy as np
@@ -353,3 +354,14 @@ def test_numbers_and_tensors_make_a_mask_causal_as_booleans_do(value):
     assert np.abs(expected - to_numpy(layer(x, x, use_causal_mask=not value))).max() > 0.01
     for one in (int(value), np.bool_(value), keras.ops.convert_to_tensor(value)):
         assert_close(layer(x, x, use_causal_mask=one), expected, atol=0)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((), ()), ((3,), (3,)), ((3, 11), (3, 11)), ((B, T, 11), (3, 11)), ((B, T, 11), (B, 2, T, 11))]
+)
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_inputs_must_have_axes_for_batch_and_tokens(shapes, symbolic):
+    query, value = (keras.KerasTensor(shape) if symbolic else normal(*shape) for shape in shapes)
+    received = re.escape(f"query_shape={shapes[0]}, value_shape={shapes[1]}")
+    with pytest.raises(ValueError, match=rf"must have the same number of axes, .* or more. Received: {received}"):
+        MultiHeadAttention(N, H)(query, value)

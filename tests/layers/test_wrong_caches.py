@@ -1,6 +1,9 @@
 """A `cache` that is none is refused with an error that says so, and so is one in a functional model."""
 
+import re
+
 import keras
+import numpy as np
 import pytest
 
 from keras_tx.layers import Decoder, DecoderLayer, MultiHeadAttention
@@ -47,3 +50,29 @@ def test_a_functional_model_has_no_cache(case, symbolic):
     inputs = inputs if symbolic == "cache" else [keras.Input((1, 6))] * len(inputs)
     with pytest.raises(ValueError, match="`cache` must be given in eager calls .* Received: cache, and a keras.Keras"):
         layer(*inputs, cache=around(KeyValue(*buffers)), start=0)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_stack_needs_one_part_for_each_layer(count):
+    layer = Decoder(2, 7, 3)
+    layer(X)
+    cache = (*layer.new_cache(2, 5), *layer.new_cache(2, 5))[:count]
+    message = rf"`cache` must have one part for each layer .* Received: a cache of {count} parts for 2 layers"
+    with pytest.raises(ValueError, match=message):
+        layer(X, cache=cache, start=0)
+
+
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize("shape", [(1, 3, 5, 2), (3, 3, 5, 2), (2, 1, 5, 2), (2, 3, 5, 3)])
+def test_a_cache_of_other_rows_or_heads_is_refused(case, shape, start):
+    layer, inputs, around = case
+    message = "`cache` must be for as many rows as the inputs have, and from `new_cache` of this layer. Received: cache"
+    with pytest.raises(ValueError, match=rf"{message} .* of shape {re.escape(str(shape))} for keys or values of shape"):
+        layer(*inputs, cache=around(KeyValue(*[normal(*shape)] * 2)), start=start)
+
+
+@pytest.mark.parametrize("start", [1.0, np.float32(1), [1]])
+def test_the_first_slot_is_an_integer(case, start):
+    layer, inputs, around = case
+    with pytest.raises(ValueError, match="`start` must be an integer, or a scalar tensor of integers. Received: start"):
+        layer(*inputs, cache=around(KeyValue(*[normal(2, 3, 5, 2)] * 2)), start=start)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from transformers import BertTokenizer as HuggingFace
 
-from keras_tx.text import BertTokenizer
+from keras_tx.text import BertTokenizer, BytePairTokenizer
 from keras_tx.text.vocabulary import read_vocabulary
 from tests.pretrained.tiny import checkpoint
 
@@ -384,6 +384,9 @@ def test_other_tokenizers_are_refused(tiny, tmp_path):
     path.write_text(json.dumps(data))
     with pytest.raises(ValueError, match="BERT tokenizer: model.type='WordPiece'. Received: model.type='BPE' in"):
         BertTokenizer.from_pretrained(tmp_path / "json")
+    BytePairTokenizer.train(["hot dogs, hot dogs"], 300).save(tmp_path / "byte_pairs")
+    with pytest.raises(ValueError, match="BERT tokenizer: model.type='WordPiece'. Received: model.type='BPE' in"):
+        BertTokenizer.from_pretrained(tmp_path / "byte_pairs")
     data["model"]["type"] = "WordPiece"
     path.write_text(json.dumps(data | {"added_tokens": [{"content": "[SEP]", "id": 9}]}))
     with pytest.raises(ValueError, match=r"without gaps. Received: '\[SEP\]' with id 9 at place 3 in"):

@@ -100,7 +100,12 @@ def slot(start: Any) -> Any:
     """`start`, an integer or a scalar tensor of any integer dtype, or None -> a Python integer, int32 or None."""
     if start is None:
         return None
-    return int(start) if isinstance(start, Integral) else ops.cast(start, "int32")
+    if isinstance(start, Integral):
+        return int(start)
+    dtype = getattr(start, "dtype", None)
+    if dtype is None or not keras.backend.is_int_dtype(dtype):
+        raise ValueError(f"`start` must be an integer, or a scalar tensor of integers. Received: start={start!r}")
+    return ops.cast(start, "int32")
 
 
 def check_bias(attention_bias: Tensor) -> None:
@@ -119,8 +124,13 @@ def folded_bias(attention_bias: Tensor, query: Tensor, key: Tensor, axes: Axes) 
     return fold_pairs("attention_bias", attention_bias, query, key, axes)
 
 
-def check_same_positions(value_shape: Shape, key_shape: Shape) -> None:
-    """Raises unless keys and values have the same shape but for the last axis."""
+def check_shapes(query_shape: Shape, value_shape: Shape, key_shape: Shape) -> None:
+    """Raises unless the three have axes for batch, tokens and numbers, and keys and values differ in the last alone."""
+    if len(query_shape) < 3 or not len(query_shape) == len(value_shape) == len(key_shape):
+        raise ValueError(
+            "`query`, `value` and `key` must have the same number of axes, (batch, tokens, dim) or more. Received: "
+            f"query_shape={tuple(query_shape)}, value_shape={tuple(value_shape)} and key_shape={tuple(key_shape)}"
+        )
     if tuple(value_shape[1:-1]) != tuple(key_shape[1:-1]):
         raise ValueError(
             "All dimensions of `value` and `key`, except the last one, must be equal. Received: "

@@ -192,7 +192,7 @@ class MultiHeadAttention(Composite):
         if self.rotary is not None and self.attention_axes not in (None, (1,)):
             raise ValueError(f"`rotary` needs `attention_axes=1`. Received: attention_axes={self.attention_axes}")
         key_shape = value_shape if key_shape is None else key_shape
-        arguments.check_same_positions(value_shape, key_shape)
+        arguments.check_shapes(query_shape, value_shape, key_shape)
         key_heads, bias = self.num_key_value_heads, self.use_bias
         self.query_dense = make_projection(self, "query", query_shape, (self.num_heads, self.key_dim), use_bias=bias)
         self.key_dense = make_projection(self, "key", key_shape, (key_heads, self.key_dim), use_bias=bias)
@@ -349,7 +349,7 @@ class MultiHeadAttention(Composite):
         return self.output_dense(output if gate is None else output * gate)
 
     def compute_output_shape(self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None = None) -> Shape:
-        arguments.check_same_positions(value_shape, value_shape if key_shape is None else key_shape)
+        arguments.check_shapes(query_shape, value_shape, value_shape if key_shape is None else key_shape)
         return (*query_shape[:-1], *(self.output_features or query_shape[-1:]))
 
     def compute_output_spec(
