@@ -2,7 +2,7 @@
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
@@ -160,7 +160,9 @@ def _to_json(value: Any) -> Any:
         return {"kind": type(value).__name__, **options}
     if isinstance(value, dict):
         return {str(key): _to_json(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple, np.ndarray)):
+    if isinstance(value, Set):
+        return sorted((_to_json(one) for one in value), key=str)
+    if isinstance(value, (list, tuple, range, np.ndarray)):
         return [_to_json(one) for one in value]
     if isinstance(value, np.generic):
         return value.item()

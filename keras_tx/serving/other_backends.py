@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import FunctionType
@@ -299,8 +299,10 @@ def _strategy_from_json(saved: Mapping[str, Any]) -> Strategy:
 
 
 def _to_lists(value: Any) -> Any:
-    """Converts numbers, and rows of numbers of any lengths, to lists for JSON."""
-    if isinstance(value, (list, tuple)):
+    """Converts numbers, rows of numbers of any lengths, sets and ranges of numbers to lists for JSON."""
+    if isinstance(value, Set):
+        return sorted((_to_lists(one) for one in value), key=str)
+    if isinstance(value, (list, tuple, range)):
         return [_to_lists(one) for one in value]
     return value.tolist() if hasattr(value, "tolist") else value
 

@@ -84,6 +84,7 @@ def test_options_of_any_kind_become_json():
         "stop_tokens": np.array([3, 5]),
         "forced_tokens": {-1: np.int64(7)},
         "forbidden_tokens": ((1, 2), 3),
+        "sets": [{5, (1, 2)}, frozenset([5, 3]), range(2)],
         "none": None,
         "path": complex(1, 2),
     }
@@ -97,6 +98,7 @@ def test_options_of_any_kind_become_json():
         and converted["stop_tokens"] == [3, 5]
         and converted["forced_tokens"] == {"-1": 7}
     )
+    assert converted["sets"] == [[5, [1, 2]], [3, 5], [0, 1]]
     assert converted["forbidden_tokens"] == [[1, 2], 3] and converted["path"] == "(1+2j)"
 
 

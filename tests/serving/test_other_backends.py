@@ -107,6 +107,11 @@ def test_options_survive_json():
     }
     opened = other_backends.options_from_json(json.loads(json.dumps(other_backends.options_to_json(options))))
     assert opened == {**options, "max_new_tokens": 5, "stop_tokens": [3, 5]}
+    sets = {"stop_tokens": range(3, 5), "forbidden_tokens": {7, (1, np.int64(2))}}
+    assert json.loads(json.dumps(other_backends.options_to_json(sets))) == {
+        "stop_tokens": [3, 4],
+        "forbidden_tokens": [7, [1, 2]],
+    }
     sample = Sample(0.7, top_k=5, seed=3)
     for strategy in (Greedy(), sample, Speculative(sample, num_draft_tokens=4, max_ngram_size=2)):
         saved = json.loads(json.dumps(other_backends.options_to_json({"strategy": strategy})))

@@ -1,10 +1,12 @@
 """The local server answers over HTTP as TensorFlow Serving's documentation of its REST interface says."""
 
 import base64
+import contextlib
 import http.client
 import json
 import os
 import runpy
+import socket
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -212,6 +214,16 @@ def test_a_wrong_address_gets_the_status_and_the_reason(ask, path, status, messa
 def test_errors_of_http_itself_are_json_too(ask):
     assert ask("PUT", PREDICT, {}) == (501, {"error": "Unsupported method ('PUT')"})
     assert ask("POST", PREDICT, b"", {"Content-Length": "many"})[0] == 411
+    status, answer = ask("POST", PREDICT, b"", {"Content-Length": "9" * 5000})
+    assert status == 413 and answer["error"].endswith(f"Received: {'9' * 40} bytes")
+
+
+def test_connections_wait_while_the_server_is_busy(exported):
+    with serve.Server(exported.path.parent) as server, contextlib.ExitStack() as open_ones:
+        server.server_activate()
+        for _ in range(60):  # none of them is accepted yet
+            address = "127.0.0.1", server.server_port
+            open_ones.enter_context(socket.create_connection(address, timeout=5))
 
 
 def test_numbers_of_other_dtypes_convert_or_fail():
