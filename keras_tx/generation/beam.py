@@ -114,7 +114,7 @@ class Beam(Strategy):
         return {
             **state,
             # The beams of a prompt are equal at first: without this, all of them would get the same tokens.
-            "scores": ops.where(ops.arange(self.num_beams) == 0, 0.0, excluded),
+            "scores": ops.where(ops.arange(self.num_beams, dtype="int32") == 0, 0.0, excluded),
             "ended": ops.zeros_like(excluded, dtype="bool"),
             "ended_scores": excluded,
             "ended_ids": self._split(fill(state["padding"], state["ids"], num_new)),
@@ -137,7 +137,8 @@ class Beam(Strategy):
         at_limit = state["step"] + 1 >= state["limit"]
         ends = ops.logical_or(is_one_of(tokens, stop_tokens), at_limit)
         new = self._finished(state, scores, tokens, origin, ends)
-        new["scores"], places = ops.top_k(scores + ops.where(ends, EXCLUDED, 0.0), width)  # of the unfinished ones
+        excluded = ops.cast(ends, "float32") * EXCLUDED
+        new["scores"], places = ops.top_k(scores + excluded, width)  # of the unfinished ones
 
         # A NaN, a positive infinity or only minus infinities make all log-probabilities of a row NaN.
         broken = ops.any(self._split(ops.isnan(log_probs[:, 0])), axis=1)
@@ -164,7 +165,9 @@ class Beam(Strategy):
         """The W best finished continuations, among those so far and the candidates (B, C) that end now."""
         step, count, num_new = state["step"], tokens.shape[1], state["ended_ids"].shape[2]
         # As in transformers, only the W best candidates may become results; the others may only continue.
-        ends = ops.logical_and(ops.logical_and(ends, ops.arange(count) < self.num_beams), scores > EXCLUDED / 2)
+        ends = ops.logical_and(
+            ops.logical_and(ends, ops.arange(count, dtype="int32") < self.num_beams), scores > EXCLUDED / 2
+        )
         scores = ops.where(ends, scores / ops.take(self._divisors(num_new), step + 1), EXCLUDED)
         ids = ops.take(state["ids"][:, -num_new:], origin, axis=0)  # (B, C, M)
         ids = ops.where(ops.arange(num_new, dtype="int32") == step, tokens[:, :, None], ids)

@@ -57,6 +57,8 @@ class GenerationConfig:
         self.max_new_tokens: int = checks.positive_int("max_new_tokens", max_new_tokens, most=MOST_NEW_TOKENS)
         self.model = model
         self.strategy = _checked_strategy(Greedy() if strategy is None else strategy)
+        if isinstance(self.strategy, Speculative):
+            model.check_drafts()
         self.draft = _checked_draft(self.strategy, model)
         if start_token is None:
             start_token = getattr(tokenizer, "cls_id", None)

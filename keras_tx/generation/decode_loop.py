@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.incremental_model import IncrementalModel
-from keras_tx.generation.state import State
+from keras_tx.generation.state import State, as_int32
 from keras_tx.generation.strategy import Strategy
 from keras_tx.layers import cache as caches
 from keras_tx.layers.cache import repeat_rows
@@ -90,10 +90,10 @@ class DecodeLoop:
         batch_size, prompt_length = ops.shape(ids)
         num_later = self.num_new + self.num_extra
         mask = ops.concatenate([real, ops.ones((batch_size, num_later), dtype="bool")], axis=1)
-        counts = ops.cumsum(ops.cast(real, "int32"), axis=1)
+        counts = as_int32(ops.cumsum(ops.cast(real, "int32"), axis=1))  # on JAX with x64 it is int64
         values, cache = self.model.prepare(sources, batch_size, prompt_length + num_later)
         logits, cache = self.model.step(
-            ids, values, cache, mask=mask, real=real, positions=ops.maximum(counts - 1, 0), start=0
+            ids, values, cache, mask=mask, real=real, positions=as_int32(ops.maximum(counts - 1, 0)), start=0
         )
         return logits, {"values": values, "cache": cache, "mask": mask, "counts": counts[:, -1][:, None]}
 

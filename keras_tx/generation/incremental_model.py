@@ -65,6 +65,21 @@ class IncrementalModel:
         unknown = [x.operation for x in graph.target_nodes if not operations.is_known(x, graph.depends_on_target)]
         if unknown:
             check_steps(self, unknown)
+        self._unknown, self._takes_drafts = unknown, False
+
+    def check_drafts(self) -> None:
+        """Raises unless steps of several tokens give the same logits as steps of one, as `Speculative` needs."""
+        if self._takes_drafts:
+            return
+        dynamic = [x.name for x in self.target_operations if operations.depends_on_length(x)]
+        if dynamic:
+            raise ValueError(
+                "`Speculative` needs positions that do not depend on the tokens of a step; with the rotary scaling "
+                f"'dynamic' drafts would change them. Received: this scaling in {dynamic}"
+            )
+        if self._unknown:
+            check_steps(self, self._unknown, at_once=True)
+        self._takes_drafts = True
 
     @property
     def target_operations(self) -> list[Any]:

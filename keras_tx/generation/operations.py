@@ -14,6 +14,7 @@ from keras_tx.layers import (
     EncoderLayer,
     LearnedPositionalEncoding,
     MultiHeadAttention,
+    RotaryEmbedding,
     TokenEmbedding,
 )
 
@@ -75,6 +76,12 @@ def _normalizes_last_axis(node: Node) -> bool:
     first = next(x for x in keras.tree.flatten((node.args, node.kwargs)) if isinstance(x, keras.KerasTensor))
     rank = len(first.shape)
     return {one % rank for one in (axis if isinstance(axis, (list, tuple)) else [axis])} == {rank - 1}
+
+
+def depends_on_length(operation: Any) -> bool:
+    """Whether a layer has rotary positions that depend on the largest position of a call."""
+    rotaries = [layer for layer in layers_within(operation) if isinstance(layer, RotaryEmbedding)]
+    return any(rotary.scaling is not None and rotary.scaling["rope_type"] == "dynamic" for rotary in rotaries)
 
 
 def looks_at_other_tokens(operation: Any) -> bool:

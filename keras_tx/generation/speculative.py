@@ -60,7 +60,8 @@ class Speculative(Strategy):
         TypeError: for a `strategy` that is not a `Strategy`, and a `draft_model` that is not a Keras model.
         ValueError: for numbers that are not positive, a strategy with several rows for each prompt, such as `Beam`, a
             `Speculative` as `strategy`, and `max_ngram_size` with a `draft_model`. In `generate` also for a
-            `draft_model` with another vocabulary size, with other sources or with fewer learned positions.
+            `draft_model` with another vocabulary size, with other sources or with fewer learned positions, and for a
+            model whose decode steps cannot take several tokens.
 
     Reference:
         Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318.

@@ -4,6 +4,7 @@ T tokens, V vocabulary. The steps are compared to the full model at the first to
 that an operation that looks back, or that counts tokens, is found in either case.
 """
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,15 +15,21 @@ from keras import ops
 from keras_tx.types import Tensor
 
 _LONG, _SHORT = 32, 5  # T, and T for a model that does not take the long row
-_NUM_STEPS = 2  # decode steps after each prefill
+_NUM_TOKENS = 2  # after each prefill: in as many decode steps, or in one
+_RULE = "A generative model must use other tokens, and the position of a token, only in layers of keras_tx."
+_RULE_OF_DRAFTS = (
+    "With `Speculative` a decode step gets several tokens, from slot `start` on, and must compute the logits of each "
+    "as the full model does."
+)
 
 
-def check_steps(model: Any, unknown: list[Any]) -> None:
+def check_steps(model: Any, unknown: list[Any], *, at_once: bool = False) -> None:
     """Raises if decode steps give other logits than the full model.
 
     Args:
         model: an `IncrementalModel`.
         unknown: the operations of which it is not known whether they mix tokens.
+        at_once: whether a step gets several tokens, as in speculative decoding.
 
     A model whose logits are NaN in any case is not compared: `generate` raises an error for these itself.
 
@@ -40,14 +47,16 @@ def check_steps(model: Any, unknown: list[Any]) -> None:
                     raise
                 continue
             if not np.isnan(expected).any():
-                _compare(model, rows, expected, [operation.name for operation in unknown])
+                _compare(model, rows, expected, [operation.name for operation in unknown], at_once)
                 return
 
 
-def _compare(model: Any, rows: list[Tensor], expected: np.ndarray, unknown: list[str]) -> None:
-    rule = "A generative model must use other tokens, and the position of a token, only in layers of keras_tx."
+def _compare(model: Any, rows: list[Tensor], expected: np.ndarray, unknown: list[str], at_once: bool) -> None:
+    rule = _RULE_OF_DRAFTS if at_once else _RULE
+    if at_once and len(expected) < rows[-1].shape[1]:
+        raise ValueError(f"{rule} Received: a model that returns the logits of its last {len(expected)} tokens alone")
     try:
-        found = _logits_of_steps(model, rows)
+        found = _logits_of_steps(model, rows, at_once)
     except Exception as error:  # each backend has its own error for shapes that do not fit
         raise ValueError(
             f"{rule} Received: decode steps that fail, because of one of {unknown}: {type(error).__name__}: "
@@ -84,19 +93,22 @@ def _rows(model: Any, longest: int) -> list[Tensor]:
     return rows
 
 
-def _logits_of_steps(model: Any, rows: list[Tensor]) -> dict[int, np.ndarray]:
+def _logits_of_steps(model: Any, rows: list[Tensor], at_once: bool) -> dict[int, np.ndarray]:
     """{place of a token, -1 for the last: logits (V,)}, from steps after a short prefill and after a long one."""
     *sources, ids = rows
     length, found = ids.shape[1], {}
     real = ops.ones_like(ids, dtype="bool")
     for end in sorted({min(_SHORT, length), length}):
         values, cache = model.prepare(sources, 1, length)
-        first = max(end - _NUM_STEPS, 1)
-        for start, stop in ((0, first), *[(i, i + 1) for i in range(first, end)]):
+        first = max(end - _NUM_TOKENS, 1)
+        stops = [end] if at_once else range(first + 1, end + 1)
+        for start, stop in itertools.pairwise((0, first, *stops)):
             positions = ops.arange(start, stop, dtype="int32")[None]
             places = {"mask": real, "real": real[:, start:stop], "positions": positions, "start": start}
-            logits, cache = model.step(ids[:, start:stop], values, cache, **places)
-            found[stop - 1 - length] = ops.convert_to_numpy(logits)[0]
+            logits, cache = model.step(ids[:, start:stop], values, cache, **places, every_token=at_once)
+            logits = ops.convert_to_numpy(logits)[0]  # (T, V) or (V,)
+            for place, of_token in enumerate(np.atleast_2d(logits)[::-1], start=1):
+                found[stop - place - length] = of_token
     return found
 
 

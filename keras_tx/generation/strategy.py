@@ -78,7 +78,7 @@ class Strategy:
             noise: what `self.noise(B, M)` returns.
         """
         state = initial_state(ids, real, rows_per_prompt=1, num_new=num_new, limit=limit, padding_id=padding_id)
-        state["log_probs"] = fill(ops.zeros(()), ids, num_new)
+        state["log_probs"] = fill(ops.zeros((), dtype="float32"), ids, num_new)
         return state
 
     def choose(self, scores: Tensor, state: State) -> Tensor:

@@ -16,6 +16,7 @@ from keras import ops
 
 from keras_tx.layers import xla
 from keras_tx.layers.ids import values_of
+from keras_tx.layers.loops import corner
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -143,7 +144,9 @@ def _write(buffer: Tensor, update: Tensor, start: Any) -> Tensor:
     if xla.is_traced() or keras.backend.backend() == "torch":
         shape = ops.shape(buffer)
         buffer, update = (ops.reshape(x, (-1, *ops.shape(x)[2:])) for x in (buffer, update))  # see `merged`
-        buffer = ops.slice_update(buffer, (0, start, 0), update)  # in place; on TensorFlow it is an operation of XLA
+        buffer = ops.slice_update(
+            buffer, corner(0, start, 0), update
+        )  # in place; on TensorFlow it is an operation of XLA
         return ops.reshape(buffer, shape)
     if isinstance(start, Integral) and int(start) == 0:  # a prefill: the update below is slow for many tokens
         length, slots = tf.shape(update)[2], tf.shape(buffer)[2]

@@ -37,7 +37,11 @@ class ZeroRow(initializers.Initializer):
 
     def __call__(self, shape: Shape, dtype: DType = None) -> Tensor:
         values = self.initializer(shape, dtype=dtype)
-        return ops.where(ops.expand_dims(ops.equal(ops.arange(shape[0]), self.row), -1), ops.zeros_like(values), values)
+        return ops.where(
+            ops.expand_dims(ops.equal(ops.arange(shape[0], dtype="int32"), self.row), -1),
+            ops.zeros_like(values),
+            values,
+        )
 
     def get_config(self) -> dict[str, Any]:
         return {"initializer": initializers.serialize(self.initializer), "row": self.row}

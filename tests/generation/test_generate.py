@@ -1,12 +1,13 @@
 """`generate`: the tokens that a Python loop over the whole model finds."""
 
+import contextlib
 import itertools
 
 import keras
 import numpy as np
 import pytest
 
-from keras_tx.generation import Beam, Greedy, Sample, generate, stream
+from keras_tx.generation import Beam, Greedy, Sample, Speculative, generate, stream
 from keras_tx.generation.incremental_model import IncrementalModel
 from tests.generation import built
 from tests.generation.asked import (
@@ -262,3 +263,36 @@ def test_logits_that_are_nan_are_an_error():
     model.set_weights([np.full_like(weight, np.nan) for weight in model.get_weights()])
     with pytest.raises(ValueError, match="must not be NaN, .*Received: no token to choose at the new token 1"):
         generate(model, PROMPTS, **FAST)
+
+
+@contextlib.contextmanager
+def default_dtype(name):
+    """Another `floatx` of Keras, or 64-bit types of JAX."""
+    backend = keras.backend.backend()
+    if name == "x64":
+        if backend != "jax":
+            pytest.skip("a setting of JAX")
+        import jax
+
+        with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+            yield
+        return
+    if backend == "jax" and name == "bfloat16":
+        pytest.skip("Keras makes int32 float32 there")
+    keras.config.set_floatx(name)
+    try:
+        yield
+    finally:
+        keras.config.set_floatx("float32")
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float64", "x64"])
+def test_the_tokens_do_not_depend_on_the_default_dtype(name):
+    model, rules = built.language_model(), {**FAST, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3}
+    strategies = Greedy(), Sample(1.5, top_k=9, top_p=0.9, seed=3), Beam(3), Speculative(Greedy())
+    expected = [generate(model, PROMPTS, strategy, **rules, return_scores=True) for strategy in strategies]
+    with default_dtype(name):
+        found = [generate(model, PROMPTS, strategy, **rules, return_scores=True) for strategy in strategies]
+    for (ids, scores), (expected_ids, expected_scores) in zip(found, expected, strict=True):
+        assert ids == expected_ids
+        assert_close(scores, expected_scores)

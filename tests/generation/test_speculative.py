@@ -58,6 +58,7 @@ def steps_of(monkeypatch, run):
 
     with monkeypatch.context() as patched:
         patched.setattr(IncrementalModel, "step", counted)
+        patched.setattr(IncrementalModel, "check_drafts", lambda self: None)  # which takes steps, too
         return lengths, run()
 
 
@@ -262,3 +263,67 @@ def test_locks_of_two_models_are_taken_in_one_order(lm, draft_model):
         with all_locked(models):
             assert all(lock_of(model)._is_owned() for model in models)
         assert not any(lock_of(model)._is_owned() for model in models)
+
+
+class Near(layers.DecoderLayer):
+    """Looks at near tokens more, and takes a step of several tokens for a prefill."""
+
+    def call(
+        self, inputs, memory=None, mask=None, memory_mask=None, attention_mask=None, attention_bias=None,
+        return_attention_scores=False, training=None, *, positions=None, document_ids=None, cache=None, start=None,
+    ):  # fmt: skip
+        length = ops.shape(inputs)[1]
+        slots = length if cache is None else ops.shape(cache[0].key)[2]
+        places = ops.arange(length, dtype="float32")
+        if cache is not None and inputs.shape[1] == 1:
+            places = places + ops.cast(start, "float32")
+        bias = -0.5 * (places[:, None] - ops.arange(slots, dtype="float32")) ** 2
+        return super().call(
+            inputs, memory, mask=mask, attention_mask=attention_mask, attention_bias=bias[None, None],
+            training=training, positions=positions, document_ids=document_ids, cache=cache, start=start,
+        )  # fmt: skip
+
+
+class NearDecoder(layers.Decoder):
+    layer_class = Near
+
+
+def decoded(decoder, head=lambda x: x):
+    ids = keras.Input((None,), dtype="int32")
+    model = keras.Model(ids, keras.layers.Dense(V)(head(decoder(layers.TokenEmbedding(V, 8)(ids)))))
+    return randomize(model)
+
+
+STRETCHED = layers.RotaryEmbedding(
+    scaling={"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 8}
+)
+DRAFTS_ONLY = [
+    (
+        lambda: decoded(NearDecoder(1, 16, 2)),
+        "must compute the logits of each as .* differ from the full model by .*near",
+    ),
+    (
+        lambda: decoded(layers.Decoder(1, 16, 2), lambda x: x[:, -1:]),
+        "must compute the logits of each .* Received: a model that returns the logits of its last 1 tokens alone",
+    ),
+    (
+        lambda: decoded(layers.Decoder(1, 16, 2, attention_options={"rotary": STRETCHED}, name="own")),
+        r"needs positions that do not depend on the tokens .* Received: this scaling in \['own'\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), DRAFTS_ONLY)
+def test_a_model_that_takes_only_steps_of_one_token_is_refused(make, message):
+    model = make()
+    generate(model, [3, 5], **SHORT)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            generate(model, [3, 5], Speculative(num_draft_tokens=DRAFTS), **SHORT)
+
+
+def test_an_own_layer_that_takes_several_tokens_generates_the_same(monkeypatch):
+    monkeypatch.setattr(Near, "call", layers.DecoderLayer.call)
+    model = decoded(NearDecoder(1, 16, 2))
+    expected = generate(model, PROMPTS[0], **EAGER)
+    assert_close(generate(model, PROMPTS[0], Speculative(num_draft_tokens=DRAFTS), **EAGER), expected, atol=0)

@@ -390,3 +390,14 @@ def test_tied_logits_traced_for_xla_are_the_products_with_the_table(rows):
         logits = tf.function(lambda x: layer(x, reverse=True), jit_compile=True)(x)
     expected = x.astype("float64") @ to_numpy(layer.tokens.embeddings).astype("float64").T
     np.testing.assert_allclose(to_numpy(logits), expected, atol=1e-6)
+
+
+def test_only_the_padding_begins_at_zero_whatever_floatx_is():
+    keras.config.set_floatx("float16")  # in which Keras counts to 32,767
+    try:
+        layer = TokenEmbedding(70_001, 2, embeddings_initializer="ones", zero_padding=True, padding_id=7)
+        layer.build((None, None))
+    finally:
+        keras.config.set_floatx("float32")
+    table = to_numpy(layer.tokens.embeddings)
+    assert np.flatnonzero((table == 0).any(axis=-1)).tolist() == [7]
