@@ -20,7 +20,7 @@ from keras_tx.pretrained.variable_loader import VariableLoader
 
 huggingface_hub = Lazy("huggingface_hub", "hub")
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
+CONFIG, GENERATION, ADAPTER = "config.json", "generation_config.json", "adapter_config.json"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _BESIDE = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja"]
 
@@ -69,8 +69,8 @@ def from_pretrained(
     Raises:
         ValueError: the model type or task is unknown; the config lacks a key or has an unsupported value; a tensor is
             unknown, missing, has NaN or infinite numbers, or does not have the shape that follows from the config;
-            files are damaged, or change while they are read; weights are pickled; `skip_padding` is set for a model
-            without an `Encoder`. The message names the cause.
+            files are damaged, or change while they are read; weights are pickled; there is an adapter of peft beside
+            them; `skip_padding` is set for a model without an `Encoder`. The message names the cause.
         OSError: a file cannot be read, or the directory changes during each of several attempts to open its files.
 
     Examples:
@@ -136,6 +136,11 @@ def from_pretrained(
 def read_files(snapshot: Snapshot) -> tuple[dict[str, Any], dict[str, Any] | None, Tensors]:
     """The content of config.json and, if there is one, of generation_config.json, and the open files of weights."""
     path = snapshot.folder
+    if ADAPTER in snapshot:
+        raise ValueError(
+            "`path` must be a checkpoint without an adapter of peft. Merge it in PyTorch by `merge_and_unload()` and "
+            f"save the model elsewhere; if it is merged already, remove the file. Received: {str(path / ADAPTER)!r}"
+        )
     if CONFIG not in snapshot:
         raise ValueError(f"`path` must have a {CONFIG}. Received: path={str(path)!r}")
     values = headers.read_object(str(path / CONFIG), snapshot.open(CONFIG))

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 from types import SimpleNamespace
 
 import keras
@@ -388,6 +389,14 @@ def test_paths_and_files_that_cannot_be_are_refused(tmp_path):
     remedy = r"can run any code while it is loaded.* python -c .*getattr\(t, c.architectures\[0\]\).*save_pretrained"
     with pytest.raises(ValueError, match=remedy):
         pretrained.from_pretrained(checkpoint("bert_bin"))
+
+
+def test_an_adapter_is_not_left_out_silently(tmp_path):
+    shutil.copytree(checkpoint("bert"), tmp_path, dirs_exist_ok=True)
+    pretrained.from_pretrained(tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(ValueError, match="without an adapter of peft. .* Received: '.*adapter_config.json'"):
+        pretrained.from_pretrained(tmp_path)
 
 
 def test_ids_of_the_hub_go_through_its_client(monkeypatch):
