@@ -17,7 +17,7 @@ from typing import Any
 
 import keras
 
-from keras_tx.internals import keras_optimizers, keras_training
+from keras_tx.internals import keras_loss_scales, keras_optimizers, keras_training
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
@@ -119,6 +119,7 @@ def mend() -> None:
         (clips_before_the_sum, _clip_the_sum),
         (accumulates_in_one_replica, _accumulate_the_sum),
         (normalizes_no_examples_to_nan, _keep_averages_without_examples),
+        (keras_loss_scales.asks_the_first_replica, keras_loss_scales.ask_all_replicas),
     ):
         if is_faulty():
             mend_it()

@@ -5,13 +5,14 @@ longer has is not applied, and can go.
 """
 
 import importlib
+import sys
 from types import SimpleNamespace
 
 import keras
 import numpy as np
 import pytest
 
-from keras_tx.internals import keras_replicas
+from keras_tx.internals import keras_loss_scales, keras_replicas
 from tests.internals.doors import REPLICAS, still
 
 tf = pytest.importorskip("tensorflow")
@@ -25,6 +26,7 @@ FAULTS = {  # the check that finds a fault, and what it concerns
     keras_replicas.clips_before_the_sum: "_clip_gradients",
     keras_replicas.accumulates_in_one_replica: "_backend_apply_gradients",
     keras_replicas.normalizes_no_examples_to_nan: "_moments",
+    keras_loss_scales.asks_the_first_replica: "check_finite",
 }
 
 
@@ -33,7 +35,8 @@ def stock(monkeypatch):
     """Keras without mends, also if this process has applied them, until the end of a test."""
     trainer, optimizer = keras_replicas._trainer, keras_replicas._optimizer
     owners = [trainer.TensorFlowTrainer, importlib.import_module("keras.src.backend.tensorflow.trainer")]
-    for owner in [*owners, optimizer.TFOptimizer, keras.layers.BatchNormalization]:
+    owners += [optimizer.TFOptimizer, keras.layers.BatchNormalization, keras.optimizers.LossScaleOptimizer]
+    for owner in owners:
         for name in FAULTS.values():
             if name in vars(owner):
                 original = getattr(vars(owner)[name], "__wrapped__", vars(owner)[name])
@@ -43,7 +46,7 @@ def stock(monkeypatch):
 @pytest.mark.parametrize("is_faulty", FAULTS, ids=lambda one: one.__name__)
 def test_a_fault_is_found_and_mended(is_faulty, stock):
     has = f"Keras {keras.__version__} no longer has the fault of {FAULTS[is_faulty]} or a function that the check calls"
-    assert is_faulty(), f"{has}: its mend in internals/{REPLICAS.name} can go"
+    assert is_faulty(), f"{has}: its mend in {is_faulty.__module__} can go"
     keras_replicas.mend()
     assert not is_faulty()
 
@@ -61,7 +64,7 @@ def test_the_mean_of_no_examples_is_nan_unless_it_is_mended(stock):
 
 def test_what_is_not_faulty_stays(stock, monkeypatch):
     for is_faulty in FAULTS:
-        monkeypatch.setattr(keras_replicas, is_faulty.__name__, lambda: False)
+        monkeypatch.setattr(sys.modules[is_faulty.__module__], is_faulty.__name__, lambda: False)
     trainer = keras_replicas._trainer.TensorFlowTrainer
     before = [trainer._maybe_symbolic_build, trainer._make_function]
     keras_replicas.mend()
