@@ -329,7 +329,9 @@ def _accumulate_the_sum() -> None:
 
     @functools.wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any) -> None:
-        if not self.gradient_accumulation_steps or not _has_several_replicas():
+        # One replica calls across replicas too, but without a strategy, and with XLA on GPUs.
+        is_alone = tf.__internal__.distribute.strategy_supports_no_merge_call() and not _has_several_replicas()
+        if not self.gradient_accumulation_steps or is_alone or tf.distribute.in_cross_replica_context():
             original(self, grads, trainable_variables)
             return
         steps = self.gradient_accumulation_steps

@@ -1,4 +1,4 @@
-"""Under strategies a `LossScaleOptimizer` ends with the weights and the loss scale that it has on one device."""
+"""Under strategies, a loss scale and gradient accumulation lead to the weights that they lead to on one device."""
 
 import contextlib
 
@@ -12,26 +12,26 @@ tf = pytest.importorskip("tensorflow")
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.process]
 
+WEIGHTS = ["kernel", "bias"]
 FEATURES, TOO_LARGE = 3, 1e30  # whose square is infinite in float32
 
 
 def compiled(strategy, optimizer, eager=False):
-    """A model with a `LossScaleOptimizer` around `optimizer()`."""
+    """A model that `optimizer()` trains."""
     with strategy.scope() if strategy else contextlib.nullcontext():
         keras.utils.set_random_seed(3)
         x = keras.Input((FEATURES,))
-        model = CheckedModel(x, keras.layers.Dense(2)(x))
-        scaled = keras.optimizers.LossScaleOptimizer(optimizer(), initial_scale=8.0, dynamic_growth_steps=2)
-        model.compile(scaled, "mse", run_eagerly=eager)
+        model = CheckedModel(x, keras.layers.Dense(2, name="dense")(x))
+        model.compile(optimizer(), "mse", run_eagerly=eager)
     return model
 
 
 def state_of(model, strategy):
-    """The weights, the loss scale and the number of updates, in each replica."""
-    optimizer = model.optimizer
-    kept = [*model.variables, optimizer.dynamic_scale, optimizer.step_counter, optimizer.inner_optimizer.iterations]
+    """The variables of a model and of its optimizer by their paths, in each replica."""
     local = strategy.experimental_local_results if strategy else lambda value: (value,)
-    return [[np.asarray(copy).tolist() for copy in local(one.value)] for one in kept]
+    variables = [(one.name, one) for one in model.variables]
+    variables += [(f"optimizer/{one.path.split('/')[-1]}", one) for one in model.optimizer.variables]
+    return {name: [np.asarray(copy).tolist() for copy in local(one.value)] for name, one in variables}
 
 
 def batches_of(sizes, too_large=()):
@@ -53,25 +53,34 @@ def trained(strategy, optimizer, batches, eager=False):
         yield from batches
 
     specs = tuple(tf.TensorSpec((None, width), "float32") for width in (FEATURES, 2))
-    model.fit(tf.data.Dataset.from_generator(rows, output_signature=specs), verbose=0)
+    data = tf.data.Dataset.from_generator(rows, output_signature=specs)
+    # Where the number of batches is unknown, Keras begins a step too many.
+    model.fit(data.apply(tf.data.experimental.assert_cardinality(len(batches))), verbose=0)
     return state_of(model, strategy)
 
 
-def assert_same_in_all_replicas(found, expected):
-    for copies, (one,) in zip(found, expected, strict=True):
-        for copy in copies:
-            np.testing.assert_allclose(copy, one, atol=2e-6, rtol=0)
+def assert_same_in_all_replicas(found, expected, names=None, replicas=1):
+    """Compares the variables called `names`, or all, with those of one device."""
+    assert found.keys() == expected.keys()
+    for name in names or expected:
+        assert len(found[name]) == replicas
+        for copy in found[name]:
+            np.testing.assert_allclose(copy, expected[name][0], atol=2e-6, rtol=0, err_msg=name)
 
 
-def sgd(**options):
-    return lambda: keras.optimizers.SGD(0.1, **options)
+def scaled(optimizer, scale=8.0):
+    return keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=scale, dynamic_growth_steps=2)
 
 
 # A batch with an infinite gradient is skipped.
 
 
+def scaled_sgd():
+    return scaled(keras.optimizers.SGD(0.1))
+
+
 def overflow(strategy, row, eager=False):
-    return trained(strategy, sgd(), batches_of([5, 3, 4], too_large=[row]), eager)
+    return trained(strategy, scaled_sgd, batches_of([5, 3, 4], too_large=[row]), eager)
 
 
 # The row lies in the first replica, in the last one, or in the last one of the second batch.
@@ -82,18 +91,54 @@ def test_a_gradient_that_overflows_in_one_replica_is_skipped_by_all(row, eager, 
     finite = [one for one in batches if np.abs(one[0]).max() < TOO_LARGE]
     assert len(finite) == 2
     skipping = overflow(None, row)
-    assert_same_in_all_replicas(skipping[:2], trained(None, sgd(), finite)[:2])
-    assert skipping[-1] == [2]
+    assert_same_in_all_replicas(skipping, trained(None, scaled_sgd, finite), WEIGHTS)
     for replicas in (1, 2, 3):
         found = devices(overflow, replicas=replicas, row=row, eager=eager)
-        assert [len(copies) for copies in found] == [replicas] * len(found)
-        assert_same_in_all_replicas(found, skipping)
-
-
-def overflow_in_workers(strategy, row):
-    return [copies[:1] for copies in overflow(strategy, row)]
+        assert_same_in_all_replicas(found, skipping, replicas=replicas)
 
 
 def test_a_gradient_that_overflows_in_one_worker_is_skipped_by_all(workers):
-    for found in workers(overflow_in_workers, row=4):
+    for found in workers(overflow, row=4):
         assert_same_in_all_replicas(found, overflow(None, 4))
+
+
+# Batches of one update.
+
+OPTIMIZERS = {
+    "sgd": lambda **options: keras.optimizers.SGD(0.1, **options),
+    "adamw": lambda **options: keras.optimizers.AdamW(0.01, epsilon=1e-3, global_clipnorm=0.7, **options),
+    "ema": lambda **options: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.6, **options),
+}
+SIZES = [5, 3, 4, 1, 2]  # two updates, and one that is not complete
+STOCK = ["sgd", "adamw"]  # those for which two batches with accumulation are as one without
+
+
+def accumulate(strategy, name, eager=False):
+    return trained(strategy, lambda: OPTIMIZERS[name](gradient_accumulation_steps=2), batches_of(SIZES), eager)
+
+
+def in_whole_batches(name):
+    """What `accumulate` does to the weights, with all examples of an update in one batch."""
+    batches = batches_of(SIZES)
+    whole = [[np.concatenate(parts) for parts in zip(*batches[i : i + 2], strict=True)] for i in (0, 2)]
+    return trained(None, OPTIMIZERS[name], [tuple(one) for one in whole])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_replicas_accumulate_as_one_device(name, devices):
+    expected = accumulate(None, name)
+    if name in STOCK:
+        whole = in_whole_batches(name)
+        for one in WEIGHTS:
+            np.testing.assert_allclose(expected[one], whole[one], atol=2e-6)
+    for replicas, eager in [(1, False), (2, False), (1, True)]:
+        found = devices(accumulate, replicas=replicas, name=name, eager=eager)
+        assert_same_in_all_replicas(found, expected, replicas=replicas)
+
+
+def on_the_only_device(strategy, name):
+    return accumulate(tf.distribute.OneDeviceStrategy("CPU:1"), name)
+
+
+def test_a_strategy_of_one_device_accumulates_as_no_strategy(devices):
+    assert_same_in_all_replicas(devices(on_the_only_device, name="adamw"), accumulate(None, "adamw"))
