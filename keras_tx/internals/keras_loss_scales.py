@@ -4,6 +4,7 @@ Keras puts one around the optimizer of a model with the dtype policy "mixed_floa
 mends of this file; nothing here is called on the other backends.
 """
 
+import contextvars
 import functools
 from typing import Any
 
@@ -38,3 +39,48 @@ def ask_all_replicas() -> None:
         return tf.equal(replica.all_reduce(tf.distribute.ReduceOp.SUM, is_wrong), 0)
 
     keras.optimizers.LossScaleOptimizer.check_finite = check_finite
+
+
+def updates_without_context() -> bool:
+    """Whether the inner optimizer of a replica does not see the context variables that are set in its training step.
+
+    `MirroredStrategy` and `MultiWorkerMirroredStrategy` go on in new threads, in which no context variable is set.
+    """
+    return "run" not in keras.optimizers.LossScaleOptimizer._stateful_handle_finite_grads.__code__.co_names
+
+
+_contexts: dict[tuple[int, Any], contextvars.Context] = {}  # of the replicas that are within `apply` of an optimizer
+
+
+def _key(optimizer: Any) -> tuple[int, Any]:
+    return id(optimizer), tf.distribute.get_replica_context()._replica_id
+
+
+def update_with_context() -> None:
+    """Calls the inner optimizer with the context variables that are set where the replica calls the outer one."""
+    apply = keras.optimizers.LossScaleOptimizer._tf_apply
+    update = keras.optimizers.LossScaleOptimizer._stateful_handle_finite_grads
+
+    @functools.wraps(apply)
+    def apply_with_context(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        goes_on_here = tf.__internal__.distribute.strategy_supports_no_merge_call()
+        if goes_on_here or tf.distribute.in_cross_replica_context():  # for which Keras has an error
+            apply(self, grads, trainable_variables)
+            return
+        key = _key(self)
+        _contexts[key] = contextvars.copy_context()
+        try:
+            apply(self, grads, trainable_variables)
+        finally:
+            _contexts.pop(key, None)
+
+    @functools.wraps(update)
+    def update_in_context(self: Any, grads: Any, trainable_variables: Any) -> None:
+        context = _contexts.get(_key(self)) if _contexts else None
+        if context is None:
+            update(self, grads, trainable_variables)
+        else:
+            context.run(update, self, grads, trainable_variables)
+
+    keras.optimizers.LossScaleOptimizer._tf_apply = apply_with_context
+    keras.optimizers.LossScaleOptimizer._stateful_handle_finite_grads = update_in_context

@@ -120,6 +120,7 @@ def mend() -> None:
         (accumulates_in_one_replica, _accumulate_the_sum),
         (normalizes_no_examples_to_nan, _keep_averages_without_examples),
         (keras_loss_scales.asks_the_first_replica, keras_loss_scales.ask_all_replicas),
+        (keras_loss_scales.updates_without_context, keras_loss_scales.update_with_context),
     ):
         if is_faulty():
             mend_it()

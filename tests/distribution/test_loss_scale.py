@@ -113,32 +113,58 @@ SIZES = [5, 3, 4, 1, 2]  # two updates, and one that is not complete
 STOCK = ["sgd", "adamw"]  # those for which two batches with accumulation are as one without
 
 
-def accumulate(strategy, name, eager=False):
-    return trained(strategy, lambda: OPTIMIZERS[name](gradient_accumulation_steps=2), batches_of(SIZES), eager)
+def accumulate(strategy, name, scale=None, too_large=(), eager=False):
+    def optimizer():
+        inner = OPTIMIZERS[name](gradient_accumulation_steps=2)
+        return inner if scale is None else scaled(inner, scale)
+
+    return trained(strategy, optimizer, batches_of(SIZES, too_large), eager)
 
 
-def in_whole_batches(name):
-    """What `accumulate` does to the weights, with all examples of an update in one batch."""
+def in_whole_batches(name, pairs):
+    """The weights after updates with all examples of two batches in one."""
     batches = batches_of(SIZES)
-    whole = [[np.concatenate(parts) for parts in zip(*batches[i : i + 2], strict=True)] for i in (0, 2)]
+    whole = [[np.concatenate(parts) for parts in zip(batches[i], batches[j], strict=True)] for i, j in pairs]
     return trained(None, OPTIMIZERS[name], [tuple(one) for one in whole])
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_replicas_accumulate_as_one_device(name, devices):
-    expected = accumulate(None, name)
+def assert_equal_weights(found, expected):
+    for name in WEIGHTS:
+        np.testing.assert_allclose(found[name], expected[name], atol=2e-6, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize(("name", "scale"), [("sgd", None), ("adamw", None), ("ema", None), ("sgd", 8), ("adamw", 8)])
+def test_replicas_accumulate_as_one_device(name, scale, devices):
+    """The updates are those of whole batches, with a loss scale and without one."""
+    expected = accumulate(None, name, scale)
     if name in STOCK:
-        whole = in_whole_batches(name)
-        for one in WEIGHTS:
-            np.testing.assert_allclose(expected[one], whole[one], atol=2e-6)
-    for replicas, eager in [(1, False), (2, False), (1, True)]:
-        found = devices(accumulate, replicas=replicas, name=name, eager=eager)
+        assert_equal_weights(expected, in_whole_batches(name, [(0, 1), (2, 3)]))
+    for replicas, eager in [(1, False), (2, False), (2 if scale else 1, True)]:
+        found = devices(accumulate, replicas=replicas, name=name, scale=scale, eager=eager)
         assert_same_in_all_replicas(found, expected, replicas=replicas)
 
 
-def on_the_only_device(strategy, name):
-    return accumulate(tf.distribute.OneDeviceStrategy("CPU:1"), name)
+@pytest.mark.parametrize("row", [5, 7])  # in the first replica and in the last one, of the second batch
+def test_a_batch_that_overflows_is_no_part_of_an_update(row, devices):
+    """The updates are those of the first with the third batch, and of the fourth with the fifth."""
+    arguments = {"name": "adamw", "scale": 8.0, "too_large": [row]}
+    expected = accumulate(None, **arguments)
+    assert_equal_weights(expected, in_whole_batches("adamw", [(0, 2), (3, 4)]))
+    for replicas in (1, 2):
+        assert_same_in_all_replicas(devices(accumulate, replicas=replicas, **arguments), expected, replicas=replicas)
 
 
-def test_a_strategy_of_one_device_accumulates_as_no_strategy(devices):
-    assert_same_in_all_replicas(devices(on_the_only_device, name="adamw"), accumulate(None, "adamw"))
+def test_workers_accumulate_as_one_device(workers):
+    expected = accumulate(None, "sgd", 8.0, [7])
+    for found in workers(accumulate, name="sgd", scale=8.0, too_large=[7]):
+        assert_same_in_all_replicas(found, expected)
+
+
+def on_the_only_device(strategy, **arguments):
+    return accumulate(tf.distribute.OneDeviceStrategy("CPU:1"), **arguments)
+
+
+@pytest.mark.parametrize("scale", [None, 8.0])
+def test_a_strategy_of_one_device_accumulates_as_no_strategy(scale, devices):
+    found = devices(on_the_only_device, name="adamw", scale=scale)
+    assert_same_in_all_replicas(found, accumulate(None, "adamw", scale))

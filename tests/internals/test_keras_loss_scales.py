@@ -3,6 +3,8 @@
 `test_keras_replicas` tests that the faults are found, and `tests/distribution/test_loss_scale.py` what comes of them.
 """
 
+import contextvars
+
 import keras
 import numpy as np
 import pytest
@@ -13,6 +15,9 @@ from tests.internals.doors import SCALES, still
 tf = pytest.importorskip("tensorflow")
 
 pytestmark = pytest.mark.tensorflow
+
+
+NUMBER = contextvars.ContextVar("number", default=None)
 
 
 @still("skips a batch by the answer of `check_finite`", door=SCALES)
@@ -34,3 +39,48 @@ def test_ask_all_replicas(monkeypatch):
     monkeypatch.setattr(scaled, "check_finite", lambda *_: False)
     optimizer.apply([tf.constant([1.0])], [variable])
     assert variable.numpy() == 2
+
+
+@still("calls the inner optimizer in `_stateful_handle_finite_grads`, within `_tf_apply`", door=SCALES)
+def test_update_with_context(monkeypatch):
+    """A context variable of the training step is what it is there for the inner optimizer, where Keras starts threads.
+
+    Without replicas, and after an error of the inner optimizer, all is as in Keras.
+    """
+    scaled = keras.optimizers.LossScaleOptimizer
+    for name in ("_tf_apply", "_stateful_handle_finite_grads"):
+        monkeypatch.setattr(scaled, name, getattr(vars(scaled)[name], "__wrapped__", vars(scaled)[name]))
+    seen, strategy = [], tf.distribute.MirroredStrategy(["CPU:0"])
+
+    class Noting(keras.optimizers.SGD):
+        def apply(self, grads, trainable_variables=None):
+            seen.append(NUMBER.get())
+            if NUMBER.get() == 7:
+                raise ValueError("seven")
+            super().apply(grads, trainable_variables)
+
+    with strategy.scope():
+        variable, optimizer = keras.Variable([5.0]), scaled(Noting(1.0), initial_scale=2.0)
+        optimizer.build([variable])
+
+    def step(number=3):
+        token = NUMBER.set(number)
+        try:
+            optimizer.apply([tf.constant([4.0])], [variable])
+        finally:
+            NUMBER.reset(token)
+
+    assert keras_loss_scales.updates_without_context()
+    strategy.run(step)
+    keras_loss_scales.update_with_context()
+    assert not keras_loss_scales.updates_without_context()
+    strategy.run(step)
+    tf.function(lambda: strategy.run(step))()
+    with pytest.raises(ValueError, match="seven"):
+        strategy.run(step, args=(7,))
+    assert seen == [None, 3, 3, 7] and not keras_loss_scales._contexts
+    with strategy.scope(), pytest.raises(ValueError, match="must be called in a replica context"):
+        step()
+    alone, variable = scaled(Noting(1.0), initial_scale=2.0), keras.Variable([5.0])
+    alone.apply([tf.constant([4.0])], [variable])
+    assert seen[4:] == [None] and variable.numpy() == 3

@@ -27,6 +27,7 @@ FAULTS = {  # the check that finds a fault, and what it concerns
     keras_replicas.accumulates_in_one_replica: "_backend_apply_gradients",
     keras_replicas.normalizes_no_examples_to_nan: "_moments",
     keras_loss_scales.asks_the_first_replica: "check_finite",
+    keras_loss_scales.updates_without_context: "_stateful_handle_finite_grads",
 }
 
 
@@ -37,7 +38,7 @@ def stock(monkeypatch):
     owners = [trainer.TensorFlowTrainer, importlib.import_module("keras.src.backend.tensorflow.trainer")]
     owners += [optimizer.TFOptimizer, keras.layers.BatchNormalization, keras.optimizers.LossScaleOptimizer]
     for owner in owners:
-        for name in FAULTS.values():
+        for name in [*FAULTS.values(), "_tf_apply"]:
             if name in vars(owner):
                 original = getattr(vars(owner)[name], "__wrapped__", vars(owner)[name])
                 monkeypatch.setattr(owner, name, original)

@@ -106,6 +106,30 @@ def test_a_cycle_of_padding_alone_changes_nothing():
         np.testing.assert_array_equal(one, two)
 
 
+def test_a_batch_whose_gradients_overflow_is_no_part_of_an_update():
+    """Batches of 3, 3, 3, 3 and 1 rows: with a loss scale, the first makes an update with the third, not the second."""
+
+    def trained(optimizer, x, rows):
+        keras.utils.set_random_seed(5)
+        inputs = keras.Input((3,))
+        model = CheckedModel(inputs, keras.layers.Dense(2, kernel_regularizer="l2")(inputs))
+        model.compile(optimizer, "mse", run_eagerly=EAGERLY)
+        for batch in rows:
+            model.train_on_batch(x[batch], y[batch])
+        return model
+
+    def adam(**options):
+        return keras.optimizers.Adam(0.01, epsilon=1e-3, **options)
+
+    x, y = (np.random.default_rng(seed).normal(size=(13, size)).astype("float32") for seed, size in ((1, 3), (2, 2)))
+    parts = np.split(np.arange(13), [3, 6, 9, 12])
+    whole = trained(adam(), x, [np.concatenate([parts[i], parts[j]]) for i, j in ((0, 2), (3, 4))])
+    x[4] = 1e30
+    scaled = keras.optimizers.LossScaleOptimizer(adam(gradient_accumulation_steps=2), initial_scale=8.0)
+    assert_equal_weights(trained(scaled, x, parts), whole)
+    assert float(keras.ops.convert_to_numpy(scaled.dynamic_scale)) == 4
+
+
 def of_tokens():
     return {"metrics": [PaddedAccuracy(), Perplexity()], "weighted_metrics": [PaddedAccuracy(name="weighted")]}
 
