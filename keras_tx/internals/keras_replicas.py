@@ -211,7 +211,7 @@ def _loop_over_batches_in_python() -> None:
 
     @functools.wraps(original)
     def make_function(self: Any, step_function: Any) -> Any:
-        run, num_steps = original(self, step_function), self.steps_per_execution
+        run, num_steps = original(self, keras_training.waiting_for_batch(step_function)), self.steps_per_execution
 
         def execute(iterator: Any) -> Any:
             if num_steps > 1 and isinstance(iterator, tf.distribute.DistributedIterator):

@@ -208,6 +208,23 @@ def build_metrics(model: Any, batch: Any) -> None:
     model._symbolic_build(data_batch=batch)
 
 
+def waiting_for_batch(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A step of `fit` or `evaluate` on TensorFlow, nothing of which runs before there is its batch.
+
+    Keras finds the end of data of unknown size when a step asks for the batch after the last one. In a graph, whatever
+    in that step does not depend on the batch has then run: the optimizer has counted an update, and metrics a batch of
+    constant size, so that losses and metrics were too small.
+    """
+
+    @functools.wraps(step)
+    def wait(data: Any) -> Any:
+        tensors = [x for x in tf.nest.flatten(data, expand_composites=True) if tf.is_tensor(x)]
+        with tf.control_dependencies([tf.group(*tensors)] if tensors and not tf.executing_eagerly() else []):
+            return step(data)
+
+    return wait
+
+
 class TracedOnce(keras_models.Cloned):
     """A functional model that builds its optimizer, metrics and losses before it traces a step on TensorFlow.
 
@@ -220,6 +237,8 @@ class TracedOnce(keras_models.Cloned):
 
     A subclass of the user whose steps differ may give other outputs or labels to the metrics, and train other
     variables; then all is left to Keras.
+
+    Here a step waits for its batch: see `waiting_for_batch`.
     """
 
     @property
@@ -243,6 +262,10 @@ class TracedOnce(keras_models.Cloned):
 
     def make_test_function(self, force: bool = False) -> Any:
         return super().make_test_function(self._has_other_ranks("test_function") or force)
+
+    def _make_function(self, step_function: Any, **options: bool) -> Any:
+        is_graph = keras.backend.backend() == "tensorflow"
+        return super()._make_function(waiting_for_batch(step_function) if is_graph else step_function, **options)
 
     def _has_other_ranks(self, function: str) -> bool:
         """Whether the coming data have sample weights of another number of axes than `function` has been made for."""

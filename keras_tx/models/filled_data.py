@@ -132,8 +132,13 @@ def _fill_batch(multiple_of: int, convert: Any, batch: Any) -> Any:
 def _for_prediction(x: Any, y: Any, sample_weight: Any) -> Any:
     """A batch for `predict`, with which rows are examples."""
     first = keras.tree.flatten(sample_weight)[0]
-    is_example = np.signbit(first) if isinstance(first, np.ndarray) else keras.ops.signbit(first)
-    return x, is_example, {IS_EXAMPLE: ~is_example}
+    if isinstance(first, np.ndarray):
+        is_filling = np.signbit(first)
+    elif sys.modules.get("tensorflow") is not None and tf.is_tensor(first):  # in a dataset, on any backend
+        is_filling = tf.bitcast(first, "int32") < 0
+    else:
+        is_filling = keras.ops.signbit(first)
+    return x, is_filling, {IS_EXAMPLE: ~is_filling}
 
 
 def _fill_one_batch(given: dict[str, Any], multiple_of: int) -> Callable[[Any], Any]:

@@ -270,6 +270,25 @@ def test_callbacks_are_called_once_for_steps_per_execution(devices):
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
 
 
+def of_constant_size(strategy, is_known=False):
+    """What `evaluate` and `fit` of a model of Keras return for batches of a constant size."""
+    x = np.random.default_rng(5).normal(size=(20, 3)).astype("float32")
+    dataset = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(4, drop_remainder=True)
+    dataset = dataset if is_known else dataset.filter(lambda *_: True)
+    keras.utils.set_random_seed(3)
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse", metrics=["mae"])
+    found = [model.evaluate(dataset, verbose=0)]
+    found += model.fit(dataset, epochs=2, verbose=0, shuffle=False).history.values()
+    return [*np.hstack(found).tolist(), int(model.optimizer.iterations.numpy())]
+
+
+@PROCESS
+def test_nothing_runs_after_the_end_of_data_of_unknown_size(devices):
+    np.testing.assert_allclose(devices(of_constant_size), of_constant_size(None, is_known=True), rtol=1e-5)
+
+
 # What is refused.
 
 

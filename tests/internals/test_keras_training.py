@@ -11,7 +11,10 @@ import pytest
 from keras import layers, ops
 
 from keras_tx.internals import keras_training
+from keras_tx.optional import Lazy
 from tests.internals.doors import TRAINING, still
+
+tf = Lazy("tensorflow")
 
 X, Y = np.ones((4, 2), "float32"), np.arange(4.0, dtype="float32")[:, None]
 
@@ -294,3 +297,50 @@ def test_shape_in_replica():
         tf.data.Dataset.from_tensors(np.ones((4, 3)))
     )
     assert keras_training.shape_in_replica(two.element_spec).shape == (4, 3)
+
+
+def steps_on(kind, is_known, options):
+    """What `evaluate` and `fit` return, the count of updates and the weights, with batches of a constant size."""
+    data = tf.data.Dataset.from_tensor_slices((X10, Y10)).batch(2, drop_remainder=True)
+    data = data if is_known else data.filter(lambda *_: True)
+    model = small(metrics=["accuracy"], kind=kind, **options)
+    found = (
+        model.evaluate(data, verbose=0),
+        *model.fit(data, epochs=2, validation_data=data, shuffle=False, verbose=0).history.values(),
+    )
+    return np.hstack(found), int(model.optimizer.iterations.numpy()), model.get_weights()
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"run_eagerly": True}, {"steps_per_execution": 3}])
+def test_a_step_waits_for_its_batch(options):
+    expected, found = (steps_on(keras_training.TracedOnce, is_known, options) for is_known in (True, False))
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+    assert found[1] == expected[1] == 10
+    for one, two in zip(found[2], expected[2], strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6)
+
+
+@pytest.mark.tensorflow
+@still("runs a part of a step when data of unknown size have ended", door=TRAINING)
+def test_keras_runs_a_part_of_a_step_after_the_data():
+    expected, found = (steps_on(keras.Model, is_known, {}) for is_known in (True, False))
+    assert expected[1] == 10 and found[1] == 12  # one more in each epoch
+    assert found[0][0] < 0.9 * expected[0][0]  # the loss of 5 batches, divided by 6
+
+
+@pytest.mark.tensorflow
+def test_batches_of_ragged_and_sparse_tensors_are_waited_for():
+    class Counting(keras_training.TracedOnce):
+        def test_step(self, data):
+            self.count.assign_add(1)
+            return {"count": self.count}
+
+    x = keras.Input((2,))
+    model = Counting(x, layers.Dense(1)(x))
+    model.count = tf.Variable(0)
+    model.compile()
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0], [4.0, 5.0]])
+    data = tf.data.Dataset.from_tensor_slices((ragged, tf.sparse.eye(3))).batch(1).filter(lambda *_: True)
+    model.evaluate(data, verbose=0)
+    assert int(model.count) == 3
