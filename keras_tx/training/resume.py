@@ -32,11 +32,13 @@ class Resume(keras.callbacks.Callback):
     `shuffle` of `tf.data`, and of `fit` on TensorFlow, restarts its random sequence in each process; so let
     `Resume.dataset` create the data of each epoch, as below. Operations must also be deterministic: see
     `tf.config.experimental.enable_op_determinism`. In the middle of an epoch, the batches before the position are read
-    again but not trained on; callbacks see these steps again, and then those in `callbacks` get their saved state.
+    again but not trained on. Callbacks see the beginning of the epoch and these steps again; then all variables, which
+    they may have changed (such as the learning rate), get their saved values, and those in `callbacks` their state.
 
-    `Resume` must be the last in the list of callbacks, so that the backup contains what the others log, and whether
-    they stopped the training. A callback that writes its own file (such as `CSVLogger(append=True)`) may write the
-    interrupted epoch twice. The learning rate comes from the backup, not from `compile`, unless it is a schedule.
+    `Resume` must be the last in the list of callbacks, so that the backup contains what the others log and change when
+    an epoch ends, and whether they stopped the training. A callback that writes its own file (such as
+    `CSVLogger(append=True)`) may write the interrupted epoch twice. The learning rate comes from the backup, not from
+    `compile`, unless it is a schedule.
 
     **Several workers** (`keras_tx.distribution.multi_worker_strategy`, or several processes of `keras.distribution` on
     JAX): every worker has a `Resume`, and the first one, the chief, writes the backup. At the start all workers agree:
@@ -189,14 +191,13 @@ class Resume(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._restore_late()  # if no epoch was left
 
-    def _variables(self) -> list[Any]:
-        optimizer = self.model.optimizer
-        return [*self.model.variables, *(optimizer.variables if optimizer is not None else ())]
+    def _variables(self, model: Any) -> list[Any]:
+        return [*model.variables, *(model.optimizer.variables if model.optimizer is not None else ())]
 
     def _save(self, position: dict[str, int] | None) -> None:
         """Writes the backup; `position` is None at the end of an epoch."""
         self._unsaved_steps = 0
-        kept = self._variables()
+        kept = self._variables(self.model)
         metrics = self.model.metrics_variables if position is not None else []
         arrays = {f"variable {i}": backups.as_array(self._workers.array(one)) for i, one in enumerate(kept)}
         state = {
@@ -228,14 +229,13 @@ class Resume(keras.callbacks.Callback):
             raise ValueError(
                 f"`callbacks` must be those of the backup, {classes}. Received: {given}, backup {str(self.path)!r}"
             )
-        variables, position = self._variables(), state["position"]
-        backups.check_same(state["variables"], [backups.describe(v) for v in variables], self.path)
+        position = state["position"]
+        backups.check_same(state["variables"], [backups.describe(v) for v in self._variables(self.model)], self.path)
         if position is not None:
             self._check_position(position)
-        for index, variable in enumerate(variables):
-            variable.assign(arrays.pop(f"variable {index}"))
         self._epochs, self._logs = state["epochs"], state["logs"]
         self._unrestored = state, arrays
+        self._restore_variables(self.model)
         self._restore_callbacks()
         for callback, (_, values) in zip(self.callbacks, state["callbacks"], strict=True):
             self._restore_after_its_beginning(callback, values, arrays)
@@ -297,7 +297,8 @@ class Resume(keras.callbacks.Callback):
                 if logs is None:
                     build_metrics(model, batch)
                     logs = self._restored_metrics(model)
-            return logs if len(arguments) == 1 else (logs, arguments[0])  # JAX passes a state, too
+            state = arguments[0] if left or len(arguments) == 1 else self._restored_state(model, arguments[0])
+            return logs if len(arguments) == 1 else (logs, state)  # JAX passes a state, too
 
         model.train_function = skip
 
@@ -345,11 +346,26 @@ class Resume(keras.callbacks.Callback):
         return model.get_metrics_result()
 
     def _end_of_skipping(self) -> None:
+        # Other callbacks saw the skipped steps again, and what they changed is already in the backup. It was written in
+        # this call, so that the callbacks behind `Resume` change the model once more, as they did then.
+        model = self.model
+        self._restore_variables(model)
         with backups.reading(self.path, ValueError):
+            self._restored_metrics(model)
             self._restore_callbacks()
             self._restore_random("random")
-            self.model.stop_training = bool(self._unrestored[0]["stopped"])
+            model.stop_training = bool(self._unrestored[0]["stopped"])
         self._unrestored = None
+
+    def _restored_state(self, model: Any, state: Any) -> Any:
+        """What a step on JAX returns in place of `state`; if the data end here, `fit` assigns it to the variables."""
+        self._restore_variables(model)
+        parts = model.trainable_variables, model.non_trainable_variables, model.optimizer.variables
+        return (*([variable.value for variable in part] for part in parts), state[-1])
+
+    def _restore_variables(self, model: Any) -> None:
+        for index, variable in enumerate(self._variables(model)):
+            variable.assign(self._unrestored[1][f"variable {index}"])
 
     def _restore_callbacks(self) -> None:
         state, arrays = self._unrestored

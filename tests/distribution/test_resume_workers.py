@@ -42,7 +42,8 @@ def train(strategy, folder, cut=None, own=False, epochs=2):
         on_epoch_begin=lambda epoch, logs: now.append(epoch), on_train_batch_end=stop
     )
     np.random.seed(index)
-    history = model.fit(data, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback, resume])
+    halved = keras.callbacks.LearningRateScheduler(lambda epoch, lr: lr * 0.5)  # once in each epoch, also when resumed
+    history = model.fit(data, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback, halved, resume])
     weights = [weight.tolist() for weight in model.get_weights()]
     return {"weights": weights, "loss": history.history["loss"], "draw": float(np.random.random())}
 

@@ -1,0 +1,148 @@
+"""`Resume` in the middle of an epoch: what callbacks change in its steps, which they see again, counts once."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.training import Resume
+from tests.tools import to_numpy
+
+tf = pytest.importorskip("tensorflow")
+
+EPOCHS, STEPS = 3, 5
+X = np.random.default_rng(0).normal(size=(3 * STEPS, 2)).astype("float32")
+
+
+class CutOff(Exception):
+    pass
+
+
+class CutsOff(keras.callbacks.Callback):
+    """Ends `fit` after so many steps of the process."""
+
+    def __init__(self, left):
+        super().__init__()
+        self.left = left
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            raise CutOff
+
+
+def halves_in_each_epoch():
+    return keras.callbacks.LearningRateScheduler(lambda epoch, lr: lr * 0.5)
+
+
+class ChangesTheRate(keras.callbacks.Callback):
+    """At each of its calls in another way, so that another order of the calls gives another rate."""
+
+    def change(self, factor, more):
+        rate = self.model.optimizer.learning_rate
+        rate.assign(rate * factor + more)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.change(0.75, 0.013)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.change(0.875, 0.011)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.change(0.9375, 0.005)
+
+
+class WarmsUp(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        rate = self.model.optimizer.learning_rate
+        rate.assign(rate * 1.125)
+
+
+class Decays(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        rate = self.model.optimizer.learning_rate
+        rate.assign(rate - 0.003)
+
+
+class ShrinksTheWeights(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        for variable in self.model.trainable_variables:
+            variable.assign(variable * 0.75)
+
+    def on_train_batch_end(self, batch, logs=None):
+        for variable in self.model.trainable_variables:
+            variable.assign(variable * 0.875)
+
+
+class ResetsTheMetrics(keras.callbacks.Callback):
+    """So that the epoch logs what its last steps measured, from the fourth one on."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.reset_metrics()
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch in (0, 3):
+            self.model.reset_metrics()
+
+
+def fit(folder, callbacks, place, cut=0, steps_per_execution=1):
+    """(history, variables, rate) of a model made anew, with `Resume` at this place in the list of callbacks."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    is_eager = steps_per_execution == 1  # tracing would be most of the time
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
+    model.compile(optimizer, "mse", metrics=["mae"], run_eagerly=is_eager, steps_per_execution=steps_per_execution)
+    resume, rows = Resume(folder, save_freq=2), tf.data.Dataset.from_tensor_slices((X, X[:, :1] + 1))
+    data = resume.dataset(lambda epoch: rows.shuffle(len(X), seed=epoch).batch(3))
+    listed = [CutsOff(cut), *callbacks]
+    listed.insert({"first": 0, "middle": 2, "last": len(listed)}[place], resume)
+    history = model.fit(data, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=listed)
+    variables = [to_numpy(variable).copy() for variable in (*model.variables, *optimizer.variables)]
+    return history, variables, float(to_numpy(optimizer.learning_rate))
+
+
+def assert_resumed_equals_whole(path, make, place, cuts, **options):
+    """Each number in `cuts` is that of the steps after which a process ends; it counts steps that are seen again."""
+    history, whole, rate = fit(path / "whole", [one() for one in make], place, **options)
+    for cut in cuts:
+        with pytest.raises(CutOff):
+            fit(path / "cut", [one() for one in make], place, cut, **options)
+    cut_history, variables, _ = fit(path / "cut", [one() for one in make], place, **options)
+    for one, two in zip(variables, whole, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert cut_history.epoch == history.epoch
+    assert {name: cut_history.history[name] for name in ("loss", "mae")} == {
+        name: history.history[name] for name in ("loss", "mae")
+    }
+    if place == "last":  # otherwise the backup does not have what those behind `Resume` log
+        assert cut_history.history == history.history
+    return history, rate
+
+
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        [halves_in_each_epoch, keras.callbacks.Callback],
+        [WarmsUp, Decays],
+        [Decays, WarmsUp],
+        [ChangesTheRate, ShrinksTheWeights, halves_in_each_epoch, ChangesTheRate],
+        [ResetsTheMetrics, keras.callbacks.Callback],
+    ],
+)
+def test_what_callbacks_change_counts_once(make, place, tmp_path):
+    history, rate = assert_resumed_equals_whole(tmp_path, make, place, cuts=[3, 5, 14])
+    if make[0] is halves_in_each_epoch:
+        np.testing.assert_allclose(history.history["learning_rate"], [0.05, 0.025, 0.0125], rtol=1e-6)
+    if make[0] is WarmsUp:
+        expected = 0.1
+        for _ in range(EPOCHS * STEPS):
+            expected = expected * 1.125 - 0.003
+        assert rate == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="there an execution is one step")
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_with_several_steps_per_execution(place, tmp_path):
+    """In a graph. An epoch has 3 executions, of 2, 2 and 1 steps."""
+    make = [halves_in_each_epoch, ChangesTheRate]
+    assert_resumed_equals_whole(tmp_path, make, place, cuts=[2, 5], steps_per_execution=2)
