@@ -163,7 +163,8 @@ class Resume(keras.callbacks.Callback):
             self._begin_in_the_middle()
 
     def _after_step(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        steps, self._steps = batch + 1 - self._steps, batch + 1
+        end = min(batch + 1, self.params.get("steps") or batch + 1)  # the last execution may have fewer steps
+        steps, self._steps = end - self._steps, end
         self._calls += 1
         if self._calls == 1:
             self._data.check(self._current)
@@ -289,9 +290,11 @@ class Resume(keras.callbacks.Callback):
             left -= 1
             # PyTorch passes the batches of the step, the others an iterator of batches.
             read = iter(arguments[-1]) if keras.backend.backend() == "torch" else arguments[-1]
-            for _ in range(min(position["steps_per_execution"], position["steps"] - batches)):
+            for step in range(min(position["steps_per_execution"], position["steps"] - batches)):
                 batch = next(read, None)
                 if batch is None:
+                    if step and self.params.get("steps") is None:
+                        break  # data of unknown length, which end in this execution
                     raise self._too_few(batches)
                 batches += 1
                 if logs is None:
