@@ -1,9 +1,9 @@
 """Saves answers of the live model in a file, with which `check` compares, and figures for the model card.
 
 The file is {"signatures": {name: [{"inputs": ..., "outputs": ..., "tolerance": ...}]}} with strings and numbers in
-lists, and bytes that are not UTF-8 as {"b64": ...}. `check` also times the first request of each signature. For a
-classifier the file also has "text" (and "text_pair"), "label" (or "labels"), "probabilities" and "tolerance" of
-`serving_default`, computed by Keras alone.
+lists, bytes that are not UTF-8 as {"b64": ...}, and None for what is not compared. `check` also times the first
+request of each signature. For a classifier the file also has "text" (and "text_pair"), "label" (or "labels"),
+"probabilities" and "tolerance" of `serving_default`, computed by Keras alone.
 """
 
 import base64
@@ -121,7 +121,7 @@ def example(
     """An entry of the file for a signature; None if it would be too large.
 
     The tolerance of probabilities is that of the dtype; of other numbers it is ten times that, relative to the largest.
-    The labels of a multi-label head are left out if rounding may change one of them.
+    A label, word or id that rounding may change is None, see `_without_near_ties`.
 
     Raises:
         ValueError: a number is NaN.
@@ -138,10 +138,38 @@ def example(
     if name != "classify" and not set(floats) <= {"probabilities"}:
         finite = [value[np.isfinite(value)] for value in floats.values()]
         tolerance *= 10 * max([1.0, *[float(np.max(np.abs(value), initial=0)) for value in finite]])
-    if "labels" in outputs and "probabilities" in outputs:
-        is_near = np.abs(outputs["probabilities"] - THRESHOLD) <= 2 * TOLERANCES[half_dtype]
-        outputs = {key: value for key, value in outputs.items() if key != "labels" or not is_near.any()}
+    if "probabilities" in floats:
+        outputs = _without_near_ties(outputs, 2 * TOLERANCES[half_dtype])
     return {"inputs": _to_lists(inputs), "outputs": _to_lists(outputs), "tolerance": tolerance}
+
+
+def _without_near_ties(outputs: Mapping[str, np.ndarray], distance: float) -> dict[str, np.ndarray]:
+    """Outputs with None in place of what rounding may change: it follows from probabilities within `distance`.
+
+    These are `labels` with a probability near the threshold; a `label` whose probability is near the second best;
+    `top_ids` and `words` whose probability is near that of the one before or after; and a `text` in which a best word
+    is near the second best. Their probabilities are compared in any case.
+    """
+    probabilities = outputs["probabilities"]
+    descending = -np.sort(-probabilities, axis=-1)
+    # After the last one come those that are not among the outputs, of which none has more than what is left of 1.
+    rest = np.minimum(descending[..., -1:], np.maximum(1 - descending.sum(axis=-1, keepdims=True), 0))
+    is_near_next = descending - np.concatenate([descending[..., 1:], rest], axis=-1) <= distance
+    is_near = is_near_next.copy()
+    is_near[..., 1:] |= is_near_next[..., :-1]
+    unknown = {
+        "labels": np.abs(probabilities - THRESHOLD) <= distance,
+        "label": is_near_next[..., :1].any(axis=-1),
+        "top_ids": is_near,
+        "words": is_near,
+    }
+    if "words" in outputs:
+        unknown["text"] = is_near_next[..., :1].any(axis=(-2, -1))
+    nothing = np.array(None, object)
+    return {
+        key: np.where(unknown[key], nothing, value) if key in unknown and unknown[key].shape == value.shape else value
+        for key, value in outputs.items()
+    }
 
 
 def differences(signatures: Mapping[str, Any], examples: Mapping[str, list[Example]]) -> dict[str, dict[str, Any]]:
@@ -163,7 +191,7 @@ def differences(signatures: Mapping[str, Any], examples: Mapping[str, list[Examp
                 if answer[key].dtype.is_floating:
                     found.append(_largest_difference(name, key, answer[key].numpy(), expected))
                 else:
-                    equal = equal and _to_lists({key: answer[key]})[key] == expected
+                    equal = equal and _equal_if_known(_to_lists({key: answer[key]})[key], expected)
             difference = float(np.max(found))  # NaN, if one of them is
             if not difference <= TOO_FAR * row["tolerance"]:
                 raise ValueError(
@@ -238,6 +266,14 @@ def from_json(value: Any) -> Any:
     if isinstance(value, list):
         return [from_json(one) for one in value]
     return base64.b64decode(value["b64"]) if isinstance(value, dict) else value
+
+
+def _equal_if_known(got: Any, expected: Any) -> bool:
+    """Whether two values, or lists of lists of them, are equal, where those in `expected` are not None."""
+    if not isinstance(expected, list):
+        return expected is None or bool(got == expected)
+    is_like = isinstance(got, list) and len(got) == len(expected)
+    return is_like and all(_equal_if_known(one, other) for one, other in zip(got, expected, strict=True))
 
 
 def _largest_difference(signature: str, output: str, got: np.ndarray, expected: Any) -> float:

@@ -194,7 +194,9 @@ def test_the_parity_file_has_what_the_live_model_answers(masked, tokenizer):
         if "[MASK]" in row["inputs"]["text"][0]
     ]
     words, probabilities, filled = expected_words(masked.model, tokenizer, row["inputs"]["text"][0])
-    assert row["outputs"]["words"] == [words] and row["outputs"]["text"] == [filled]
+    # The last of the words may be as likely as the next, which is not among the outputs.
+    assert [one[:4] for one in row["outputs"]["words"][0]] == [one[:4] for one in words]
+    assert row["outputs"]["text"] == [filled]
     assert_close(row["outputs"]["probabilities"][0], probabilities)
 
 

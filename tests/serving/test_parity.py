@@ -36,3 +36,56 @@ def test_bytes_pass_through_json():
     there = json.loads(json.dumps(parity.to_json(given["a"])))
     assert there == ["text", "é", {"b64": "/wA="}]
     assert parity.from_json(there) == ["text", "é", b"\xff\x00"]
+
+
+def test_of_near_ties_the_probabilities_alone_are_compared():
+    """In float32 probabilities that are 1e-5 apart are a near tie, in bfloat16 those that are 0.1 apart."""
+
+    def kept(key, values, probabilities, half_dtype=None):
+        answer = {key: np.array(values, object), "probabilities": np.array(probabilities, "float32")}
+        found = parity.example("serving_default", {}, answer, half_dtype)["outputs"]
+        assert found["probabilities"] == answer["probabilities"].tolist()
+        return found[key]
+
+    assert kept("label", [b"a"], [[0.3, 0.45, 0.25]]) == ["a"]
+    assert kept("label", [b"a"], [[0.3, 0.45, 0.25]], "float16") == ["a"]
+    assert kept("label", [b"a"], [[0.4, 0.45, 0.15]], "bfloat16") == [None]
+    assert kept("label", [b"a"], [[0.1, 0.45, 0.449995]]) == [None]
+    tokens = [[[0.1, 0.9], [0.5, 0.5], [0.2, 0.8]]]
+    assert kept("label", [[b"O", b"B", b"I"]], tokens) == [["O", None, "I"]]
+    # Of the best words only these come out: what is left of 1 may all be that of the next.
+    assert kept("words", [[[b"x", b"y", b"z"]]], [[[0.5, 0.3, 0.15]]]) == [[["x", "y", "z"]]]
+    assert kept("words", [[[b"x", b"y", b"z"]]], [[[0.5, 0.3, 0.1]]]) == [[["x", "y", None]]]
+    assert kept("top_ids", [[[7, 5, 3]]], [[[0.5, 0.3, 0.2]]], "bfloat16") == [[[7, None, None]]]
+    assert kept("top_ids", [[[7, 5, 3]]], [[[0.4, 0.4, 0.2]]]) == [[[None, None, 3]]]
+
+
+@pytest.mark.parametrize(("best", "text"), [(0.8, ["so"]), (0.5, [None])])
+def test_a_text_that_a_near_tie_may_change_is_not_compared(best, text):
+    answer = {
+        "words": [[[b"a", b"b"], [b"c", b"d"]]],
+        "probabilities": [[[0.9, 0.1], [best, 1 - best]]],
+        "text": [b"so"],
+    }
+    found = parity.example("serving_default", {}, {key: np.array(value) for key, value in answer.items()}, None)
+    assert found["outputs"]["text"] == text
+    del answer["words"]  # a text that does not follow from the probabilities
+    found = parity.example("serving_default", {}, {key: np.array(value) for key, value in answer.items()}, None)
+    assert found["outputs"]["text"] == ["so"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "equal"),
+    [(["1", "2"], True), ([None, "2"], True), ([None, "3"], False), (["1"], False), (None, True), ("1", False)],
+)
+def test_what_is_none_is_not_compared_and_the_rest_is(expected, equal):
+    import tensorflow as tf
+
+    class Loaded:
+        structured_input_signature = ((), {"x": tf.TensorSpec([None], tf.int32)})
+
+        def __call__(self, x):
+            return {"s": tf.as_string(x)}
+
+    row = {"inputs": {"x": [1, 2]}, "outputs": {"s": expected}, "tolerance": 0}
+    assert parity.differences({"name": Loaded()}, {"name": [row]})["name"]["others_equal"] is equal
