@@ -103,6 +103,15 @@ def another_word(answers):
     place[0] = "another"
 
 
+def off_by_thrice_and_by_a_hundred_times_the_tolerance(answers):
+    answers["tolerance"] = 1.0
+    answers["probabilities"][0][0] += 3.0
+    first, second, *_ = answers["signatures"]["serving_default"]
+    first["tolerance"] = 1.0
+    first["outputs"]["probabilities"][0][0] -= 3.0
+    second["outputs"]["probabilities"][0][0] -= 1e-3
+
+
 @pytest.fixture(scope="module")
 def copies(exported, multi_label, pairs, tokenizer, tmp_path_factory):
     """Versions in order, and copies of them that each have something wrong."""
@@ -119,6 +128,7 @@ def copies(exported, multi_label, pairs, tokenizer, tmp_path_factory):
     }
     makers = {
         "off_by_a_thousandth": ("classifier", tampered(off_by_a_thousandth)),
+        "off_by_times": ("classifier", tampered(off_by_thrice_and_by_a_hundred_times_the_tolerance)),
         "not_a_number": ("classifier", tampered(not_a_number)),
         "masked_another": ("masked_bfloat16", tampered(another_word)),
         "multi_label_another": ("multi_label", tampered(another_label)),
@@ -227,6 +237,30 @@ def test_probabilities_that_are_not_the_live_models_are_a_problem(reports):
     report = reports["off_by_a_thousandth"]
     assert not report.ok
     assert report.problems == ["numbers differ from the live model's by 1.0e-03, over 1.0e-05"]
+
+
+@pytest.mark.process
+def test_the_difference_that_exceeds_its_tolerance_most_is_reported(reports):
+    assert reports["off_by_times"].problems == ["numbers differ from the live model's by 1.0e-03, over 1.0e-05"]
+
+
+@pytest.mark.process
+def test_if_no_difference_exceeds_its_tolerance_the_largest_is_reported_with_its_own(reports, copies):
+    """That of TensorFlow's Python loader and NumPy."""
+    import tensorflow as tf
+
+    signatures, found = tf.saved_model.load(str(copies["masked_bfloat16"])).signatures, []
+    for name, rows in json.loads((copies["masked_bfloat16"] / PARITY).read_text())["signatures"].items():
+        specs = signatures[name].structured_input_signature[1]
+        for row in rows:
+            inputs = {key: tf.constant(row["inputs"][key], spec.dtype) for key, spec in specs.items()}
+            gaps = np.ravel(signatures[name](**inputs)["probabilities"]) - np.ravel(row["outputs"]["probabilities"])
+            found.append((np.abs(gaps).max(initial=0), row["tolerance"]))
+    difference, tolerance = max(found)
+    report = reports["masked_bfloat16"]
+    assert report.ok and 1e-3 < difference < tolerance
+    assert report.parity["difference"] == pytest.approx(difference, rel=0.1)
+    assert report.parity["tolerance"] == tolerance
 
 
 @pytest.mark.process

@@ -34,9 +34,10 @@ class Report:
         milliseconds: {name of a signature: the median duration in milliseconds of a call with the first request, after
             a warm-up call}.
         saved_by: the version of TensorFlow that saved it.
-        parity: the comparison with the answers of the live model, a dict: the number of requests ("texts"), the largest
-            "difference" of a number and its "tolerance", whether strings and integers are equal ("same_labels"), and
-            whether an empty batch gives an empty answer ("empty_batch"). Empty if there is nothing to compare with.
+        parity: the comparison with the answers of the live model, a dict: the number of requests ("texts"), the
+            "difference" of a number that exceeds its "tolerance" most, or if none does the largest difference (both
+            are None if no numbers are compared), whether strings and integers are equal ("same_labels"), and whether
+            an empty batch gives an empty answer ("empty_batch"). Empty if there is nothing to compare with.
         problems: one sentence for each problem.
 
     Examples:
@@ -73,10 +74,9 @@ class Report:
         if self.saved_by:
             lines.append(f"  saved by TensorFlow {self.saved_by}; an older server may not read it")
         if self.parity:
-            lines.append(
-                f"  clean process, XLA off: {self.parity['texts']} requests, largest difference to the live model "
-                f"{self.parity['difference']:.1e}"
-            )
+            largest = self.parity["difference"]
+            of_numbers = "no numbers" if largest is None else f"largest difference to the live model {largest:.1e}"
+            lines.append(f"  clean process, XLA off: {self.parity['texts']} requests, {of_numbers}")
         elif self.ok:
             lines.append("  clean process, XLA off: no answers of the live model to compare with")
         return "\n".join(lines)
@@ -143,10 +143,9 @@ def report_of(path: str | Path, line: str) -> Report:
     problems += found["problems"]
     if not (found["problems"] or found["signatures"]):
         problems.append("it has no signatures, so nothing to answer")
-    if parity and not parity["difference"] <= parity["tolerance"]:  # also for NaN
-        problems.append(
-            f"numbers differ from the live model's by {parity['difference']:.1e}, over {parity['tolerance']:.1e}"
-        )
+    difference = parity.get("difference")
+    if difference is not None and not difference <= parity["tolerance"]:  # also for NaN
+        problems.append(f"numbers differ from the live model's by {difference:.1e}, over {parity['tolerance']:.1e}")
     if parity and not parity["same_labels"]:
         problems.append("labels or texts differ from the live model's")
     if parity and not parity["empty_batch"]:

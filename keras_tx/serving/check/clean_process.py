@@ -179,7 +179,8 @@ def _compare_examples(signatures: Mapping[str, Any], examples: Mapping[str, Any]
 
     An expected string or integer that is None is not compared, since rounding may change it.
     """
-    gaps, same, empty, count = [(0.0, 1e-6)], True, True, 0
+    gaps: list[tuple[float, float]] = []
+    same, empty, count = True, True, 0
     for name, rows in examples.items():
         for row in rows:
             inputs = {key: _from_json(value) for key, value in row["inputs"].items()}
@@ -200,8 +201,7 @@ def _compare_examples(signatures: Mapping[str, Any], examples: Mapping[str, Any]
         if rows:
             none = signatures[name](**{key: np.asarray(value)[:0] for key, value in inputs.items()})
             empty = empty and all(value.shape[0] == 0 for value in none.values())
-    # The difference that exceeds its tolerance most; NaN counts as infinitely large.
-    difference, tolerance = max(gaps, key=_excess)
+    difference, tolerance = _worst(gaps)
     return {
         "texts": count,
         "difference": difference,
@@ -211,18 +211,31 @@ def _compare_examples(signatures: Mapping[str, Any], examples: Mapping[str, Any]
     }
 
 
-def _excess(gap: tuple[float, float]) -> float:
-    difference, tolerance = gap
-    return float(np.inf) if np.isnan(difference) else difference - tolerance
+def _worst(gaps: Sequence[tuple[float, float]]) -> tuple[float | None, float | None]:
+    """The difference that exceeds its tolerance most, relative to it; where none does, the largest. None of no numbers.
+
+    NaN counts as infinitely large.
+    """
+
+    def order(gap: tuple[float, float]) -> tuple[float, float]:
+        difference, tolerance = gap
+        if np.isnan(difference):
+            return float("inf"), float("inf")
+        if difference <= tolerance:
+            return 0.0, difference
+        return difference / tolerance if tolerance else float("inf"), difference
+
+    return max(gaps, key=order, default=(None, None))
 
 
 def _worse(one: dict[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
     """Combines two comparisons: the worse difference, and whether strings and integers are equal in both."""
     if one is None:
         return other
-    worst = max((one, other), key=lambda found: _excess((found["difference"], found["tolerance"])))
+    found = [(each["difference"], each["tolerance"]) for each in (one, other)]
+    difference, tolerance = _worst([gap for gap in found if gap[0] is not None])
     both = {key: one[key] and other[key] for key in ("same_labels", "empty_batch")}
-    return {**worst, **both, "texts": max(one["texts"], other["texts"])}
+    return {**both, "difference": difference, "tolerance": tolerance, "texts": max(one["texts"], other["texts"])}
 
 
 def _from_json(value: Any) -> Any:
