@@ -287,7 +287,7 @@ class GeneratorExporter:
     def parity(self, signatures: Mapping[str, Any], texts: Sequence[Any] = ()) -> dict[str, Any]:
         """Returns the texts of `generate` and one answer of every other signature, for `check` to compare.
 
-        With a sampling strategy, or in half precision, requests are saved without answers.
+        Of what depends on chosen tokens, requests are saved without answers in half precision, or if they are samples.
         """
         samples = isinstance(self._strategy, Sample)
         examples = {}

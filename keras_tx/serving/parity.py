@@ -45,6 +45,7 @@ FILE = "assets.extra/keras_tx_parity.json"
 TOLERANCES = {"float16": 8 * 2**-10, "bfloat16": 8 * 2**-7, "int8": 16 * 2**-7, None: 1e-5}
 TOO_FAR = 100  # times the tolerance: more than rounding explains
 MOST_WARMUP_TEXTS = 16  # the largest number of the user's texts that are compared
+WITHOUT_CHOICES = ("score", "embed")  # signatures of generative models that depend on no choice of tokens
 LARGEST_EXAMPLE = 20_000  # numbers; attention scores and vectors of long texts have millions
 
 Example = dict[str, Any]  # {"inputs": ..., "outputs": ..., "tolerance": ...}
@@ -105,22 +106,27 @@ def generator_example(
 ) -> list[Example]:
     """One example: what a signature of a generative model answers.
 
-    The answer is left out if it is random or too large, or if rounding in half precision may change a token.
+    The answer is left out if it is random or too large, or if rounding in half precision may change a token. In half
+    precision Keras computes it layer by layer, with the weights of the live model.
     """
     request: Example = {"inputs": _to_lists(inputs), "outputs": {}, "tolerance": 0}
-    if is_random or half_dtype:
+    if is_random or (half_dtype and name not in WITHOUT_CHOICES):
         return [request]
+    if half_dtype:
+        with keras.device("cpu:0"):
+            answer = function.python_function(**inputs)
+        return [example(name, inputs, answer, half_dtype, times=1) or request]
     with tf.device("cpu:0"), unoptimized():
         answer = function(**inputs)
     return [example(name, inputs, answer, half_dtype) or request]
 
 
 def example(
-    name: str, inputs: Mapping[str, Tensor], answer: Mapping[str, Tensor], half_dtype: str | None
+    name: str, inputs: Mapping[str, Tensor], answer: Mapping[str, Tensor], half_dtype: str | None, times: int = 10
 ) -> Example | None:
     """An entry of the file for a signature; None if it would be too large.
 
-    The tolerance of probabilities is that of the dtype; of other numbers it is ten times that, relative to the largest.
+    The tolerance of probabilities is that of the dtype; of other numbers it is `times` that, relative to the largest.
     A label, word or id that rounding may change is None, see `_without_near_ties`.
 
     Raises:
@@ -137,7 +143,7 @@ def example(
     tolerance = TOLERANCES[half_dtype]
     if name != "classify" and not set(floats) <= {"probabilities"}:
         finite = [value[np.isfinite(value)] for value in floats.values()]
-        tolerance *= 10 * max([1.0, *[float(np.max(np.abs(value), initial=0)) for value in finite]])
+        tolerance *= times * max([1.0, *[float(np.max(np.abs(value), initial=0)) for value in finite]])
     if "probabilities" in floats:
         outputs = _without_near_ties(outputs, 2 * TOLERANCES[half_dtype])
     return {"inputs": _to_lists(inputs), "outputs": _to_lists(outputs), "tolerance": tolerance}
@@ -175,6 +181,8 @@ def _without_near_ties(outputs: Mapping[str, np.ndarray], distance: float) -> di
 def differences(signatures: Mapping[str, Any], examples: Mapping[str, list[Example]]) -> dict[str, dict[str, Any]]:
     """{name: figures} of how far the answers of a loaded version are from those of the live model.
 
+    The figures are None where no answer of the live model was saved; its requests only run.
+
     Raises:
         ValueError: an answer has another shape, or its difference is larger than rounding explains.
     """
@@ -199,11 +207,12 @@ def differences(signatures: Mapping[str, Any], examples: Mapping[str, list[Examp
                     f"{name!r} that differ by {difference:.1e} for {row['inputs']}"
                 )
             largest = max(largest, difference)
+        compared = [row for row in rows if row["outputs"]]
         figures[name] = {
-            "examples": len(rows),
-            "largest_difference": largest,
-            "tolerance": max([row["tolerance"] for row in rows], default=None),
-            "others_equal": equal,  # strings and integers
+            "examples": len(compared),
+            "largest_difference": largest if compared else None,
+            "tolerance": max([row["tolerance"] for row in compared], default=None),
+            "others_equal": equal if compared else None,  # strings and integers
         }
     return figures
 

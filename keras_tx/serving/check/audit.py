@@ -34,10 +34,11 @@ class Report:
         milliseconds: {name of a signature: the median duration in milliseconds of a call with the first request, after
             a warm-up call}.
         saved_by: the version of TensorFlow that saved it.
-        parity: the comparison with the answers of the live model, a dict: the number of requests ("texts"), the
-            "difference" of a number that exceeds its "tolerance" most, or if none does the largest difference (both
-            are None if no numbers are compared), whether strings and integers are equal ("same_labels"), and whether
-            an empty batch gives an empty answer ("empty_batch"). Empty if there is nothing to compare with.
+        parity: the comparison with the answers of the live model, a dict: the number of requests whose answers are
+            compared ("texts"), the "difference" of a number that exceeds its "tolerance" most, or if none does the
+            largest difference (both are None if no numbers are compared), whether strings and integers are equal
+            ("same_labels"), and whether an empty batch gives an empty answer ("empty_batch"). Empty if the version has
+            no requests of the live model.
         problems: one sentence for each problem.
 
     Examples:
@@ -73,7 +74,7 @@ class Report:
             lines.append(f"  {name}: {sides[0]} -> {sides[1]}{took}")
         if self.saved_by:
             lines.append(f"  saved by TensorFlow {self.saved_by}; an older server may not read it")
-        if self.parity:
+        if self.parity.get("texts"):
             largest = self.parity["difference"]
             of_numbers = "no numbers" if largest is None else f"largest difference to the live model {largest:.1e}"
             lines.append(f"  clean process, XLA off: {self.parity['texts']} requests, {of_numbers}")

@@ -184,7 +184,7 @@ def _compare_examples(signatures: Mapping[str, Any], examples: Mapping[str, Any]
     for name, rows in examples.items():
         for row in rows:
             inputs = {key: _from_json(value) for key, value in row["inputs"].items()}
-            answer, count = signatures[name](**inputs), count + 1
+            answer, count = signatures[name](**inputs), count + bool(row["outputs"])
             for key, wanted in row["outputs"].items():
                 got = answer[key]
                 if got.dtype.kind in "fc":
