@@ -13,8 +13,8 @@ import keras
 from keras_tx.functional_graph import source_of
 from keras_tx.generation.in_graph import at_least_columns
 from keras_tx.layers import exported_weights
-from keras_tx.models import MaskedLM
 from keras_tx.optional import Lazy
+from keras_tx.pretrained import PretrainedModel
 from keras_tx.serving.class_labels import Outputs, classifier_outputs, head_of
 from keras_tx.serving.request_inputs import (
     PAIR_FEATURE,
@@ -57,7 +57,7 @@ def encoder_signatures(
     """
     outputs_of_ids: Outputs = classifier_outputs(encoder, labels, multi_label) if labels else encoder
     outputs_of_texts = outputs_of_ids
-    embedding = _embedding_function(encoder, labels)
+    embedding = _embedding_function(encoder, labels, fills_masks)
     vocabulary_size = encoder.vocabulary_size or getattr(tokenizer, "vocabulary_size", None)
     if fills_masks:
         outputs_of_ids = _top_tokens(encoder)
@@ -227,12 +227,14 @@ def _last_call_kept(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _embedding_function(encoder: TextEncoder, labels: list[str] | None) -> Callable[..., Tensor] | None:
+def _embedding_function(
+    encoder: TextEncoder, labels: list[str] | None, fills_masks: bool
+) -> Callable[..., Tensor] | None:
     """The function for `embed`: ids and segment ids -> vectors (B, D); None if the model has no such vectors.
 
     The vectors are the first of these that the model has: the output `pooler_output`; the output `last_hidden_state`;
-    the inputs of a classifier's last layer with weights; the output of a `MaskedLM`'s encoder; the only output, if it
-    is (B, T, D). Vectors (B, T, D) are averaged over the real tokens.
+    the inputs of a classifier's last layer with weights; the output of the encoder of a model that fills masks; the
+    only output, if it is (B, T, D). Vectors (B, T, D) are averaged over the real tokens.
     """
     if "pooler_output" in encoder.outputs:
         tensor = encoder.outputs["pooler_output"]
@@ -240,8 +242,9 @@ def _embedding_function(encoder: TextEncoder, labels: list[str] | None) -> Calla
         tensor = encoder.outputs["last_hidden_state"]
     elif labels:
         tensor = _before_head(head_of(encoder)[1])
-    elif isinstance(encoder.model, MaskedLM):
-        tensor = encoder.model.encoder.output
+    elif fills_masks:
+        parts = encoder.model.family if isinstance(encoder.model, PretrainedModel) else encoder.model
+        tensor = _made_by(parts.encoder, head_of(encoder)[1])
     else:
         tensor = next(iter(encoder.outputs.values())) if len(encoder.outputs) == 1 else None
         tensor = tensor if tensor is not None and len(tensor.shape) == 3 else None
@@ -294,6 +297,17 @@ def _top_tokens(encoder: TextEncoder) -> Outputs:
         return {"top_ids": top_ids, "probabilities": probabilities}
 
     return run
+
+
+def _made_by(layer: Any, tensor: Tensor) -> Tensor:
+    """The output of `layer` from which the symbolic `tensor` was computed; None if there is none."""
+    tensors = [tensor]
+    for one in tensors:  # it grows
+        call = source_of(one)
+        if call is not None and call.operation is layer:
+            return one
+        tensors += [] if call is None else call.inputs
+    return None
 
 
 def _before_head(tensor: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_tx import pretrained
 from keras_tx.models import MaskedLM
 from keras_tx.serving import export
 from keras_tx.serving.card import FILE as CARD
@@ -14,6 +15,8 @@ from keras_tx.serving.encoder_signatures import encoder_signatures
 from keras_tx.serving.parity import FILE as PARITY
 from keras_tx.serving.text_encoder import TextEncoder
 from keras_tx.serving.warmup import serialized
+from keras_tx.text import load_tokenizer
+from tests.pretrained import tiny
 from tests.serving.conftest import LABELS, VOCABULARY
 from tests.tools import assert_close, randomize, to_numpy
 
@@ -278,3 +281,21 @@ def test_the_live_model_is_asked_once_for_what_several_signatures_need(make, tok
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[5])
     assert abs(found[0] - found[2]).max() > 1e-3
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "roberta"])
+def test_a_checkpoint_that_fills_masks_embeds_by_its_hidden_states(family, tokenizer):
+    """Those of the same checkpoint without a head, whichever outputs the model has besides."""
+    import tensorflow as tf
+
+    path = tiny.checkpoint(family)
+    base = pretrained.from_pretrained(path, task="base")
+    if family != "modernbert":  # whose checkpoint has no tokenizer; its vocabulary is larger than that of the tests
+        tokenizer = load_tokenizer(path, max_length=17)
+    model = pretrained.from_pretrained(path, task="masked_lm", output_hidden_states=family == "bert")
+    embed = encoder_signatures(TextEncoder(model), tokenizer, None, tokenizer.pad_id, fills_masks=True)["embed"]
+    texts = ["the cat sat", "not wonderful but dull", ""]
+    found = to_numpy(embed(text=tf.constant(texts))["embedding"])
+    for row, text in zip(found, texts, strict=True):
+        hidden = to_numpy(base(tokenizer([text])["token_ids"])["last_hidden_state"])[0]
+        assert_close(row, hidden.mean(axis=0), atol=1e-5)
