@@ -51,7 +51,7 @@ def write_card(
     """
     content = {
         "precision": {
-            "products": _compute_dtypes(model) if weights is None else weights.precision,
+            "products": _precision_of_products(model, None if weights is None else weights.precision),
             "megabytes_of_constants": round(weights.size / 1e6, 3) if weights else 0,
             "megabytes_on_disk": round(sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()) / 1e6, 3),
         },
@@ -89,7 +89,7 @@ def write_entries(
         "model": {
             "kind": type(model).__name__,
             "parameters": model.count_params(),
-            "dtypes": sorted({layer.dtype_policy.name for layer in layers_within(model) if layer.weights}),
+            "dtypes": sorted({_policy_name(layer) for layer in _layers_with_weights(model)}),
             "backend": backend,
         },
         **content,
@@ -125,10 +125,37 @@ def _formatted(value: Any, levels: int, indent: str = "") -> str:
     return "{\n" + ",\n".join(entries) + f"\n{indent}}}"
 
 
+def _layers_with_weights(model: keras.Model) -> list[Any]:
+    """The layers with weights. Models are not among them: their dtype policy is not that of their layers."""
+    return [one for one in layers_within(model) if one.weights and not isinstance(one, keras.Model)]
+
+
+def _policy_name(layer: Any) -> str:
+    """The name of the dtype policy of a layer; of a map, which is for its sublayers, that of the default in it."""
+    policy = layer.dtype_policy
+    is_map = isinstance(policy, keras.dtype_policies.DTypePolicyMap)
+    return str(policy.default_policy.name if is_map else policy.name)
+
+
+def _precision_of_products(model: keras.Model, exported: str | None) -> str:
+    """The precision of products with weights, such as "bfloat16"; of layers that `quantize` changed it is their mode.
+
+    Args:
+        model: the live model.
+        exported: the precision that the export gave to products of layers that are not quantized; None: their own.
+    """
+    layers = _layers_with_weights(model)
+    modes = {layer: getattr(layer, "quantization_mode", None) for layer in layers}
+    found = {mode for mode in modes.values() if mode is not None}
+    if not found:
+        return _compute_dtypes(model) if exported is None else exported
+    others = [layer for layer, mode in modes.items() if mode is None and hasattr(layer, "kernel")]
+    return ", ".join(sorted(found | {exported or layer.compute_dtype for layer in others}))
+
+
 def _compute_dtypes(model: keras.Model) -> str:
     """The dtypes in which layers with weights compute, norms and embeddings included, such as "bfloat16, float32"."""
-    layers = [one for one in layers_within(model) if one.weights and not isinstance(one, keras.Model)]
-    return ", ".join(sorted({layer.compute_dtype for layer in layers}))
+    return ", ".join(sorted({layer.compute_dtype for layer in _layers_with_weights(model)}))
 
 
 def _input_and_output_specs(function: Any) -> dict[str, Any]:

@@ -10,12 +10,23 @@ from google.protobuf import text_format
 
 import keras_tx
 from keras_tx.generation import Beam, Sample
-from keras_tx.serving.card import BATCHING, FILE, _compute_dtypes, _formatted, _to_json
+from keras_tx.models import TextClassifier
+from keras_tx.serving.card import (
+    BATCHING,
+    FILE,
+    _compute_dtypes,
+    _formatted,
+    _precision_of_products,
+    _to_json,
+    write_entries,
+)
 from keras_tx.serving.parity import FILE as PARITY
 from tests.serving.conftest import LABELS, VOCABULARY
 from tests.serving.protos import message
 
 pytestmark = pytest.mark.tensorflow
+
+NOTHING = {"tokenizers": {}, "labels": None, "multi_label": False, "backend": "tensorflow"}
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +122,40 @@ def test_products_have_the_dtypes_in_which_layers_compute(dtype, products):
     layers = [keras.layers.Embedding(11, 3, dtype=dtypes[0]), keras.layers.Dense(2, dtype=dtypes[1])]
     model = keras.Sequential([keras.Input((5,), dtype="int32"), *layers])
     assert _compute_dtypes(model) == products
+
+
+def small_classifier(**options):
+    return TextClassifier(31, 2, num_layers=1, hidden_dim=12, num_heads=3, intermediate_dim=7, **options)
+
+
+def test_the_dtypes_are_those_of_the_layers_and_not_of_the_model_object(tmp_path):
+    write_entries(tmp_path, "name", small_classifier(dtype="float64"), {}, **NOTHING)
+    assert json.loads((tmp_path / FILE).read_text())["model"]["dtypes"] == ["float64"]
+
+
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+def test_a_quantized_model_has_the_precision_of_its_quantization(tmp_path, mode):
+    model = small_classifier()
+    model.quantize(mode)
+    assert _precision_of_products(model, "float32") == mode
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert _precision_of_products(loaded, "float32") == mode
+    dtypes = []
+    for one in (model, loaded):  # layers around quantized ones have a map of policies in the second one
+        write_entries(tmp_path, "name", one, {}, **NOTHING)
+        dtypes.append(json.loads((tmp_path / FILE).read_text())["model"]["dtypes"])
+    assert dtypes[0] == dtypes[1] and len(dtypes[0]) == 2
+    assert dtypes[0][0] == "float32" and dtypes[0][1].startswith(mode)
+
+
+def test_a_model_of_which_one_layer_is_quantized_has_both_precisions():
+    layers = [keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dense(2)]
+    model = keras.Sequential(layers)
+    assert _precision_of_products(model, "bfloat16") == "bfloat16"
+    model.layers[0].quantize("int8")
+    assert _precision_of_products(model, None) == "float32, int8"
+    assert _precision_of_products(model, "bfloat16") == "bfloat16, int8"
 
 
 def test_a_package_under_another_name_has_no_version(monkeypatch):

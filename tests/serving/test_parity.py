@@ -1,11 +1,12 @@
 """Answers of an export that are further from the live ones than rounding are an error; all values pass through JSON."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
-from keras_tx.serving import parity
+from keras_tx.serving import check, parity
 
 pytestmark = pytest.mark.tensorflow
 
@@ -89,3 +90,12 @@ def test_what_is_none_is_not_compared_and_the_rest_is(expected, equal):
 
     row = {"inputs": {"x": [1, 2]}, "outputs": {"s": expected}, "tolerance": 0}
     assert parity.differences({"name": Loaded()}, {"name": [row]})["name"]["others_equal"] is equal
+
+
+def test_the_documentation_of_check_has_the_tolerances_of_probabilities():
+    text = " ".join(check.__doc__.split())
+    words = "at most (.*), in half precision by (.*) times the machine epsilon, or in int8 by 1/(.*?)\\."
+    in_float32, in_half, in_int8 = re.search(words, text).groups()
+    assert float(in_float32) == parity.TOLERANCES[None] and 1 / float(in_int8) == parity.TOLERANCES["int8"]
+    assert in_half == "eight" and parity.TOLERANCES["float16"] == 8 * np.finfo("float16").eps
+    assert parity.TOLERANCES["bfloat16"] == 8 * 2**-7  # it has 7 bits after the first one
