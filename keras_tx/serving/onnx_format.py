@@ -7,12 +7,14 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_tx.functional_graph import is_optional_input
 from keras_tx.optional import Lazy
 from keras_tx.serving import parity
 from keras_tx.serving.card import write_entries
 from keras_tx.serving.exporters import EncoderExporter, Exporter
 from keras_tx.serving.text_encoder import TextEncoder, one_line
 from keras_tx.serving.versions import model_name, write_version
+from keras_tx.types import Tensor
 
 onnxruntime = Lazy("onnxruntime")
 tf2onnx = Lazy("tf2onnx", "formats")
@@ -67,8 +69,8 @@ def export_onnx(exporter: Exporter, path: Path, given: Mapping[str, Any]) -> Pat
 
 def _write(exporter: EncoderExporter, name: str, folder: Path) -> None:
     encoder, tokenizer = exporter.encoder, exporter.tokenizer
-    named = _with_names(encoder)
-    inputs = [_inputs(exporter, texts) for texts in _texts(exporter)]
+    named = _with_names(encoder, _kept_inputs(exporter))
+    inputs = [_inputs(exporter, texts, named) for texts in _texts(exporter)]
     live = [named(one, training=False) for one in inputs]  # Keras exports what has been called
     session = _converted(named, folder / FILE)
     differences = []
@@ -124,13 +126,19 @@ def _converted(model: keras.Model, file: Path) -> Any:
         raise ValueError(f"`model` must have operations that ONNX has. Received: {one_line(message)}") from error
 
 
-def _with_names(encoder: TextEncoder) -> keras.Model:
-    """The model without the optional inputs that are left out, and with outputs by name."""
-    kept = {
-        one.name: keras.Input(batch_shape=one.shape, dtype=one.dtype, name=one.name)
-        for one in encoder.model.inputs
-        if encoder.roles[one.name] is not None
-    }
+def _kept_inputs(exporter: EncoderExporter) -> list[Tensor]:
+    """The symbolic inputs without the optional ones that are left out: segment ids, too, if the tokenizer has none."""
+    encoder, tokenizer = exporter.encoder, exporter.tokenizer
+    left_out: list[str | None] = [None]
+    if tokenizer is not None:
+        pairs = ["a"] if exporter.text_pairs else None
+        left_out += [] if "segment_ids" in encoder.features(tokenizer, ["a"], pairs) else ["segments"]
+    return [x for x in encoder.model.inputs if encoder.roles[x.name] not in left_out or not is_optional_input(x)]
+
+
+def _with_names(encoder: TextEncoder, inputs_kept: Sequence[Tensor]) -> keras.Model:
+    """The model with some of its inputs, where the others are None, and with outputs by name."""
+    kept = {one.name: keras.Input(batch_shape=one.shape, dtype=one.dtype, name=one.name) for one in inputs_kept}
     inputs = keras.tree.pack_sequence_as(encoder.model.input, [kept.get(one.name) for one in encoder.model.inputs])
     outputs = keras.tree.flatten(encoder.model(inputs, training=False))
     return keras.Model([*kept.values()], dict(zip(encoder.outputs, outputs, strict=True)))
@@ -142,8 +150,8 @@ def _texts(exporter: EncoderExporter) -> list[Sequence[Any] | None]:
     return [None] if exporter.tokenizer is None else [texts, texts[1:2]]
 
 
-def _inputs(exporter: EncoderExporter, texts: Sequence[Any] | None) -> list[Any]:
-    """The inputs that are not left out, in order."""
+def _inputs(exporter: EncoderExporter, texts: Sequence[Any] | None, named: keras.Model) -> list[Any]:
+    """The inputs of `named`, in order."""
     encoder = exporter.encoder
     if texts is not None:
         found = exporter.id_inputs(texts)
@@ -152,4 +160,5 @@ def _inputs(exporter: EncoderExporter, texts: Sequence[Any] | None) -> list[Any]
         row = np.asarray(exporter.sample_row()[0], "int32")
         ids, segments = keras.ops.convert_to_tensor(np.resize(row, (1, encoder.fixed_length or len(row)))), None
     given = encoder.inputs_in_order(ids, segments, exporter.padding_id)
-    return [one for one in given if one is not None]
+    by_name = {one.name: x for one, x in zip(encoder.model.inputs, given, strict=True)}
+    return [by_name[one.name] for one in named.inputs]

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from keras_tx.models import CausalLM, MaskedLM
-from keras_tx.pretrained import PretrainedModel
+from keras_tx.pretrained import PretrainedModel, from_pretrained
 from keras_tx.serving import export
 from keras_tx.text import load_tokenizer
+from tests.pretrained import tiny
 from tests.serving.conftest import LABELS, VOCABULARY
 from tests.serving.user_models import bag
 from tests.tools import assert_close, randomize, to_numpy
@@ -62,6 +63,26 @@ def test_texts_are_answered_as_by_the_live_model(kind, make, tokenizer, tmp_path
     expected = to_numpy(keras.tree.flatten(expected)[0])
     real = ids["attention_mask"].astype(bool) if kind == "masked_lm" else slice(None)
     assert_close(answers[real], expected[real], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text_pairs", [False, True])
+def test_the_file_takes_what_the_tokenizer_makes(tmp_path, text_pairs):
+    """RoBERTa knows a single segment, of which its tokenizer says nothing."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    path = tiny.checkpoint("roberta")
+    model, tokenizer = from_pretrained(path, task="base"), load_tokenizer(path, max_length=17)
+    version = export(model, tmp_path / "roberta", tokenizer=tokenizer, format="onnx", text_pairs=text_pairs)
+    session = onnxruntime.InferenceSession(version / "model.onnx")
+    names = {one.name for one in session.get_inputs()}
+    assert (
+        names == {*json.loads((version / "MODEL_CARD.json").read_text())["inputs"]} == {"input_ids", "attention_mask"}
+    )
+    ids = to_numpy(tokenizer(TEXTS, **({"pairs": TEXTS[::-1]} if text_pairs else {}))["token_ids"])
+    fed = {"input_ids": ids, "attention_mask": (ids != tokenizer.pad_id).astype("int32")}
+    (found,), live = session.run(["last_hidden_state"], fed), model(fed)["last_hidden_state"]
+    real = fed["attention_mask"].astype(bool)
+    assert_close(found[real], to_numpy(live)[real], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.slow
