@@ -74,8 +74,9 @@ class IncrementalModel:
         dynamic = [x.name for x in self.target_operations if operations.depends_on_length(x)]
         if dynamic:
             raise ValueError(
-                "`Speculative` needs positions that do not depend on the tokens of a step; with the rotary scaling "
-                f"'dynamic' drafts would change them. Received: this scaling in {dynamic}"
+                "`Speculative` needs rotary positions that do not depend on the length of the sequence: with "
+                "rope_type='dynamic' draft tokens would change them. Received: rope_type='dynamic' in the layers "
+                f"{dynamic}"
             )
         if self._unknown:
             check_steps(self, self._unknown, at_once=True)

@@ -61,7 +61,8 @@ class Speculative(Strategy):
         ValueError: for numbers that are not positive, a strategy with several rows for each prompt, such as `Beam`, a
             `Speculative` as `strategy`, and `max_ngram_size` with a `draft_model`. In `generate` also for a
             `draft_model` with another vocabulary size, with other sources or with fewer learned positions, and for a
-            model whose decode steps cannot take several tokens.
+            model with the rotary scaling "dynamic", or whose decode steps with several tokens do not give the logits
+            of the whole sequence.
 
     Reference:
         Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318.

@@ -18,8 +18,8 @@ _LONG, _SHORT = 32, 5  # T, and T for a model that does not take the long row
 _NUM_TOKENS = 2  # after each prefill: in as many decode steps, or in one
 _RULE = "A generative model must use other tokens, and the position of a token, only in layers of keras_tx."
 _RULE_OF_DRAFTS = (
-    "With `Speculative` a decode step gets several tokens, from slot `start` on, and must compute the logits of each "
-    "as the full model does."
+    "With `Speculative` a decode step gets several tokens, from slot `start` on. The model must return the logits of "
+    "each of them, equal to those of a call with the whole sequence."
 )
 
 
@@ -53,8 +53,9 @@ def check_steps(model: Any, unknown: list[Any], *, at_once: bool = False) -> Non
 
 def _compare(model: Any, rows: list[Tensor], expected: np.ndarray, unknown: list[str], at_once: bool) -> None:
     rule = _RULE_OF_DRAFTS if at_once else _RULE
-    if at_once and len(expected) < rows[-1].shape[1]:
-        raise ValueError(f"{rule} Received: a model that returns the logits of its last {len(expected)} tokens alone")
+    length = rows[-1].shape[1]
+    if at_once and len(expected) < length:
+        raise ValueError(f"{rule} Received: a model that returns logits for only {len(expected)} of {length} tokens")
     try:
         found = _logits_of_steps(model, rows, at_once)
     except Exception as error:  # each backend has its own error for shapes that do not fit

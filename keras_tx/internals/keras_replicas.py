@@ -207,6 +207,7 @@ def loops_over_batches_in_a_graph() -> bool:
 
 
 def _loop_over_batches_in_python() -> None:
+    """Also lets each step wait for its batch."""
     original = _trainer.TensorFlowTrainer._make_function
 
     @functools.wraps(original)
@@ -330,7 +331,7 @@ def _accumulate_the_sum() -> None:
 
     @functools.wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any) -> None:
-        # One replica calls across replicas too, but without a strategy, and with XLA on GPUs.
+        # Keras makes a `merge_call` for one replica, too, which TensorFlow refuses here; but not with XLA on GPUs.
         is_alone = tf.__internal__.distribute.strategy_supports_no_merge_call() and not _has_several_replicas()
         if not self.gradient_accumulation_steps or is_alone or tf.distribute.in_cross_replica_context():
             original(self, grads, trainable_variables)

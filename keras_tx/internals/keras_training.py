@@ -209,7 +209,7 @@ def build_metrics(model: Any, batch: Any) -> None:
 
 
 def waiting_for_batch(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A step of `fit` or `evaluate` on TensorFlow, nothing of which runs before there is its batch.
+    """Wraps a step of `fit` or `evaluate` on TensorFlow, so that no part of it runs before its batch has been read.
 
     Keras finds the end of data of unknown size when a step asks for the batch after the last one. In a graph, whatever
     in that step does not depend on the batch has then run: the optimizer has counted an update, and metrics a batch of

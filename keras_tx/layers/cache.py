@@ -102,7 +102,8 @@ def write(cache: KeyValue, key: Tensor, value: Tensor, start: Any) -> KeyValue:
     """Returns `cache` with `key` (B, K, T, H) and `value` (B, K, T, V) stored in the slots from `start` on.
 
     Raises:
-        ValueError: if `start` is known and the cache has no such slots; or other sizes differ.
+        ValueError: if the batch size, the heads or the last axis of the cache and of `key` or `value` differ; or if
+            `start` is known and the cache has no such slots.
         tf.errors.InvalidArgumentError: likewise when a graph of TensorFlow runs without XLA, if `start` is a tensor
             that only the graph knows, or 0. Not in `generate`, whose cache has slots for all tokens.
     """
@@ -133,9 +134,9 @@ def _check_sizes(cache: KeyValue, key: Tensor, value: Tensor) -> None:
         del pairs[2]  # slots and tokens
         if any(None not in pair and pair[0] != pair[1] for pair in pairs):
             raise ValueError(
-                "`cache` must be for as many rows as the inputs have, and from `new_cache` of this layer. Received: "
-                f"cache (batch, heads, slots, dim) of shape {tuple(of_cache.shape)} for keys or values of shape "
-                f"{tuple(new.shape)}"
+                "`cache` must come from `new_cache` of this layer, with the batch size of the inputs. Received: a "
+                f"cache of shape {tuple(of_cache.shape)} (batch, heads, slots, dim) for keys or values of shape "
+                f"{tuple(new.shape)} (batch, heads, tokens, dim)"
             )
 
 

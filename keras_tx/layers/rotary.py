@@ -81,7 +81,7 @@ class RotaryEmbedding(StrictLayer):
     no maximum length.
 
     With the scaling "dynamic" the frequencies depend on the largest position of the call, over the whole batch. Keys in
-    a cache keep the rotation of the call that stored them, as in `transformers`.
+    a cache keep the rotation of the call that stored them, as in `transformers`. `Speculative` refuses such models.
 
     Args:
         base: the base of the frequencies base ** (-2i / R), above 1; `rope_theta` in Hugging Face's configs.

@@ -38,7 +38,7 @@ class CountedModel(BaseModel):
         numbers of examples otherwise, which is not the same for a loss of Keras that is a mean over masked tokens.
         With `reduction="sum"` the sums are added up, and weight regularizers count once. A cycle that is not complete
         at the end of `fit` goes on in the next `fit`. A batch that a `LossScaleOptimizer` skips, because its gradients
-        overflow, is no part of an update, which then has one more batch. As everywhere in Keras, a schedule of the
+        overflow, does not count: the update takes one more batch. As everywhere in Keras, a schedule of the
         learning rate counts the batches, not the updates, and `use_ema` averages the weights after each batch.
         """
         super().compile(*args, **kwargs)

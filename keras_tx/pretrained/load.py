@@ -69,8 +69,8 @@ def from_pretrained(
     Raises:
         ValueError: the model type or task is unknown; the config lacks a key or has an unsupported value; a tensor is
             unknown, missing, has NaN or infinite numbers, or does not have the shape that follows from the config;
-            files are damaged, or change while they are read; weights are pickled; there is an adapter of peft beside
-            them; `skip_padding` is set for a model without an `Encoder`. The message names the cause.
+            files are damaged, or change while they are read; weights are pickled; the directory has a PEFT adapter
+            (adapter_config.json); `skip_padding` is set for a model without an `Encoder`. The message names the cause.
         OSError: a file cannot be read, or the directory changes during each of several attempts to open its files.
 
     Examples:
@@ -138,8 +138,9 @@ def read_files(snapshot: Snapshot) -> tuple[dict[str, Any], dict[str, Any] | Non
     path = snapshot.folder
     if ADAPTER in snapshot:
         raise ValueError(
-            "`path` must be a checkpoint without an adapter of peft. Merge it in PyTorch by `merge_and_unload()` and "
-            f"save the model elsewhere; if it is merged already, remove the file. Received: {str(path / ADAPTER)!r}"
+            "`path` must be a checkpoint without a PEFT adapter. Merge it in PyTorch with `merge_and_unload()` and "
+            f"save the model to another folder; if it has been merged already, delete {ADAPTER}. Received: "
+            f"path={str(path)!r}, which has {ADAPTER}"
         )
     if CONFIG not in snapshot:
         raise ValueError(f"`path` must have a {CONFIG}. Received: path={str(path)!r}")

@@ -131,14 +131,14 @@ def _layers_with_weights(model: keras.Model) -> list[Any]:
 
 
 def _policy_name(layer: Any) -> str:
-    """The name of the dtype policy of a layer; of a map, which is for its sublayers, that of the default in it."""
+    """The name of a layer's dtype policy; for a `DTypePolicyMap`, that of its default policy."""
     policy = layer.dtype_policy
     is_map = isinstance(policy, keras.dtype_policies.DTypePolicyMap)
     return str(policy.default_policy.name if is_map else policy.name)
 
 
 def _precision_of_products(model: keras.Model, exported: str | None) -> str:
-    """The precision of products with weights, such as "bfloat16"; of layers that `quantize` changed it is their mode.
+    """The precision of products with weights, such as "bfloat16"; for layers after `quantize` its mode, such as "int8".
 
     Args:
         model: the live model.

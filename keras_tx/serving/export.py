@@ -66,8 +66,9 @@ def export(
     - `explain`, of models with `attention_scores`: `text` (B,) -> the outputs of `serving_default`, `tokens` (B, T) and
       attention `scores` (B, L, N, T, T).
     - `embed`: `text` (B,) -> `embedding` (B, D): the output `pooler_output`, or the mean of `last_hidden_state`; of a
-      classifier the pooled vectors, which its last layer gets; of a `MaskedLM`, or of a model with a single output
-      (B, T, D), the mean over the real tokens.
+      classifier the pooled vectors, which its last layer gets; of a `MaskedLM`, or of a checkpoint with the task
+      "masked_lm", the mean of the encoder's hidden states; of a model with a single output (B, T, D) the mean of that.
+      A mean is over the real tokens.
     - `generate`, of generative models: `text` and, (B,) each, `max_new_tokens`, `temperature`, `top_k`, `top_p` and
       `seed` -> `text`, `num_tokens`, `score` (B,).
     - `beam`, of generative models: `text` -> `text` and `scores` (B, n), the best first.

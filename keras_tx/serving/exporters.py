@@ -287,18 +287,19 @@ class GeneratorExporter:
     def parity(self, signatures: Mapping[str, Any], texts: Sequence[Any] = ()) -> dict[str, Any]:
         """Returns the texts of `generate` and one answer of every other signature, for `check` to compare.
 
-        Of what depends on chosen tokens, requests are saved without answers in half precision, or if they are samples.
+        Signatures that sample are saved as requests without answers; so are, in half precision or int8, those whose
+        answers depend on chosen tokens.
         """
         samples = isinstance(self._strategy, Sample)
+        half_dtype = half_dtype_of(self.model) if self.precision == "float32" else self.precision
         examples = {}
         for name, function in signatures.items():
             inputs = self._request(function)
             if inputs is not None:
                 is_random = samples and name in ("serving_default", "tokens")
-                half_dtype = half_dtype_of(self.model) if self.precision == "float32" else self.precision
                 examples[name] = parity.generator_example(name, function, inputs, is_random, half_dtype)
         names = [spec.name for spec in signatures["serving_default"].input_signature]
-        if names == ["text"] and not samples and self.precision == "float32":
+        if names == ["text"] and not samples and half_dtype is None:
             generated = self._generated([*PROMPTS, *texts[: parity.MOST_WARMUP_TEXTS]])
             examples["serving_default"] = generated or examples["serving_default"]
         return {"signatures": examples}

@@ -106,8 +106,8 @@ def generator_example(
 ) -> list[Example]:
     """One example: what a signature of a generative model answers.
 
-    The answer is left out if it is random or too large, or if rounding in half precision may change a token. In half
-    precision Keras computes it layer by layer, with the weights of the live model.
+    The answer is left out if it is random or too large, or if rounding in half precision or int8 may change a token.
+    There Keras computes the answers that are kept layer by layer, with the weights of the live model.
     """
     request: Example = {"inputs": _to_lists(inputs), "outputs": {}, "tolerance": 0}
     if is_random or (half_dtype and name not in WITHOUT_CHOICES):
@@ -150,15 +150,16 @@ def example(
 
 
 def _without_near_ties(outputs: Mapping[str, np.ndarray], distance: float) -> dict[str, np.ndarray]:
-    """Outputs with None in place of what rounding may change: it follows from probabilities within `distance`.
+    """Outputs with None in place of each label, id, word or text that rounding of the probabilities may change.
 
-    These are `labels` with a probability near the threshold; a `label` whose probability is near the second best;
-    `top_ids` and `words` whose probability is near that of the one before or after; and a `text` in which a best word
-    is near the second best. Their probabilities are compared in any case.
+    Two probabilities are near if they differ by at most `distance`. None replaces `labels` with a probability near the
+    threshold; a `label` whose probability is near the second best; `top_ids` and `words` whose probability is near that
+    of the one before or after; and a `text` in which a best word is near the second best. Their probabilities are
+    compared in any case.
     """
     probabilities = outputs["probabilities"]
     descending = -np.sort(-probabilities, axis=-1)
-    # After the last one come those that are not among the outputs, of which none has more than what is left of 1.
+    # The outputs may have only the best words: the next one has at most the last of these, and what is left of 1.
     rest = np.minimum(descending[..., -1:], np.maximum(1 - descending.sum(axis=-1, keepdims=True), 0))
     is_near_next = descending - np.concatenate([descending[..., 1:], rest], axis=-1) <= distance
     is_near = is_near_next.copy()
@@ -181,7 +182,7 @@ def _without_near_ties(outputs: Mapping[str, np.ndarray], distance: float) -> di
 def differences(signatures: Mapping[str, Any], examples: Mapping[str, list[Example]]) -> dict[str, dict[str, Any]]:
     """{name: figures} of how far the answers of a loaded version are from those of the live model.
 
-    The figures are None where no answer of the live model was saved; its requests only run.
+    Where no answer of the live model was saved, "examples" is 0, the other figures are None, and the requests only run.
 
     Raises:
         ValueError: an answer has another shape, or its difference is larger than rounding explains.

@@ -92,10 +92,11 @@ class Handler(BaseHTTPRequestHandler):
         if not length.isdecimal():
             self.close_connection = True
             self.send_error(411, "The request must have a Content-Length")
-        elif len(length) > 18 or int(length) > self.server.largest_body:  # Python reads no number of 4,301 digits
+        elif len(length) > 18 or int(length) > self.server.largest_body:  # int() refuses more than 4,300 digits
             self.close_connection = True  # the body stays unread
             largest = self.server.largest_body
-            self.send_error(413, f"The request must have at most {largest} bytes. Received: {length:.40} bytes")
+            received = f"{length} bytes" if len(length) <= 18 else f"a Content-Length of {len(length)} digits"
+            self.send_error(413, f"The request must have at most {largest} bytes. Received: {received}")
         else:
             self._answer("POST", self.rfile.read(int(length)))
 

@@ -349,8 +349,8 @@ class Resume(keras.callbacks.Callback):
         return model.get_metrics_result()
 
     def _end_of_skipping(self) -> None:
-        # Other callbacks saw the skipped steps again, and what they changed is already in the backup. It was written in
-        # this call, so that the callbacks behind `Resume` change the model once more, as they did then.
+        # Callbacks saw the skipped steps again, but what they changed there is in the backup. It was written at this
+        # point of the step, so that callbacks behind `Resume` in the list change the model once more, as they did then.
         model = self.model
         self._restore_variables(model)
         with backups.reading(self.path, ValueError):

@@ -80,7 +80,7 @@ def test_of_samples_of_ids_nothing_is_compared_and_the_report_says_so(tmp_path):
 
 def test_answers_without_numbers_have_no_largest_difference():
     parity = {"texts": 3, "difference": None, "tolerance": None, "same_labels": True, "empty_batch": True}
-    assert str(Report("1", parity=parity)).endswith("XLA off: 3 requests, no numbers")
+    assert str(Report("1", parity=parity)).endswith("XLA off: 3 requests, strings and integers only")
 
 
 @pytest.mark.parametrize("kind", ["language_model", "translator", "put_together"])

@@ -215,7 +215,7 @@ def test_errors_of_http_itself_are_json_too(ask):
     assert ask("PUT", PREDICT, {}) == (501, {"error": "Unsupported method ('PUT')"})
     assert ask("POST", PREDICT, b"", {"Content-Length": "many"})[0] == 411
     status, answer = ask("POST", PREDICT, b"", {"Content-Length": "9" * 5000})
-    assert status == 413 and answer["error"].endswith(f"Received: {'9' * 40} bytes")
+    assert status == 413 and answer["error"].endswith("Received: a Content-Length of 5000 digits")
 
 
 def test_connections_wait_while_the_server_is_busy(exported):

@@ -102,9 +102,11 @@ def slot(start: Any) -> Any:
         return None
     if isinstance(start, Integral):
         return int(start)
-    dtype = getattr(start, "dtype", None)
-    if dtype is None or not keras.backend.is_int_dtype(dtype):
-        raise ValueError(f"`start` must be an integer, or a scalar tensor of integers. Received: start={start!r}")
+    is_integer = hasattr(start, "dtype") and keras.backend.is_int_dtype(start.dtype)
+    if not is_integer or len(start.shape) > 0:
+        raise ValueError(
+            f"`start` must be an integer, or a scalar tensor with an integer dtype. Received: start={start!r}"
+        )
     return ops.cast(start, "int32")
 
 
@@ -128,8 +130,9 @@ def check_shapes(query_shape: Shape, value_shape: Shape, key_shape: Shape) -> No
     """Raises unless the three have axes for batch, tokens and numbers, and keys and values differ in the last alone."""
     if len(query_shape) < 3 or not len(query_shape) == len(value_shape) == len(key_shape):
         raise ValueError(
-            "`query`, `value` and `key` must have the same number of axes, (batch, tokens, dim) or more. Received: "
-            f"query_shape={tuple(query_shape)}, value_shape={tuple(value_shape)} and key_shape={tuple(key_shape)}"
+            "`query`, `value` and `key` must have the same number of axes, at least three: (batch, tokens, dim). "
+            f"Received: query_shape={tuple(query_shape)}, value_shape={tuple(value_shape)} and "
+            f"key_shape={tuple(key_shape)}"
         )
     if tuple(value_shape[1:-1]) != tuple(key_shape[1:-1]):
         raise ValueError(

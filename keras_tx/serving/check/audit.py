@@ -76,7 +76,11 @@ class Report:
             lines.append(f"  saved by TensorFlow {self.saved_by}; an older server may not read it")
         if self.parity.get("texts"):
             largest = self.parity["difference"]
-            of_numbers = "no numbers" if largest is None else f"largest difference to the live model {largest:.1e}"
+            of_numbers = (
+                "strings and integers only"
+                if largest is None
+                else f"largest difference to the live model {largest:.1e}"
+            )
             lines.append(f"  clean process, XLA off: {self.parity['texts']} requests, {of_numbers}")
         elif self.ok:
             lines.append("  clean process, XLA off: no answers of the live model to compare with")
@@ -90,10 +94,12 @@ def check(path: str | Path) -> Report:
     The check succeeds if the version loads, if an unmodified server has all of its ops, and if every signature gives
     the answers of the live model to the requests that `export` saved with the version (texts of `warmup` among them):
     the same labels and texts, and probabilities that differ by at most 1e-5, in half precision by eight times the
-    machine epsilon, or in int8 by 1/8. Other numbers may differ by more, in proportion to the largest of an answer. A
-    label, id or word whose probability is so near to the next one that rounding may change it is not compared, nor are
-    samples, nor what depends on chosen tokens in half precision or int8. A signature without saved requests must accept
-    made-up inputs of its dtypes. The process has a time limit of 300 seconds.
+    machine epsilon, or in int8 by 1/8. For other numbers, and for all numbers of `explain`, the tolerance is up to ten
+    times that, multiplied by the largest number of the answer if it exceeds 1. Not compared are a label, id or word
+    whose probability is so near to that of the next one, or to the threshold of a multi-label head, that rounding may
+    change it; samples; and, in half precision or int8, what follows from the tokens that a generative model chooses. A
+    signature without saved requests must accept made-up inputs of its dtypes. The process has a time limit of 300
+    seconds.
 
     Args:
         path: the version's folder, such as "saved_models/reviews/1".

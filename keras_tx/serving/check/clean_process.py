@@ -212,7 +212,7 @@ def _compare_examples(signatures: Mapping[str, Any], examples: Mapping[str, Any]
 
 
 def _worst(gaps: Sequence[tuple[float, float]]) -> tuple[float | None, float | None]:
-    """The difference that exceeds its tolerance most, relative to it; where none does, the largest. None of no numbers.
+    """The difference that is largest relative to its tolerance if one exceeds it, otherwise the largest; None for none.
 
     NaN counts as infinitely large.
     """
