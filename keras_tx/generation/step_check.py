@@ -102,7 +102,7 @@ def _logits_of_steps(model: Any, rows: list[Tensor], at_once: bool) -> dict[int,
     for end in sorted({min(_SHORT, length), length}):
         values, cache = model.prepare(sources, 1, length)
         first = max(end - _NUM_TOKENS, 1)
-        stops = [end] if at_once else range(first + 1, end + 1)
+        stops = [end][: end - first] if at_once else range(first + 1, end + 1)
         for start, stop in itertools.pairwise((0, first, *stops)):
             positions = ops.arange(start, stop, dtype="int32")[None]
             places = {"mask": real, "real": real[:, start:stop], "positions": positions, "start": start}

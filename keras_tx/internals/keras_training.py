@@ -213,13 +213,20 @@ def waiting_for_batch(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     Keras finds the end of data of unknown size when a step asks for the batch after the last one. In a graph, whatever
     in that step does not depend on the batch has then run: the optimizer has counted an update, and metrics a batch of
-    constant size, so that losses and metrics were too small.
+    constant size, so that losses and metrics were too small. Only variables that the step creates do not wait:
+    TensorFlow takes their initial values out of the graph, which XLA needs.
     """
+
+    def create(creator: Callable[..., Any], **options: Any) -> Any:
+        with tf.control_dependencies(None):
+            return creator(**options)
 
     @functools.wraps(step)
     def wait(data: Any) -> Any:
         tensors = [x for x in tf.nest.flatten(data, expand_composites=True) if tf.is_tensor(x)]
-        with tf.control_dependencies([tf.group(*tensors)] if tensors and not tf.executing_eagerly() else []):
+        if not tensors or tf.executing_eagerly():
+            return step(data)
+        with tf.control_dependencies([tf.group(*tensors)]), tf.variable_creator_scope(create):
             return step(data)
 
     return wait

@@ -130,9 +130,10 @@ def write(cache: KeyValue, key: Tensor, value: Tensor, start: Any) -> KeyValue:
 def _check_sizes(cache: KeyValue, key: Tensor, value: Tensor) -> None:
     """Raises for another batch size, or another layer's heads: PyTorch and JAX would write a part of the rows."""
     for of_cache, new in ((cache.key, key), (cache.value, value)):
-        pairs = [*zip(of_cache.shape, new.shape, strict=True)]
-        del pairs[2]  # slots and tokens
-        if any(None not in pair and pair[0] != pair[1] for pair in pairs):
+        pairs = [*zip(of_cache.shape, new.shape, strict=False)]
+        del pairs[2:3]  # slots and tokens
+        is_other = any(None not in pair and pair[0] != pair[1] for pair in pairs)
+        if is_other or len(of_cache.shape) != len(new.shape):
             raise ValueError(
                 "`cache` must come from `new_cache` of this layer, with the batch size of the inputs. Received: a "
                 f"cache of shape {tuple(of_cache.shape)} (batch, heads, slots, dim) for keys or values of shape "

@@ -244,7 +244,7 @@ def _embedding_function(
         tensor = _before_head(head_of(encoder)[1])
     elif fills_masks:
         parts = encoder.model.family if isinstance(encoder.model, PretrainedModel) else encoder.model
-        tensor = _made_by(parts.encoder, head_of(encoder)[1])
+        tensor = _made_by(getattr(parts, "encoder", None), head_of(encoder)[1])
     else:
         tensor = next(iter(encoder.outputs.values())) if len(encoder.outputs) == 1 else None
         tensor = tensor if tensor is not None and len(tensor.shape) == 3 else None
@@ -301,12 +301,14 @@ def _top_tokens(encoder: TextEncoder) -> Outputs:
 
 def _made_by(layer: Any, tensor: Tensor) -> Tensor:
     """The output of `layer` from which the symbolic `tensor` was computed; None if there is none."""
-    tensors = [tensor]
+    tensors, seen = [tensor], {id(tensor)}
     for one in tensors:  # it grows
         call = source_of(one)
         if call is not None and call.operation is layer:
             return one
-        tensors += [] if call is None else call.inputs
+        new = {} if call is None else {id(x): x for x in call.inputs if id(x) not in seen}
+        seen |= set(new)
+        tensors += new.values()
     return None
 
 

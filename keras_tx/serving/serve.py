@@ -89,6 +89,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
+        length = length.lstrip("0") or length[:1]
         if not length.isdecimal():
             self.close_connection = True
             self.send_error(411, "The request must have a Content-Length")

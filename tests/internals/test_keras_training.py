@@ -322,6 +322,31 @@ def test_a_step_waits_for_its_batch(options):
         np.testing.assert_allclose(one, two, rtol=1e-6)
 
 
+class OwnStep(keras_training.TracedOnce):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class OwnLoss(keras_training.TracedOnce):
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs)
+
+
+class Mended(keras.Model):
+    """As a strategy leaves a model of Keras, whose first step creates the variables of the optimizer."""
+
+    def _make_function(self, step_function):
+        return super()._make_function(keras_training.waiting_for_batch(step_function))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("kind", [OwnStep, OwnLoss, Mended])
+def test_xla_runs_a_step_that_creates_variables(kind):
+    expected, found = (steps_on(kind, is_known, {"jit_compile": True}) for is_known in (True, False))
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+    assert found[1] == expected[1] == 10
+
+
 @pytest.mark.tensorflow
 @still("runs a part of a step when data of unknown size have ended", door=TRAINING)
 def test_keras_runs_a_part_of_a_step_after_the_data():
