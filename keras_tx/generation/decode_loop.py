@@ -90,11 +90,10 @@ class DecodeLoop:
         batch_size, prompt_length = ops.shape(ids)
         num_later = self.num_new + self.num_extra
         mask = ops.concatenate([real, ops.ones((batch_size, num_later), dtype="bool")], axis=1)
-        counts = as_int32(ops.cumsum(ops.cast(real, "int32"), axis=1))  # on JAX with x64 it is int64
+        counts = ops.cumsum(ops.cast(real, "int32"), axis=1)
         values, cache = self.model.prepare(sources, batch_size, prompt_length + num_later)
-        logits, cache = self.model.step(
-            ids, values, cache, mask=mask, real=real, positions=as_int32(ops.maximum(counts - 1, 0)), start=0
-        )
+        positions = as_int32(ops.maximum(counts - 1, 0))  # which Keras makes float32 on JAX if floatx is bfloat16
+        logits, cache = self.model.step(ids, values, cache, mask=mask, real=real, positions=positions, start=0)
         return logits, {"values": values, "cache": cache, "mask": mask, "counts": counts[:, -1][:, None]}
 
     def decode(self, state: State, tokens: Tensor, context: Context, until: Tensor) -> tuple[State, Tensor, Context]:
