@@ -327,3 +327,12 @@ def test_an_own_layer_that_takes_several_tokens_generates_the_same(monkeypatch):
     model = decoded(NearDecoder(1, 16, 2))
     expected = generate(model, PROMPTS[0], **EAGER)
     assert_close(generate(model, PROMPTS[0], Speculative(num_draft_tokens=DRAFTS), **EAGER), expected, atol=0)
+
+
+def test_steps_of_several_tokens_are_tried_once_for_a_model(monkeypatch):
+    model, tried = permuted()[0], []
+    generate(model, [3, 5], **SHORT)
+    monkeypatch.setattr("keras_tx.generation.incremental_model.check_steps", lambda *_, at_once: tried.append(at_once))
+    for _ in range(2):
+        generate(model, [3, 5], Speculative(num_draft_tokens=DRAFTS), **SHORT)
+    assert tried == [True]
