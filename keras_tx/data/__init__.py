@@ -2,9 +2,9 @@
 
 from keras_tx.data.buckets import bucket_by_length
 from keras_tx.data.datasets import TextDataset, load_dataset
-from keras_tx.data.filling import fill_batches
 from keras_tx.data.masking import mask_tokens
 from keras_tx.data.packing import pack_sequences
+from keras_tx.data.padding_rows import fill_batches
 from keras_tx.data.plain_text import PlainText, load_text
 from keras_tx.data.token_reader import read_tokens
 from keras_tx.data.token_writer import write_tokens

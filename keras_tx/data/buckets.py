@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx.checks import positive_int
-from keras_tx.data.filling import fill_batches
+from keras_tx.data.padding_rows import fill_batches
 from keras_tx.internals import keras_training
 from keras_tx.optional import Lazy
 

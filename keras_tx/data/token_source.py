@@ -88,10 +88,10 @@ class TokenSource:
         missing = self.batches(batch_size, length) - tf.maximum(start, mine)
         empty = tf.fill([batch_size, length], padding), tf.zeros([batch_size, length], "int32")
         features = {"token_ids": empty[0], "document_ids": empty[1], "positions": empty[1]}
-        filling = tf.data.Dataset.from_tensors((features, empty[0])).repeat(tf.maximum(missing, 0))
+        padding_rows = tf.data.Dataset.from_tensors((features, empty[0])).repeat(tf.maximum(missing, 0))
         if not self.next_tokens:
-            rows, filling = (part.map(lambda features, _: features) for part in (rows, filling))
-        return rows.concatenate(filling)
+            rows, padding_rows = (part.map(lambda features, _: features) for part in (rows, padding_rows))
+        return rows.concatenate(padding_rows)
 
     def bucketed(self, batch_size: Any, options: dict[str, Any], key: Any) -> Any:
         """Batches of texts of similar length."""

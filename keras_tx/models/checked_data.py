@@ -252,9 +252,9 @@ class CheckedModel(CountedModel):
             data = given["validation_data"]
             is_arrays = isinstance(data, (list, tuple))
             given["validation_data"] = (_checked(check, *data), *data[1:]) if is_arrays else _checked(check, data)
-        without_filling = fill_arguments(self, name, given)
+        without_padding_rows = fill_arguments(self, name, given)
         try:
-            return without_filling(getattr(super(), name)(*bound.args, **bound.kwargs))
+            return without_padding_rows(getattr(super(), name)(*bound.args, **bound.kwargs))
         except BaseException as error:  # also if the user interrupts it
             keras_jax_steps.restore_variables(self)
             is_of_graph = _is_tensorflow_imported() and isinstance(error, tf.errors.InvalidArgumentError)

@@ -155,7 +155,7 @@ def _over_replicas(loss: Any) -> Callable[..., Tensor]:
                 divided_by = count = ops.sum(counted * weights)
             else:
                 divided_by = ops.sum(counted)
-                count = ops.sum(ops.where(replicas.is_filling(weights), 0.0, counted))
+                count = ops.sum(ops.where(replicas.is_padding_row(weights), 0.0, counted))
         share = ops.divide_no_nan(divided_by * replicas.num_replicas(), replicas.sum_over_replicas(count))
         return value * ops.cast(share, value.dtype)
 

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tx.data.filling import fill_arrays, fill_batches
+from keras_tx.data.padding_rows import fill_arrays, fill_batches
 from keras_tx.internals import keras_training
 from keras_tx.models.counted import IS_EXAMPLE
 from keras_tx.optional import Lazy
@@ -54,14 +54,14 @@ def fill_arguments(model: Any, method: str, given: dict[str, Any]) -> Callable[[
     given["x"] = x
     for name in ("y", "sample_weight", "class_weight"):
         given.pop(name, None)
-    return _drop_filling if method == "predict" else _unchanged
+    return _drop_padding_rows if method == "predict" else _unchanged
 
 
 def _unchanged(outputs: Any) -> Any:
     return outputs
 
 
-def _drop_filling(outputs: Any) -> Any:
+def _drop_padding_rows(outputs: Any) -> Any:
     """The outputs of `predict` for the examples alone."""
     outputs, kept_rows = outputs
     is_example = kept_rows.astype(bool)
@@ -133,12 +133,12 @@ def _for_prediction(x: Any, y: Any, sample_weight: Any) -> Any:
     """A batch for `predict`, with which rows are examples."""
     first = keras.tree.flatten(sample_weight)[0]
     if isinstance(first, np.ndarray):
-        is_filling = np.signbit(first)
+        is_padding_row = np.signbit(first)
     elif sys.modules.get("tensorflow") is not None and tf.is_tensor(first):  # in a dataset, on any backend
-        is_filling = tf.bitcast(first, "int32") < 0
+        is_padding_row = tf.bitcast(first, "int32") < 0
     else:
-        is_filling = keras.ops.signbit(first)
-    return x, is_filling, {IS_EXAMPLE: ~is_filling}
+        is_padding_row = keras.ops.signbit(first)
+    return x, is_padding_row, {IS_EXAMPLE: ~is_padding_row}
 
 
 def _fill_one_batch(given: dict[str, Any], multiple_of: int) -> Callable[[Any], Any]:

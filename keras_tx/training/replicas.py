@@ -50,15 +50,15 @@ def mean_over_replicas(total: Tensor, count: Tensor) -> Tensor:
     return ops.divide_no_nan(total, sum_over_replicas(count))
 
 
-def is_filling(sample_weight: Tensor) -> Tensor:
+def is_padding_row(sample_weight: Tensor) -> Tensor:
     """Where sample weights are those of rows that fill a batch up: zeros with a minus sign."""
     return ops.logical_and(ops.equal(sample_weight, 0), ops.signbit(sample_weight))
 
 
 def examples(sample_weight: Any) -> Tensor:
-    """The rows of a batch that are examples and not filling, as float32 ones and zeros (B,)."""
+    """The rows of a batch that are examples and not padding, as float32 ones and zeros (B,)."""
     weights = ops.cast(ops.convert_to_tensor(keras.tree.flatten(sample_weight)[0]), "float32")
-    real = ops.logical_not(is_filling(weights))
+    real = ops.logical_not(is_padding_row(weights))
     if len(real.shape) > 1:
         real = ops.any(real, axis=list(range(1, len(real.shape))))
     return ops.cast(real, "float32")

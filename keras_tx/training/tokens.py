@@ -13,7 +13,7 @@ from keras import ops
 
 from keras_tx.layers.ids import values_of
 from keras_tx.optional import Lazy
-from keras_tx.training.replicas import is_filling
+from keras_tx.training.replicas import is_padding_row
 from keras_tx.types import Shape, Tensor
 
 tf = Lazy("tensorflow")
@@ -87,7 +87,7 @@ def checked_labels(
                 f"sample_weight.shape={tuple(given.shape)}"
             )
         given = ops.reshape(given, (*ops.shape(given), *[1] * (len(shape) - len(given.shape))))
-        is_real = ops.logical_and(is_real, ops.logical_not(is_filling(given)))
+        is_real = ops.logical_and(is_real, ops.logical_not(is_padding_row(given)))
         real = ops.cast(is_real, "float32")
         weights = ops.where(is_real, given, 0.0)
     return ops.where(is_real, labels, 0), real, weights

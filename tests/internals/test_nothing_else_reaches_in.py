@@ -55,7 +55,9 @@ def test_a_change_of_keras_is_told_with_its_version():
 
 
 @pytest.mark.parametrize(
-    "door", [MODELS, LORA, TRAINING, OPTIMIZERS, REPLICAS, SCALES, BATCHES, GRAPHS], ids=lambda door: door.stem
+    "door",
+    [MODELS, LORA, TRAINING, JAX_STEPS, OPTIMIZERS, REPLICAS, SCALES, BATCHES, GRAPHS],
+    ids=lambda door: door.stem,
 )
 def test_each_function_is_documented_and_tested(door):
     module = importlib.import_module(f"keras_tx.internals.{door.stem}")

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx.data.filling import fill_arrays
+from keras_tx.data.padding_rows import fill_arrays
 from keras_tx.models import CausalLM
 from keras_tx.models.checked_data import CheckedModel
 from keras_tx.training import PaddedAccuracy, PaddedCrossentropy, Perplexity

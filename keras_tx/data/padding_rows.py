@@ -11,7 +11,7 @@ from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
-FILLING = -0.0  # the sample weight of a row of padding: 0 in every sum, and known by its sign
+PADDING_ROW_WEIGHT = -0.0  # the sample weight of a row of padding: 0 in every sum, and known by its sign
 
 
 def fill_batches(dataset: Any, multiple_of: int, *, padding_values: Any = None) -> Any:
@@ -80,7 +80,7 @@ def fill_batches(dataset: Any, multiple_of: int, *, padding_values: Any = None) 
         return (
             _padded(x, missing, values[0]),
             _padded(y, missing, values[1]),
-            tf.nest.map_structure(lambda one: _with_rows(one, missing, FILLING), weights),
+            tf.nest.map_structure(lambda one: _with_rows(one, missing, PADDING_ROW_WEIGHT), weights),
         )
 
     return dataset.map(fill, num_parallel_calls=tf.data.AUTOTUNE)
@@ -99,7 +99,7 @@ def fill_arrays(multiple_of: int, x: Any, y: Any = None, sample_weight: Any = No
 
     def weights(values: Any) -> Any:
         values = keras.ops.convert_to_numpy(values)
-        return filled(values if values.dtype.kind == "f" else values.astype("float32"), FILLING)
+        return filled(values if values.dtype.kind == "f" else values.astype("float32"), PADDING_ROW_WEIGHT)
 
     given = np.ones(size, "float32") if sample_weight is None else sample_weight
     return (*(keras.tree.map_structure(filled, one) for one in (x, y)), keras.tree.map_structure(weights, given))

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_tx.data import bucket_by_length, fill_batches, pack_sequences
-from keras_tx.data.filling import fill_arrays
+from keras_tx.data.padding_rows import fill_arrays
 
 X = {"ids": np.arange(1, 15, dtype="int32").reshape(7, 2), "texts": np.array(list("abcdefg"))}
 Y = np.arange(7) + 0.5
