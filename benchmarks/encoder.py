@@ -2,7 +2,7 @@
 
 python -m benchmarks encoder
 python -m benchmarks encoder --padding 0 --parts inference
-python -m benchmarks encoder --shapes 16x128 4x512 1x2048 --policy mixed_bfloat16 --xla --jax
+python -m benchmarks encoder --shapes 16x128 4x512 1x2048 --policy mixed_bfloat16 --xla --jax --transformers
 
 6 encoder layers, width 512, 8 heads, feed-forward 2048, dropout 0.1, Adam, and a head on the mean of the real tokens.
 All sides get the same batches, in which texts have evenly spread lengths and 30 % of the tokens are padding. On
@@ -108,6 +108,41 @@ def torch_model(vocabulary_size: int, max_length: int, num_classes: int | None =
     return Model().to(torch_device())
 
 
+def transformers_model(vocabulary_size: int, max_length: int, num_classes: int):
+    """transformers' BERT of the same sizes, with PyTorch's fused attention: (B, T) ids, 0 padding -> logits (B, C)."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    config = transformers.BertConfig(
+        vocab_size=vocabulary_size,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=INTERMEDIATE,
+        hidden_act="relu",
+        hidden_dropout_prob=DROPOUT,
+        attention_probs_dropout_prob=DROPOUT,
+        max_position_embeddings=max_length,
+        attn_implementation="sdpa",
+    )
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bert = transformers.BertModel(config, add_pooling_layer=False)
+            self.bert.embeddings.dropout.p = 0.0  # as on the other sides
+            self.head = torch.nn.Linear(WIDTH, num_classes)
+
+        def forward(self, x):
+            is_real = x != 0
+            hidden = self.bert(x, attention_mask=is_real.long()).last_hidden_state
+            real = is_real[..., None].to(hidden.dtype)
+            return self.head((hidden * real).sum(1) / real.sum(1))
+
+    return Model().to(torch_device())
+
+
 def torch_device() -> str:
     import torch
 
@@ -129,12 +164,12 @@ def keras_hub(ids, labels, jit: bool = False) -> Sides:
     return of_keras(keras.Model(inputs, keras.layers.Dense(2, dtype="float32")(pooled)), ids, labels, jit)
 
 
-def pytorch(ids, labels) -> Sides:
+def pytorch(ids, labels, make: Callable = torch_model) -> Sides:
     import torch
 
     half = keras.config.dtype_policy().compute_dtype == "bfloat16"
     device = torch_device()
-    model = torch_model(VOCABULARY, ids.shape[1], num_classes=2)
+    model = make(VOCABULARY, ids.shape[1], num_classes=2)
     optimizer = torch.optim.Adam(model.parameters(), 1e-4)
     answering = copy.deepcopy(model).bfloat16() if half else model  # autocast has no fast path on CPUs
     x, y = (torch.tensor(one, dtype=torch.long, device=device) for one in (ids, labels))
@@ -216,6 +251,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--xla", action="store_true", help="KerasHub compiled by XLA, too")
     parser.add_argument("--jax", action="store_true", help="KerasHub on JAX, too")
+    parser.add_argument("--transformers", action="store_true", help="BERT of transformers on PyTorch, too")
     parser.add_argument(
         "--products", type=int, nargs=3, default=[4096, 1024, 4096], help="sizes of the products that give the limit"
     )
@@ -239,6 +275,8 @@ def main() -> None:
         makers["KerasHub, TensorFlow, XLA"] = lambda *data: keras_hub(*data, jit=True)
     if arguments.jax:
         makers["KerasHub, JAX"] = lambda ids, _: keras_hub_on_jax(*ids.shape, arguments.padding)
+    if arguments.transformers:
+        makers["PyTorch, transformers"] = lambda *data: pytorch(*data, make=transformers_model)
     product = matrix_products(keras.config.dtype_policy().compute_dtype, *arguments.products)
     product_operations = 2 * np.prod(arguments.products, dtype="float64")
     for shape in arguments.shapes:
