@@ -201,3 +201,9 @@ def test_what_waits_for_a_module_is_called_once_when_it_is_imported():
 
 def test_the_version_is_the_changelog_s():
     assert re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1] == keras_tx.__version__
+
+
+def test_every_entry_of_the_changelog_is_one_short_line():
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    assert len([line for line in lines if line.startswith("- ")]) > 200
+    assert not [line for line in lines if line and not re.match(r'#{1,3} |- [A-Z`"].{,125}$', line)]
