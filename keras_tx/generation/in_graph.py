@@ -4,6 +4,8 @@ B prompts, P tokens of the longest prompt, S source tokens, n results for each p
 `generate`, without XLA, Python and NumPy, so that a server can run it.
 """
 
+from typing import Any
+
 from keras_tx.generation.decode_loop import DecodeLoop
 from keras_tx.layers import exported_weights, xla
 from keras_tx.optional import Lazy
@@ -53,6 +55,13 @@ def ragged_rows(ids: Tensor, padding_id: int | None) -> Tensor:
     """Ids, ragged or (B, T) with padding anywhere -> ragged (B, None) without padding. `padding_id` may be None."""
     rows = ids if isinstance(ids, tf.RaggedTensor) else tf.RaggedTensor.from_tensor(ids)
     return rows if padding_id is None else tf.ragged.boolean_mask(rows, rows != padding_id)
+
+
+def ragged_tokens(rows: Any) -> Tensor:
+    """What `tokenize` of any tokenizer returns -> ragged (B, None), int32. Outside of a graph it may be B lists."""
+    if not isinstance(rows, tf.RaggedTensor):
+        rows = tf.ragged.constant(rows, "int32", ragged_rank=1)
+    return rows.with_row_splits_dtype("int64")
 
 
 def right_padded(rows: Tensor, padding_id: int, least: Tensor = 1) -> Tensor:

@@ -120,7 +120,17 @@ class Family(HasLayers):
         return None
 
     def generation_options(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The keyword arguments of `generate` that generation_config.json sets."""
+        """The keyword arguments of `generate` that generation_config.json sets.
+
+        The configs of some small models have stop tokens of larger vocabularies, which never occur: they are left out.
+        """
+        embedding = getattr(self, "target_embedding", None) or self.embedding
+        options = self._generation_options(values)
+        stops = [token for token in options.get("stop_tokens", ()) if token in range(embedding.vocabulary_size)]
+        return {**options, "stop_tokens": tuple(stops)}
+
+    def _generation_options(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The keyword arguments of `generate`, as they stand in the file."""
         return {}
 
     def max_length(self, values: dict[str, Any], longest: int) -> int | None:

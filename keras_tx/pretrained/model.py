@@ -295,10 +295,7 @@ class PretrainedModel(CheckedModel):
         target = inputs.get("decoder_input_ids") if isinstance(inputs, dict) else None
         if target is not None and not is_text(target):
             found.pop("start_token", None)  # ids of a target already begin with theirs
-        embedding = getattr(self.family, "target_embedding", None) or self.family.embedding
-        # The configs of some small models have stop tokens of larger vocabularies, which never occur.
-        stops = [token for token in found.get("stop_tokens", ()) if token in range(embedding.vocabulary_size)]
-        return strategy, {**found, "stop_tokens": tuple(stops), **options}
+        return strategy, {**found, **options}
 
     def _check_generation_config(self) -> None:
         """Checks the settings of `generate`, which older checkpoints have in config.json."""

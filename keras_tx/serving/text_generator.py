@@ -144,7 +144,7 @@ class TextGenerator:
 
     def _token_rows(self, texts: Tensor, start_token: int | None = None) -> Tensor:
         """Texts (B,) -> the ids of their tokens, ragged (B, None), after a start token if there is one."""
-        rows = self.tokenizer.tokenize(texts).with_row_splits_dtype("int64")
+        rows = in_graph.ragged_tokens(self.tokenizer.tokenize(texts))
         if start_token is not None:
             rows = tf.concat([tf.fill([rows.nrows(), 1], start_token), rows], axis=1)
         return in_graph.ragged_rows(rows, self.incremental_model.padding_ids[self.incremental_model.target])

@@ -330,3 +330,11 @@ def test_a_generative_model_in_a_lower_precision_shares_its_weights_and_scores_n
     of_model = sum(np.prod(weight.shape) for weight in model.weights if len(weight.shape) > 1)
     assert of_heads > 0 and size == of_model - of_heads + table
     assert check(version).ok
+
+
+def test_stop_tokens_outside_of_the_vocabulary_are_left_out_as_by_generate():
+    sizes = {"vocab_size": 11, "n_embd": 6, "n_layer": 1, "n_head": 2, "n_positions": 16}
+    values = {"eos_token_id": [3, 50256]}
+    model = PretrainedModel({"model_type": "gpt2", **sizes}, "causal_lm", generation_config=values)
+    exporter = exporter_for(model, {"tokenizer": None, "source_tokenizer": None}, {"max_new_tokens": 3}, None)
+    assert exporter._generator.config.stop_tokens == (3,)

@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
+from keras_tx import text
 from keras_tx.generation import generate
-from keras_tx.models import CausalLM, TextClassifier
+from keras_tx.models import CausalLM, Seq2Seq, TextClassifier
 from keras_tx.serving import export
 from keras_tx.serving.exporters import exporter_for
+from keras_tx.serving.generator_signatures import generator_signatures
+from keras_tx.serving.parity import generator_example
 from keras_tx.text import CharacterTokenizer, WordLevelTokenizer
 from tests.serving.conftest import only_signatures
 from tests.tools import randomize, to_numpy
@@ -42,3 +45,19 @@ def test_a_language_model_of_characters():
     expected = generate(model, prompts, tokenizer=tokenizer, jit_compile=False, **options)
     assert [one.decode() for one in found["text"].numpy().ravel()] == expected
     assert all(after.startswith(before) for after, before in zip(expected, prompts, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["BytePair", "Character", "WordLevel", "SentencePiece"])
+@pytest.mark.parametrize("model", [CausalLM, Seq2Seq])
+def test_keras_scores_texts_of_every_tokenizer_outside_of_a_graph_as_the_graph_does(model, kind):
+    """Exports in half precision keep such scores. Outside of a graph these tokenizers return lists."""
+    tokenizer = getattr(text, f"{kind}Tokenizer").train(TEXTS[:2], 300, max_length=32)
+    made = randomize(model(tokenizer.vocabulary_size, **SIZES), seed=5)
+    score = generator_signatures(made, tokenizer, None, {"max_new_tokens": 2})["score"]
+    texts = {"target": ["a", "film"]}
+    inputs = {spec.name: tf.constant(texts.get(spec.name, ["a film", "Dull"])) for spec in score.input_signature}
+    (found,) = generator_example("score", score, inputs, False, "bfloat16")
+    expected = {name: value for name, value in score(**inputs).items() if value.dtype.is_floating}
+    assert {"log_probability"} <= expected.keys() <= found["outputs"].keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found["outputs"][name], value, atol=2e-5)

@@ -182,7 +182,7 @@ class Seq2SeqFamily(Family):
         embedded = self._embed("decoder", target, self.target_mask(target))
         return keras.Model([ids, target], self._logits(self._decoded(self.decoder(embedded, memory))))
 
-    def generation_options(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _generation_options(self, values: dict[str, Any]) -> dict[str, Any]:
         # Older checkpoints have these values in config.json.
         return generation_config.generate_options(values or self.config.values)
 
