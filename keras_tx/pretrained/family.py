@@ -77,6 +77,7 @@ class Family(HasLayers):
     initial_scale: tuple[str, float] = ("initializer_range", 0.02)
     initial_distribution: type[keras.initializers.Initializer] = keras.initializers.RandomNormal
     heads: tuple[str, ...] = ()
+    embedding: Any  # a layer that each family makes
 
     def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         self.config, self.task, self.tied, self.dtype = config, task, tied, dtype
