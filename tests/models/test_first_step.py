@@ -62,3 +62,23 @@ def test_the_first_step_is_traced_once(name, method, monkeypatch):
     getattr(model, method)(x, y, **({"verbose": 0, "batch_size": 3} if method == "fit" else {}))
     assert traced == [1]
     assert any((one != other).any() for one, other in zip(begun, model.get_weights(), strict=True))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("kind", [TextClassifier, CausalLM, Seq2Seq])
+def test_each_weight_is_cast_to_half_precision_once_in_a_step(kind):
+    """The forward and the backward pass share what is cast."""
+    import tensorflow as tf
+
+    sizes = {"num_layers": 2, "hidden_dim": 6, "num_heads": 2, "intermediate_dim": 10, "dtype": "mixed_bfloat16"}
+    model = kind(13, **({"num_classes": 3} if kind is TextClassifier else {}), **sizes)
+    ids = np.array([[3, 5, 7], [2, 9, 4]])
+    x = {"source_ids": ids, "target_ids": ids} if kind is Seq2Seq else ids
+    y = np.array([0, 2]) if kind is TextClassifier else ids
+    sparse = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", sparse if kind is TextClassifier else PaddedCrossentropy(), jit_compile=False)
+    model.train_on_batch(x, y)
+    operations = tf.function(lambda x, y: model.train_step((x, y))).get_concrete_function(x, y).graph.get_operations()
+    reads = [one.inputs[0].op for one in operations if one.type == "Cast"]
+    names = [one.inputs[0].name for one in reads if one.type == "ReadVariableOp" and one.outputs[0].dtype == "float32"]
+    assert len(names) == len(set(names)) > 20
