@@ -32,6 +32,7 @@ BY_POSITION = ("ids", "segments")
 _POSITION = re.compile(r"(^|_)positions?(_|$)")
 MOST_SEGMENTS = 16  # of an input that is taken for segment ids by its position alone
 HALF_DTYPES = ("float16", "bfloat16")
+_OTHERS = 'Export models with other inputs, such as numbers, by `model.export("NAME/1")`.'
 
 
 class TextEncoder:
@@ -195,7 +196,7 @@ class TextEncoder:
             if role is not None and not (looked_up or "int" in dtype or dtype == "bool"):
                 raise ValueError(
                     "`model` must take integers, or booleans as a mask; a keras.Input for ids needs dtype='int32'. "
-                    "Received: input "
+                    f"{_OTHERS} Received: input "
                     f"'{tensor.name}' of dtype {dtype}"
                 )
             if role is not None and (len(tensor.shape) != 2 or tensor.shape[0] is not None):
@@ -311,7 +312,7 @@ def _roles(inputs: Sequence[Tensor]) -> dict[str, str | None]:
     if len(rest) > len(free) or "ids" not in given or len(set(given)) < len(given):
         raise ValueError(
             "`model` must take token ids, and beside them at most segment ids and a padding mask; names that are known "
-            f"are {NAMES}. Received: inputs {[x.name for x in inputs]}"
+            f"are {NAMES}. {_OTHERS} Received: inputs {[x.name for x in inputs]}"
         )
     return {x.name: None for x in inputs} | roles | dict(zip(rest, free, strict=False))
 

@@ -136,8 +136,16 @@ class _Maybe(keras.layers.Layer):
 def test_floats_are_no_ids_unless_they_are_looked_up():
     (x,) = inputs("x", dtype="float32")
     assert TextEncoder(keras.Model(x, pooled(x))).roles == {"x": "ids"}  # Keras' own examples have such inputs
-    with pytest.raises(ValueError, match="needs dtype='int32'. Received: input 'x' of dtype float32"):
+    with pytest.raises(ValueError, match="needs dtype='int32'. .* Received: input 'x' of dtype float32"):
         TextEncoder(keras.Model(x, keras.layers.Dense(3)(x[:, :, None])))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_errors_about_inputs_of_numbers_name_the_export_of_keras(count):
+    (ids,), numbers = inputs("token_ids"), inputs(*"xyz"[:count], dtype="float32", shape=(5,))
+    model = keras.Model([ids, *numbers], keras.layers.Dense(2)(keras.layers.Concatenate()([pooled(ids), *numbers])))
+    with pytest.raises(ValueError, match=r'such as numbers, by `model.export\("NAME/1"\)`. Received: input'):
+        TextEncoder(model)
 
 
 @pytest.mark.parametrize("shape, batch", [((), None), ((None, 4), None), ((7,), 2)])
