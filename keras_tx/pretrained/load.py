@@ -14,6 +14,7 @@ from keras_tx.pretrained import audit, generation_config, headers
 from keras_tx.pretrained.config import MOST_LABELS, Config, check_layers
 from keras_tx.pretrained.files import PICKLES, Tensors, pickled, tensors_in
 from keras_tx.pretrained.model import PretrainedModel
+from keras_tx.pretrained.new_layers import NewLayers
 from keras_tx.pretrained.registry import family_of
 from keras_tx.pretrained.snapshot import Snapshot, consistent
 from keras_tx.pretrained.variable_loader import VariableLoader
@@ -49,7 +50,7 @@ def from_pretrained(
         task: "base", "sequence_classification", "token_classification", "question_answering", "masked_lm", "causal_lm",
             "conditional_generation", "encoder", "image_classification", ... None: the task that the checkpoint was
             saved for. If the checkpoint has no head for the task that you choose, the head gets random weights, and a
-            warning names the new tensors.
+            warning names the new tensors and their layers.
         dtype: the dtype policy, such as "mixed_bfloat16". None: Keras' global dtype policy. With "float32", weights
             that are stored in half precision become float32.
         output_hidden_states: whether the outputs include `hidden_states`.
@@ -125,8 +126,11 @@ def from_pretrained(
     )
     tensors.close()
     if new:
+        new_layers = NewLayers(model, [row for row in rows if row.theirs in new])
+        object.__setattr__(model, "_new_layers", new_layers)  # for `fit`; Keras would track the layers a second time
         warnings.warn(
-            f"The checkpoint lacks tensors of the task {model.task!r}. They are new and must be trained: {new}",
+            f"The checkpoint lacks tensors of the task {model.task!r}. They are new and must be trained: {new}, in the "
+            f"layers {new_layers.names}",
             stacklevel=2,
         )
     object.__setattr__(model, "source", directory.absolute())  # `save_pretrained` copies the tokenizer's files from it

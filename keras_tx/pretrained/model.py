@@ -1,6 +1,7 @@
 """A checkpoint as a functional Keras model, with inputs and outputs by Hugging Face's names."""
 
 import copy
+import functools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -161,6 +162,12 @@ class PretrainedModel(CheckedModel):
                 check_ids(name, inputs[name], size)  # Keras would cast floats, and truncate large integers
         with padding_unread(self._padding_is_unread(training)):
             return super().call(inputs, training=training, mask=mask, **kwargs)
+
+    @functools.wraps(keras.Model.fit)
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        if hasattr(self, "_new_layers"):
+            self._new_layers.warn_if_frozen()
+        return super().fit(*args, **kwargs)
 
     def _returns_logits(self) -> bool:
         return self.task != "base"

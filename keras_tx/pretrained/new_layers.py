@@ -1,0 +1,45 @@
+"""The layers of a loaded model whose weights are new, and the warning of `fit` if all of them are frozen.
+
+Hugging Face's names of tensors do not tell which layers to unfreeze here.
+"""
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tx.pretrained.table import Row
+
+
+class NewLayers:
+    """The layers of a model that have a variable of one of the rows.
+
+    Args:
+        model: a functional model.
+        rows: the rows of the new tensors.
+    """
+
+    def __init__(self, model: keras.Model, rows: Iterable[Row]) -> None:
+        new = {id(variable) for row in rows for variable in row.variables}
+        self.layers = [layer for layer in model.layers if any(id(weight) in new for weight in layer.weights)]
+        self._drawn = self._sums()
+
+    @property
+    def names(self) -> list[str]:
+        return [layer.name for layer in self.layers]
+
+    def warn_if_frozen(self) -> None:
+        """Warns the caller of `fit` if no weight can learn, and all are as drawn, so neither trained nor loaded."""
+        is_frozen = self.layers and not any(layer.trainable_weights for layer in self.layers)
+        if is_frozen and self._sums() == self._drawn:
+            warnings.warn(
+                f"The layers {self.names} have new random weights and are frozen, so they will not learn. Set "
+                '`model.get_layer("NAME").trainable = True` for them, and compile again.',
+                stacklevel=3,
+            )
+
+    def _sums(self) -> list[Any]:
+        """A number for each weight, which training and loading change; a copy of a large table would need memory."""
+        return [float(ops.stop_gradient(ops.sum(weight))) for layer in self.layers for weight in layer.weights]

@@ -1,0 +1,91 @@
+"""The layers of a new head are named where a checkpoint is loaded, and `fit` warns if all of them are frozen."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.pretrained import PretrainedModel, from_pretrained, save_pretrained
+from tests.tools import to_numpy
+
+BERT = {"model_type": "bert", "vocab_size": 23, "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3}
+BERT |= {"intermediate_size": 14, "max_position_embeddings": 11}
+DISTILBERT = {"model_type": "distilbert", "vocab_size": 23, "dim": 12, "n_layers": 1, "n_heads": 3, "hidden_dim": 14}
+DISTILBERT |= {"max_position_embeddings": 11}
+X, Y = {"input_ids": np.array([[5, 7, 11], [3, 2, 0]])}, np.array([0, 2])
+
+
+def with_new_head(folder, config, absent=(), task="sequence_classification", seed=1):
+    """A model with a new head, and the warning about it."""
+    if not folder.exists():
+        save_pretrained(PretrainedModel(config, "base", absent=absent), folder)
+    keras.utils.set_random_seed(seed)
+    with pytest.warns(UserWarning, match="They are new and must be trained: ") as caught:
+        model = from_pretrained(folder, task=task, num_labels=None if task == "masked_lm" else 3)
+    return model, next(str(one.message) for one in caught if "must be trained" in str(one.message))
+
+
+@pytest.mark.parametrize(
+    ("config", "absent", "task", "names"),
+    [
+        (BERT, (), "sequence_classification", ["head_output"]),
+        (BERT, ("pooler",), "sequence_classification", ["pooler", "head_output"]),
+        (BERT, (), "masked_lm", ["head_dense", "head_norm", "head_bias"]),
+        (DISTILBERT, (), "sequence_classification", ["head_dense", "head_output"]),
+    ],
+)
+def test_the_warning_names_the_layers_of_the_new_tensors(tmp_path, config, absent, task, names):
+    model, text = with_new_head(tmp_path / "base", config, absent, task)
+    assert text.endswith(f", in the layers {names}")
+    other, _ = with_new_head(tmp_path / "base", config, absent, task, seed=2)
+    pairs = [
+        (x.name, to_numpy(v), to_numpy(w))
+        for x, y in zip(model.layers, other.layers, strict=True)
+        for v, w in zip(x.weights, y.weights, strict=True)
+    ]
+    drawn = {name for name, one, two in pairs if not np.array_equal(one, two)}  # another seed changes new weights only
+    assert drawn == {name for name in names if name not in ("head_norm", "head_bias")}
+
+
+def warnings_of_fit(model):
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(X, Y, verbose=0)
+    found = [one for one in caught if "have new random weights and are frozen" in str(one.message)]
+    assert all(one.filename == __file__ for one in found)
+    return [str(one.message) for one in found]
+
+
+def frozen_but(model, *names):
+    for layer in model.layers:
+        layer.trainable = layer.name in names
+
+
+def test_fit_warns_of_new_layers_that_are_frozen(tmp_path):
+    model, _ = with_new_head(tmp_path / "base", BERT, absent=("pooler",))
+    frozen_but(model, "encoder")
+    (text,) = warnings_of_fit(model)
+    assert text.startswith("The layers ['pooler', 'head_output'] have new random weights and are frozen, so they will")
+    assert '`model.get_layer("NAME").trainable = True`' in text
+    frozen_but(model, "head_output")
+    assert not warnings_of_fit(model)
+    frozen_but(model, "encoder")
+    assert not warnings_of_fit(model)  # the head has been trained before the encoder
+
+
+def test_fit_does_not_warn_of_a_frozen_head_with_lora_or_loaded_weights_or_without_new_ones(tmp_path):
+    model, _ = with_new_head(tmp_path / "base", BERT)
+    frozen_but(model, "encoder")
+    head = model.get_layer("head_output")
+    head.enable_lora(2)
+    head.trainable = True
+    assert not warnings_of_fit(model)
+    model.save_weights(tmp_path / "x.weights.h5")
+    again, _ = with_new_head(tmp_path / "base", BERT, seed=2)
+    again.load_weights(tmp_path / "x.weights.h5")
+    save_pretrained(again, tmp_path / "whole")
+    for one in (again, from_pretrained(tmp_path / "whole")):
+        frozen_but(one, "encoder")
+        assert not warnings_of_fit(one)
