@@ -25,19 +25,29 @@ except (ImportError, AttributeError) as _error:
     ) from _error
 
 
-def wrap_losses(model: Any, wrapper: Callable[[Any], Any]) -> None:
-    """Replaces each loss function(y_true, y_pred, sample_weight) of a model by `wrapper(loss)`."""
+def wrap_losses(
+    model: Any, wrapper: Callable[[Any], Any], of_tracker: Callable[[Callable[..., None]], Callable[..., None]]
+) -> None:
+    """Replaces each loss function(y_true, y_pred, sample_weight) of a model by `wrapper(loss)`.
+
+    If there are several, `of_tracker(update_state)` replaces that of the metric that averages each loss over batches.
+    """
     losses = model._compile_loss
     if losses is None or "build" in vars(losses):
         return
     build = losses.build
 
+    def wrap() -> None:
+        losses._flat_losses = [one._replace(loss=wrapper(one.loss)) for one in losses._flat_losses]
+        for tracker in losses.metrics:
+            tracker.update_state = of_tracker(tracker.update_state)
+
     def build_wrapped(y_true: Any, y_pred: Any) -> None:
         build(y_true, y_pred)
-        losses._flat_losses = [one._replace(loss=wrapper(one.loss)) for one in losses._flat_losses]
+        wrap()
 
     if losses.built:
-        losses._flat_losses = [one._replace(loss=wrapper(one.loss)) for one in losses._flat_losses]
+        wrap()
     losses.build = build_wrapped
 
 
@@ -67,7 +77,7 @@ def wrap_metrics(model: Any, wrapper: Callable[[Callable[..., None], bool], Call
 
 
 def wrap_loss_trackers(model: Any, wrapper: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
-    """Replaces `update_state(values, sample_weight=None)` of the metric that averages the loss over batches."""
+    """Replaces `update_state(values, sample_weight=None)` of the metric that averages the whole loss over batches."""
     tracker = model._loss_tracker
     if "update_state" not in vars(tracker):
         tracker.update_state = wrapper(tracker.update_state)

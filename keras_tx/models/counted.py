@@ -73,7 +73,7 @@ class CountedModel(BaseModel):
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
-        keras_training.wrap_losses(self, _over_replicas)
+        keras_training.wrap_losses(self, _over_replicas, _by_examples)
         loss = super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
         if _MICRO_BATCH.get() is None or self._reduction() in _MEANS or not self.losses:
             return loss
@@ -90,14 +90,13 @@ class CountedModel(BaseModel):
         """The number of examples of a batch that one replica stands for in the mean of the loss over batches."""
         keras_training.wrap_loss_trackers(self, _by_examples)
         x, _, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        number = replicas.num_replicas()
         if sample_weight is not None:
             rows = ops.sum(replicas.examples(sample_weight))
-        elif number > 1:
+        elif keras.backend.backend() == "tensorflow":  # where Keras weighs the loss of each output only by known sizes
             rows = ops.cast(ops.shape(_first(x))[0], "float32")
         else:
             return None
-        return replicas.sum_over_replicas(rows) / number
+        return replicas.sum_over_replicas(rows) / replicas.num_replicas()
 
     def _updating_optimizer(self) -> Any:
         """The optimizer, or the one inside a `LossScaleOptimizer`; None without one."""

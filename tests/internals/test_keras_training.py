@@ -36,11 +36,31 @@ def test_wrap_losses_and_metrics(is_built):
     if is_built:
         model.evaluate(X, Y, verbose=0)
     for _ in range(2):  # the second time changes nothing
-        keras_training.wrap_losses(model, lambda loss: lambda *args: 3 * loss(*args))
+        keras_training.wrap_losses(model, lambda loss: lambda *args: 3 * loss(*args), None)
         keras_training.wrap_metrics(model, _tripled)
         keras_training.wrap_loss_trackers(model, lambda update: lambda v, sample_weight: update(7 * v, 1))
     found = model.evaluate(X, Y, verbose=0, return_dict=True)
     assert found == {"loss": 21 * expected["loss"], "mae": 3 * expected["mae"], "mse": expected["mse"]}
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+@still("averages the loss of each output over batches by a metric of its own", door=TRAINING)
+def test_wrap_the_losses_of_several_outputs(is_built):
+    def make():
+        x = keras.Input((2,))
+        outputs = [keras.layers.Dense(1, kernel_initializer="zeros", name=name)(x) for name in "ab"]
+        model = keras.Model(x, outputs)
+        model.compile("sgd", ["mse", "mae"], run_eagerly=True)
+        return model
+
+    expected = make().evaluate(X, [Y, Y], verbose=0, return_dict=True)
+    model = make()
+    if is_built:
+        model.evaluate(X, [Y, Y], verbose=0)
+    for _ in range(2):  # the second time changes nothing
+        keras_training.wrap_losses(model, lambda loss: loss, lambda update: lambda v, sample_weight: update(7 * v, 1))
+    found = model.evaluate(X, [Y, Y], verbose=0, return_dict=True)
+    assert found == {"loss": expected["loss"], "a_loss": 7 * expected["a_loss"], "b_loss": 7 * expected["b_loss"]}
 
 
 def _tripled(update, is_weighted):
@@ -51,7 +71,7 @@ def _tripled(update, is_weighted):
 def test_a_model_without_losses_and_metrics_is_left_alone():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd")
-    keras_training.wrap_losses(model, None)
+    keras_training.wrap_losses(model, None, None)
     keras_training.wrap_metrics(model, None)
 
 

@@ -37,6 +37,13 @@ def classes():
     return CheckedModel(x, keras.layers.Dense(3, kernel_regularizer=keras.regularizers.L2(0.1))(pooled))
 
 
+def two_outputs():
+    keras.utils.set_random_seed(5)
+    x = keras.Input((None,), dtype="int32", name="token_ids")
+    pooled = keras.layers.GlobalMaxPooling1D()(keras.layers.Embedding(VOCABULARY, 6)(x))
+    return CheckedModel(x, [keras.layers.Dense(3, name="whole")(pooled), keras.layers.Dense(1, name="half")(pooled)])
+
+
 def causal():
     keras.utils.set_random_seed(5)
     sizes = {"num_layers": 1, "hidden_dim": 4, "num_heads": 1, "intermediate_dim": 4}
@@ -168,6 +175,28 @@ def test_rows_that_fill_batches_up_change_neither_updates_nor_losses_nor_metrics
     assert results[0].keys() == results[1].keys() >= {"loss", "val_loss"}
     for name, values in results[0].items():
         np.testing.assert_allclose(results[1][name], values, rtol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("reductions", [("mean", "mean"), ("mean", "sum"), (None, None)])
+@pytest.mark.parametrize("is_filled", [False, True])
+def test_the_loss_of_each_output_is_weighed_by_examples(reductions, is_filled):
+    """With batches of 5, 5 and 3 rows in a graph, it equals what NumPy makes of the predictions."""
+    y = [CLASSES, (CLASSES / 2).astype("float32")[:, None]]
+    batches = [(X[i : i + 5], tuple(one[i : i + 5] for one in y), None) for i in (0, 5, 10)]
+    model = two_outputs()
+    first, second = reductions
+    model.compile("sgd", [sparse(reduction=first), keras.losses.MeanSquaredError(reduction=second)])
+    given = [fill_arrays(4, *batch) for batch in batches] if is_filled else batches
+    found = model.evaluate(Batches(given), verbose=0, return_dict=True)
+    logits, halves = model.predict(X, verbose=0)
+    of_rows = np.log(np.exp(logits).sum(-1)) - logits[np.arange(ROWS), CLASSES]
+    squares = ((halves - y[1]) ** 2)[:, 0]
+    # The loss over an epoch weighs the sums of batches by their rows, as Keras does.
+    of_batches = [5 * squares[:5].sum(), 5 * squares[5:10].sum(), 3 * squares[10:].sum()]
+    expected = np.sum(of_batches) / ROWS if second == "sum" else squares.mean()
+    np.testing.assert_allclose(found["whole_loss"], of_rows.mean(), rtol=1e-5)
+    np.testing.assert_allclose(found["half_loss"], expected, rtol=1e-5)
+    np.testing.assert_allclose(found["loss"], of_rows.mean() + expected, rtol=1e-5)
 
 
 class Batches(keras.utils.PyDataset):
