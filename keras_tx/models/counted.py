@@ -145,6 +145,9 @@ def _over_replicas(loss: Any) -> Callable[..., Tensor]:
         counted = ops.ones_like(y_pred[..., 0] if mask is None else mask, dtype="float32")
         if mask is not None:
             counted = ops.cast(mask, "float32")
+        # It is constant, but TensorFlow takes its gradient in replicas for which it does not know the batch size. All
+        # replicas must do the same, and so none of them takes the gradient of the sum over replicas below.
+        counted = ops.stop_gradient(counted)
         if sample_weight is None:
             divided_by, count = ops.sum(counted), ops.sum(counted)
         else:

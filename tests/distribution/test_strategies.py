@@ -173,6 +173,25 @@ def test_single_batches_on_two_devices_are_as_on_one(devices, reduction):
         np.testing.assert_allclose(one, two, rtol=1e-5)
 
 
+def a_mean_and_a_sum_on_batches(strategy):
+    """The losses, of each output too, and the weights after batches of other sizes, some of which replicas retrace."""
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        keras.utils.set_random_seed(3)
+        model = equal.two_outputs()
+        losses = [cases.sparse(), keras.losses.MeanSquaredError(reduction="sum")]
+        model.compile(keras.optimizers.SGD(0.01), losses)
+    x, y = equal.whole_and_half()
+    found = [model.train_on_batch(x[:rows], [one[:rows] for one in y]) for rows in (5, 4, 7)]
+    return [*found, *(weight.tolist() for weight in model.get_weights())]
+
+
+@PROCESS
+def test_single_batches_of_other_sizes_with_a_mean_and_a_sum_are_as_on_one_device(devices):
+    found, expected = devices(a_mean_and_a_sum_on_batches, replicas=3), a_mean_and_a_sum_on_batches(None)
+    for one, two in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
 def plain_on_batches(strategy):
     """As `on_batches`, of a model and a loss of Keras, whose rows two replicas cannot share evenly."""
     with strategy.scope() if strategy else contextlib.nullcontext():
