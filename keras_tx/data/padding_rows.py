@@ -36,7 +36,7 @@ def fill_batches(dataset: Any, multiple_of: int, *, padding_values: Any = None) 
 
     Returns:
         A `tf.data.Dataset` of batches (features, labels, sample_weight), of which `sample_weight` is (B,) if `dataset`
-        has none.
+        has none, as are those of outputs for which it is None.
 
     Raises:
         TypeError: `dataset` is not a `tf.data.Dataset`, or has ragged or sparse tensors.
@@ -60,7 +60,7 @@ def fill_batches(dataset: Any, multiple_of: int, *, padding_values: Any = None) 
             "The batches of `dataset` must be (features, labels) or (features, labels, sample_weight), because rows of "
             f"padding need a weight. Received: {spec}"
         )
-    for one in tf.nest.flatten(spec):
+    for one in [*tf.nest.flatten(spec[:2]), *_given(spec[2:])]:
         if not isinstance(one, tf.TensorSpec) or one.shape.rank == 0:
             raise TypeError(
                 f"The batches of `dataset` must be of dense tensors, one row for each example. Received: {one}"
@@ -76,7 +76,13 @@ def fill_batches(dataset: Any, multiple_of: int, *, padding_values: Any = None) 
     def fill(x: Any, y: Any, sample_weight: Any = None) -> Any:
         size = tf.shape(tf.nest.flatten(x)[0])[0]
         missing = -size % multiple_of
-        weights = tf.ones([size]) if sample_weight is None else tf.nest.map_structure(_as_floats, sample_weight)
+
+        def as_floats(weights: Any) -> Tensor:
+            if weights is None:
+                return tf.ones([size])
+            return weights if weights.dtype.is_floating else tf.cast(weights, "float32")
+
+        weights = tf.nest.map_structure(as_floats, sample_weight)
         return (
             _padded(x, missing, values[0]),
             _padded(y, missing, values[1]),
@@ -98,11 +104,14 @@ def fill_arrays(multiple_of: int, x: Any, y: Any = None, sample_weight: Any = No
         return np.concatenate([values, np.full((missing, *values.shape[1:]), padding, values.dtype)])
 
     def weights(values: Any) -> Any:
+        values = np.ones(size, "float32") if values is None else values
         values = keras.ops.convert_to_numpy(values)
         return filled(values if values.dtype.kind == "f" else values.astype("float32"), PADDING_ROW_WEIGHT)
 
-    given = np.ones(size, "float32") if sample_weight is None else sample_weight
-    return (*(keras.tree.map_structure(filled, one) for one in (x, y)), keras.tree.map_structure(weights, given))
+    return (
+        *(keras.tree.map_structure(filled, one) for one in (x, y)),
+        keras.tree.map_structure(weights, sample_weight),
+    )
 
 
 def _padded(tensors: Any, missing: Tensor, values: Any) -> Any:
@@ -120,5 +129,6 @@ def _with_rows(tensor: Tensor, missing: Tensor, value: Any) -> Tensor:
     return tf.ensure_shape(tf.concat([tensor, rows], axis=0), [None, *tensor.shape[1:]])
 
 
-def _as_floats(weights: Tensor) -> Tensor:
-    return weights if weights.dtype.is_floating else tf.cast(weights, "float32")
+def _given(specs: Any) -> list[Any]:
+    """The specs of what is not None."""
+    return [one for one in tf.nest.flatten(specs) if one != tf.type_spec_from_value(None)]

@@ -83,15 +83,16 @@ class CountedModel(BaseModel):
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         keras_training.wrap_metrics(self, _of_examples)
-        with _set(_EXAMPLES, None if sample_weight is None else replicas.examples(sample_weight)):
+        with _set(_EXAMPLES, replicas.examples(sample_weight)):
             return super().compute_metrics(x, y, y_pred, sample_weight)
 
     def _rows_of(self, data: Any) -> Tensor | None:
         """The number of examples of a batch that one replica stands for in the mean of the loss over batches."""
         keras_training.wrap_loss_trackers(self, _by_examples)
         x, _, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        if sample_weight is not None:
-            rows = ops.sum(replicas.examples(sample_weight))
+        examples = replicas.examples(sample_weight)
+        if examples is not None:
+            rows = ops.sum(examples)
         elif keras.backend.backend() == "tensorflow":  # where Keras weighs the loss of each output only by known sizes
             rows = ops.cast(ops.shape(_first(x))[0], "float32")
         else:
@@ -114,18 +115,17 @@ class CountedModel(BaseModel):
         """The weight of a batch among those of an update, and what its sum over them is to be divided by."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         losses = [one for one in keras.tree.flatten(self.loss) if one is not None]
-        reduction = self._reduction()
+        reduction, examples = self._reduction(), replicas.examples(sample_weight)
         if reduction not in _MEANS:
             return ops.ones(()), ops.ones(()) / self._updating_optimizer().gradient_accumulation_steps
         if len(losses) == 1 and isinstance(losses[0], PaddedCrossentropy):
-            weights = None if sample_weight is None else keras.tree.flatten(sample_weight)[0]
-            count = losses[0].count(_first(y), weights)
-        elif sample_weight is None:
+            count = losses[0].count(_first(y), keras.tree.flatten(sample_weight)[0])
+        elif examples is None:
             count = ops.cast(ops.shape(_first(x))[0], "float32")
         elif reduction == "mean_with_sample_weight":
             count = ops.sum(ops.cast(_first(sample_weight), "float32"))
         else:
-            count = ops.sum(replicas.examples(sample_weight))
+            count = ops.sum(examples)
         count = replicas.sum_over_replicas(count)
         return count, count
 

@@ -55,9 +55,15 @@ def is_padding_row(sample_weight: Tensor) -> Tensor:
     return ops.logical_and(ops.equal(sample_weight, 0), ops.signbit(sample_weight))
 
 
-def examples(sample_weight: Any) -> Tensor:
-    """The rows of a batch that are examples and not padding, as float32 ones and zeros (B,)."""
-    weights = ops.cast(ops.convert_to_tensor(keras.tree.flatten(sample_weight)[0]), "float32")
+def examples(sample_weight: Any) -> Tensor | None:
+    """The rows of a batch that are examples and not padding, as float32 ones and zeros (B,); None without weights.
+
+    With several outputs, the weights of each tell it; some may be None.
+    """
+    given = [one for one in keras.tree.flatten(sample_weight) if one is not None]
+    if not given:
+        return None
+    weights = ops.cast(ops.convert_to_tensor(given[0]), "float32")
     real = ops.logical_not(is_padding_row(weights))
     if len(real.shape) > 1:
         real = ops.any(real, axis=list(range(1, len(real.shape))))

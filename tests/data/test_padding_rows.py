@@ -62,6 +62,20 @@ def test_arrays_are_filled_as_datasets_are():
         np.testing.assert_array_equal(np.signbit(one), np.signbit(two))
 
 
+def test_weights_of_some_outputs_are_filled_with_ones_for_the_others():
+    dataset = batches(X["ids"], (Y, Y), Y, size=7)
+    for weights in ((None, Y), (None, None)):
+        expected = [np.append(np.ones(7) if one is None else one, -0.0) for one in weights]
+        given = dataset.map(
+            lambda x, y, w, weights=weights: (x, y, tuple(one if one is None else w for one in weights))
+        )
+        filled = next(iter(fill_batches(given, 4)))[2], fill_arrays(4, X["ids"], (Y, Y), weights)[2]
+        for found in filled:
+            for one, two in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(one, two)
+                np.testing.assert_array_equal(np.signbit(one), np.signbit(two))
+
+
 def test_what_cannot_be_filled_is_refused():
     with pytest.raises(TypeError, match=r"`dataset` must be a tf\.data\.Dataset\. Received: dataset=\[1\]"):
         fill_batches([1], 2)

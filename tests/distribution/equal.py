@@ -136,6 +136,10 @@ def whole_and_half():
     return x, (y, (y / 2).astype("float32")[:, None])
 
 
+def with_weights_of_halves():
+    return *whole_and_half(), (None, np.random.default_rng(5).uniform(0, 2, ROWS).astype("float32"))
+
+
 def packed_small():
     x = {name: keras.Input((None,), dtype="int32", name=name) for name in ("token_ids", "document_ids", "positions")}
     hidden = keras.layers.Embedding(VOCABULARY, 6)(x["token_ids"]) + keras.layers.Embedding(9, 6)(x["positions"])
@@ -214,7 +218,9 @@ CASES = {
     "keras_loss_with_weights": Case(pooling, weighted_classes, loss=sparse(), metrics=of_classes),
     "keras_mean_with_weights": Case(pooling, weighted_classes, loss=sparse(reduction="mean_with_sample_weight")),
     "keras_loss_with_mask": Case(masking, loss=sparse(), metrics=lambda: {"metrics": ["accuracy"]}),
-    "two_outputs": Case(two_outputs, whole_and_half, loss=lambda: [sparse()(), keras.losses.MeanSquaredError()]),
+    "two_outputs": Case(
+        two_outputs, with_weights_of_halves, loss=lambda: [sparse()(), keras.losses.MeanSquaredError()]
+    ),
     "bucketed": Case(data=bucketed, metrics=of_tokens),
     "bucketed_and_filled": Case(data=bucketed_and_filled, metrics=of_tokens),
     "packed_and_filled": Case(packed_small, packed_and_filled, metrics=of_tokens, epochs=9),

@@ -199,6 +199,26 @@ def test_the_loss_of_each_output_is_weighed_by_examples(reductions, is_filled):
     np.testing.assert_allclose(found["loss"], of_rows.mean() + expected, rtol=1e-5)
 
 
+def with_weights(weights, accumulated=False):
+    """The weights, histories and results of a model of two outputs, the weights of one of which may be None."""
+    model, y = two_outputs(), [CLASSES, (CLASSES / 2).astype("float32")[:, None]]
+    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2 if accumulated else None)
+    model.compile(optimizer, [sparse(), "mse"], metrics=["accuracy", "mae"], weighted_metrics=["accuracy", "mae"])
+    data = {"x": X, "y": y, "sample_weight": weights}
+    history = model.fit(**data, batch_size=5, shuffle=False, validation_data=tuple(data.values()), verbose=0).history
+    found = [model.evaluate(**data, batch_size=5, verbose=0), model.train_on_batch(**data), model.test_on_batch(**data)]
+    return [*model.get_weights(), *history.values(), *found]
+
+
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_an_output_without_weights_counts_as_one_whose_weights_are_ones(accumulated):
+    found, expected = (with_weights([one, WEIGHTS], accumulated) for one in (None, np.ones(ROWS, "float32")))
+    for one, two in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+    for one, two in zip(with_weights([None, None]), with_weights(None), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
 class Batches(keras.utils.PyDataset):
     """Batches with and without sample weights."""
 
