@@ -54,7 +54,10 @@ def fill_arguments(model: Any, method: str, given: dict[str, Any]) -> Callable[[
     given["x"] = x
     for name in ("y", "sample_weight", "class_weight"):
         given.pop(name, None)
-    return _drop_padding_rows if method == "predict" else _unchanged
+    if method != "predict":
+        return _unchanged
+    given["callbacks"] = _of_examples(given.get("callbacks"))
+    return _drop_padding_rows
 
 
 def _unchanged(outputs: Any) -> Any:
@@ -64,14 +67,32 @@ def _unchanged(outputs: Any) -> Any:
 def _drop_padding_rows(outputs: Any) -> Any:
     """The outputs of `predict` for the examples alone."""
     outputs, kept_rows = outputs
-    is_example = kept_rows.astype(bool)
+    is_example = keras.ops.convert_to_numpy(kept_rows).astype(bool)
 
     def kept(values: Any) -> Any:
-        if isinstance(values, np.ndarray):
+        if isinstance(values, np.ndarray) or keras.backend.backend() != "tensorflow":
             return values[is_example]
-        return tf.ragged.boolean_mask(values, is_example)  # from batches of different lengths
+        if isinstance(values, tf.RaggedTensor):  # from batches of different lengths
+            return tf.ragged.boolean_mask(values, is_example)
+        return tf.boolean_mask(values, is_example)
 
     return keras.tree.map_structure(kept, outputs)
+
+
+class _OfExamples(keras.callbacks.CallbackList):
+    """Callbacks of `predict` that get the outputs for the examples alone."""
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        super().on_predict_batch_end(batch, {**logs, "outputs": _drop_padding_rows(logs["outputs"])})
+
+
+def _of_examples(callbacks: Any) -> Any:
+    """The callbacks given to `predict`, within one that drops rows of padding; Keras adds its progress bar to it."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return _OfExamples([callbacks])
+    several = keras.tree.flatten(callbacks) if callbacks else []
+    bars = [one for one in several if isinstance(one, keras.callbacks.ProgbarLogger)]
+    return [_OfExamples([one for one in several if one not in bars]), *bars]
 
 
 def num_shares(model: Any) -> int:

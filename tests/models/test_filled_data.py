@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from keras_tx.models import TextClassifier, filled_data
+from keras_tx.models.checked_data import CheckedModel
 
 X = np.random.default_rng(0).integers(1, 31, (11, 6))
 
@@ -36,3 +37,48 @@ def test_predictions_are_those_of_the_examples(model, batch_size, parts, kind, m
         batches = (tuple(x[i : i + batch_size] for x in given) for i in range(0, 11, batch_size))
         found = model.predict(batches, verbose=0)
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+class Outputs(keras.callbacks.Callback):
+    """Collects what `predict` tells callbacks of the outputs of each batch."""
+
+    def on_predict_begin(self, logs=None):
+        self.found = []
+
+    def on_predict_batch_end(self, batch, logs=None):
+        assert isinstance(self.model, keras.Model) and self.params["steps"]
+        self.found.append({name: np.asarray(one) for name, one in logs.items()})
+
+
+def named_outputs():
+    """A model with a dict of outputs, which Keras spreads over the logs."""
+    x = keras.Input((None,), dtype="int32", name="token_ids")
+    pooled = keras.layers.GlobalMaxPooling1D()(keras.layers.Embedding(31, 4)(x))
+    return CheckedModel(x, {"a": keras.layers.Dense(2)(pooled), "b": keras.layers.Dense(1)(pooled)})
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("steps", [1] if keras.backend.backend() == "torch" else [1, 2])
+def test_callbacks_get_the_outputs_of_the_examples(model, several, steps, monkeypatch):
+    model = named_outputs() if several else model[0]
+    model.compile("sgd", keras.losses.MeanSquaredError(), steps_per_execution=steps)
+    for given in (lambda one: [one], lambda one: keras.callbacks.CallbackList([one], model=model, steps=3)):
+        outputs = [Outputs(), Outputs()]
+        for shares, one in zip((1, 3), outputs, strict=True):
+            monkeypatch.setattr(filled_data, "num_shares", lambda _, shares=shares: shares)
+            model.predict(X, batch_size=5, verbose=0, callbacks=given(one))
+        expected, found = (one.found for one in outputs)
+        assert [sorted(one) for one in expected] == [["a", "b"] if several else ["outputs"]] * (4 - steps)
+        for one, two in zip(found, expected, strict=True):
+            assert one.keys() == two.keys()
+            for name, values in two.items():
+                np.testing.assert_allclose(one[name], values, atol=1e-6)
+
+
+def test_one_progress_bar_is_shown(model, monkeypatch, capsys):
+    monkeypatch.setattr(filled_data, "num_shares", lambda _: 3)
+    shown = []
+    for callbacks in (None, [Outputs()], [Outputs(), keras.callbacks.ProgbarLogger()]):
+        model[0].predict(X, batch_size=5, callbacks=callbacks, verbose=2)
+        shown.append(capsys.readouterr().out.count("3/3"))
+    assert shown == [1, 1, 1]
