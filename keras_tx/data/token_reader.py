@@ -68,7 +68,8 @@ def read_tokens(
             integer or a scalar tensor. Packed rows that are left out are not read; other batches are read and dropped.
         steps: the number of batches in an epoch. If there are fewer, texts are used again in another order. Packed rows
             go on in the next epoch where this one ends. None: an epoch has every text once. Must be given for batches
-            of similar length if several workers read them, because all need the same number.
+            of similar length if several workers read them, because all need the same number. Each worker must then have
+            texts.
         tokenizer: the tokenizer, or the two of pairs, that the ids must come from. None: it is not checked.
         num_shards: the number of workers that share the files, which must divide the number of files. None: what
             TF_CONFIG says, or the number of processes of JAX or `torch.distributed`; otherwise one. With 1, all workers
@@ -116,6 +117,13 @@ def read_tokens(
         )
     labelled = _check_next_tokens(next_tokens, index["kind"])
     source = TokenSource(Path(directory), index, (count, worker), order, labelled)
+    idle = source.workers_without_texts()
+    if steps is not None and idle:  # in every worker, so that none waits for one that stopped
+        raise ValueError(
+            "Each worker must have texts if `steps` is given. Write at least as many texts as files, use fewer workers "
+            f"or give `num_shards=1, shard_index=0`. Received: steps={steps}, {count} workers, no texts for worker "
+            f"{idle[0]}: {str(directory)!r} has {len(source.blocks)} blocks of texts in {index['num_shards']} files"
+        )
     batches = steps
     if length is not None:
         batch_size = _check_packed(index["kind"], batch_size, max_tokens)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -25,18 +25,34 @@ class Block(NamedTuple):
     checksum: bytes
 
 
-def blocks(rows: Iterable[Row]) -> Iterator[Block]:
-    """Blocks of texts. Where one ends depends only on the texts since the last one."""
+def blocks(rows: Iterable[Row], num_shards: int) -> Iterator[Block]:
+    """Blocks of texts: at least one for each of `num_shards` files, if there are as many texts.
+
+    Texts that would fill no more than `num_shards` blocks are cut into as many parts of equal numbers, so that each
+    worker gets its share of them. With more texts, where a block ends depends only on the texts since the last one.
+    """
+    full = _full_blocks(rows)
+    first = list(islice(full, num_shards + 1))
+    if len(first) <= num_shards:
+        texts = list(chain.from_iterable(first))
+        count = min(num_shards, len(texts))
+        first = [texts[len(texts) * i // count : len(texts) * (i + 1) // count] for i in range(count)]
+    yield from map(_checked, first)
+    first.clear()  # the generator lives on, without these texts
+    yield from map(_checked, full)
+
+
+def _full_blocks(rows: Iterable[Row]) -> Iterator[list[Row]]:
     block: list[Row] = []
     size = 0
     for row in rows:
         block.append(row)
         size += sum(len(text) for text in row if isinstance(text, bytes))
         if size >= BLOCK_BYTES or len(block) == BLOCK_ROWS:
-            yield _checked(block)
+            yield block
             block, size = [], 0
     if block:
-        yield _checked(block)
+        yield block
 
 
 def _checked(rows: list[Row]) -> Block:

@@ -43,6 +43,10 @@ class TokenSource:
         names = [token_files.shard_name(shard, len(index["sizes"])) for shard in range(len(index["sizes"]))]
         self.paths = [str(folder / name) for name in names]
 
+    def workers_without_texts(self) -> list[int]:
+        """The indices of the workers whose files have no texts."""
+        return sorted(set(range(self.share[0])) - set((self.blocks[:, SHARD] % self.share[0]).tolist()))
+
     def batches(self, batch_size: int, length: int) -> int:
         """The number of batches of packed rows in a pass over the data, the same for all workers."""
         count, shards = self.share[0], self.blocks[:, SHARD]

@@ -40,7 +40,8 @@ def write_tokens(
     interruption. For that the dataset must give the same texts in the same order, which is checked. A call for a folder
     that is finished reads the texts once, checks that they are those of the folder, and writes nothing.
 
-    The memory that it needs does not depend on the size of the dataset. Only the longest single text must fit.
+    The memory that it needs does not depend on the size of the dataset. The longest single text must fit, and 256 kB of
+    text for each file.
 
     Args:
         dataset: a `tf.data.Dataset`, or an iterable, of texts, of pairs `(text, label)` with integer labels, or of
@@ -49,7 +50,8 @@ def write_tokens(
         tokenizer: a `keras_tx.text.Tokenizer` with a padding token. For pairs of texts also two of them; a tokenizer
             with an attribute `target`, as `MarianTokenizer` has it, uses that for targets.
         directory: the folder to write. It must be empty, not exist, or hold an earlier call with the same arguments.
-        num_shards: the number of files; a multiple of the number of workers that will read them.
+        num_shards: the number of files; a multiple of the number of workers that will read them. Each file has texts if
+            there are as many texts as files.
         max_length: the largest number of tokens of a text, special tokens included; longer texts are truncated at the
             end. None: no limit, also if the tokenizer has one.
         special_tokens: whether to put the special tokens of the tokenizer around every text, as `tokenizer(text)` does.
@@ -115,7 +117,7 @@ def _write(
     verbose: int,
 ) -> dict[str, Any]:
     state = _begin(folder, settings, list(encoders))
-    blocks, bar = blocks_of(rows), progress.bar("text", verbose)
+    blocks, bar = blocks_of(rows, settings["num_shards"]), progress.bar("text", verbose)
     seen, texts = 0, ""
     while seen < state["rows"]:  # what an earlier call wrote
         block = next(blocks, None)

@@ -178,6 +178,51 @@ def test_workers_read_everything_once_in_the_same_number_of_batches(written, row
         assert rest == whole[i][-2:]
 
 
+@pytest.mark.parametrize(
+    ("count", "sizes"),
+    [
+        (2, [1, 1]),
+        (3, [1, 1, 1]),
+        (7, [2, 2, 3]),
+        (11, [3, 4, 4]),
+        (15, [5, 5, 5]),
+        (16, [6, 5, 5]),
+        (31, [11, 10, 10]),
+    ],
+)
+def test_few_texts_are_divided_among_all_files(tokenizer, tmp_path, monkeypatch, count, sizes):
+    """Up to a block of 5 texts for each of 3 files they are divided equally; then a file gets every third block."""
+    monkeypatch.setattr(token_rows, "BLOCK_ROWS", 5)
+    texts = [WORDS[i % 5] for i in range(count)]
+    data.write_tokens(texts, tokenizer, tmp_path, num_shards=3, verbose=0)
+    options = {"shuffle": False, "next_tokens": False}
+    parts = [listed(data.read_tokens(tmp_path, num_shards=3, shard_index=i, **options)) for i in range(3)]
+    assert [len(part) for part in parts if part] == sizes
+    in_order = listed(data.read_tokens(tmp_path, num_shards=1, shard_index=0, **options))
+    ids = tokenizer(texts)["token_ids"]
+    assert [x["token_ids"] for x in in_order] == [row[row != tokenizer.pad_id].tolist() for row in ids]
+    if len(sizes) == 3:  # with `steps`, each worker reads its own texts again and again
+        for i, part in enumerate(parts):
+            again = listed(data.read_tokens(tmp_path, num_shards=3, shard_index=i, steps=2 * len(part), **options))
+            assert again == 2 * part
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"batch_size": 2}, {"max_tokens": 64}, {"batch_size": 2, "length": 8}], ids=str
+)
+def test_steps_need_texts_for_every_worker(tokenizer, tmp_path, options):
+    """Such a worker would look for its first batch forever, or train on padding alone."""
+    data.write_tokens(["hot dog", "sun"], tokenizer, tmp_path, num_shards=3, verbose=0)
+    message = (
+        r"^Each worker must have texts if `steps` is given. Write at least as many .* or give `num_shards=1, .*"
+        r"Received: steps=5, 3 workers, no texts for worker 2: '.*' has 2 blocks of texts in 3 files$"
+    )
+    for i in range(3):
+        with pytest.raises(ValueError, match=message):
+            data.read_tokens(tmp_path, num_shards=3, shard_index=i, steps=5, **options)
+    assert len(listed(data.read_tokens(tmp_path, num_shards=1, shard_index=0, steps=5, **options))) == 5
+
+
 def test_the_environment_says_what_a_worker_reads(written, monkeypatch):
     expected = packed(written, num_shards=2, shard_index=1)
     config = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
@@ -303,8 +348,8 @@ def test_a_write_that_was_cut_off_goes_on_and_ends_with_the_same_bytes(written, 
         patch.setattr(token_writer, "encode_block", lambda *a: calls.append(a) or encode_block(*a))
         data.write_tokens(TEXTS, tokenizer, tmp_path, num_shards=6, verbose=0)
     assert contents(tmp_path) == contents(written)
-    blocks = len(list(token_rows.blocks(token_rows.rows_of(TEXTS)[0])))
-    assert len(calls) < blocks or stop < 20  # what was written is not tokenized again
+    blocks = len(list(token_rows.blocks(token_rows.rows_of(TEXTS)[0], 6)))
+    assert len(calls) < blocks or stop <= 20  # what was written is not tokenized again; the first blocks come together
 
 
 def test_a_finished_folder_is_checked_and_kept(written, tokenizer):
