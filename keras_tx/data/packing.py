@@ -50,9 +50,9 @@ def pack_sequences(
             and use `tf.data.experimental.assert_cardinality`.
         length: the length L of a row, in tokens.
         padding_id: the id of padding tokens.
-        label_padding: the label of padding tokens, which no real token should have. None: `padding_id`. If `sequences`
-            has no labels, the label of a token is the next token of its document, and the label of the last token is
-            `label_padding`.
+        label_padding: the label of padding tokens, which no real token should have, and the `padding_id` of the loss
+            and metrics. None: the argument `padding_id`. If `sequences` has no labels, the label of a token is the next
+            token of its document, and the label of the last token is `label_padding`.
         too_long: what to do with a sequence of more than `length` tokens: "error" raises an error; "split" divides it
             into documents of `length` tokens and a shorter last one. The label of the last token before a cut is the
             first token after it.

@@ -60,7 +60,8 @@ def read_tokens(
         boundaries: the largest length in each bucket; see `bucket_by_length`.
         next_tokens: True gives labels that are one token ahead, for `CausalLM` and `Seq2Seq`: of a text the next token
             of each, and padding for the last; of a pair the target without its first token, while "target_ids" lack the
-            last. False gives features alone, for `mask_tokens`. None: True, except for texts with labels.
+            last. Padding has the `pad_id` of the tokenizer, which the loss and metrics need as their `padding_id`.
+            False gives features alone, for `mask_tokens`. None: True, except for texts with labels.
         shuffle: whether to shuffle blocks of texts, and texts within about 2 million tokens.
         seed: an integer from 0 to 2**63 - 1 that decides the order.
         epoch: the number of the epoch, an integer or a scalar tensor. Each has another order.

@@ -28,6 +28,11 @@ class VocabularyModel(TokenModel):
     def _returns_logits(self) -> bool:
         return True
 
+    def _padding_of_labels(self) -> int | None:
+        of_labels: Any = getattr(self, "target_embedding", self.embedding)
+        padding_id: int | None = of_labels.padding_id
+        return padding_id
+
     def _logits_from(self, hidden: Any) -> None:
         """Sets what logits are computed from: symbolic hidden states (B, T, D), computed from `self.inputs`.
 

@@ -14,12 +14,14 @@ from keras import ops
 
 from keras_tx.internals import keras_models, keras_optimizers, keras_training
 from keras_tx.models.base import BaseModel
+from keras_tx.models.padding_of_labels import warn_of_other_padding
 from keras_tx.training import PaddedCrossentropy, replicas
 from keras_tx.types import Tensor
 
 _ROWS: contextvars.ContextVar[Any] = contextvars.ContextVar("examples_of_a_batch", default=None)
 _EXAMPLES: contextvars.ContextVar[Any] = contextvars.ContextVar("rows_that_are_examples", default=None)
 _MICRO_BATCH: contextvars.ContextVar[Any] = contextvars.ContextVar("share_of_a_batch_in_an_update", default=None)
+_IS_LOADED: contextvars.ContextVar[bool] = contextvars.ContextVar("compiled_as_in_a_file", default=False)
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 IS_EXAMPLE = "is_example"  # the name of the weights of a filled batch for `predict`
@@ -33,6 +35,8 @@ class CountedModel(BaseModel):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the model; see `keras.Model.compile`.
 
+        It warns if `PaddedCrossentropy`, `PaddedAccuracy` or `Perplexity` has another `padding_id` than the model.
+
         With `gradient_accumulation_steps` of the optimizer, an update equals that for one batch of all the examples of
         its batches: they are weighted by their numbers of real tokens if the loss is `PaddedCrossentropy`, and by their
         numbers of examples otherwise, which is not the same for a loss of Keras that is a mean over masked tokens.
@@ -42,6 +46,8 @@ class CountedModel(BaseModel):
         learning rate counts the batches, not the updates, and `use_ema` averages the weights after each batch.
         """
         super().compile(*args, **kwargs)
+        if not _IS_LOADED.get():
+            warn_of_other_padding(self._padding_of_labels(), (args, kwargs))
         optimizer = self._updating_optimizer()
         if optimizer is not None:
             keras_optimizers.weigh_micro_batches(optimizer, _MICRO_BATCH.get, replicas.num_replicas)
@@ -49,9 +55,14 @@ class CountedModel(BaseModel):
             keras_optimizers.update_with_kernels(optimizer)
 
     def compile_from_config(self, config: Any) -> None:
-        self.compile(**keras.saving.deserialize_keras_object(config))
+        with _set(_IS_LOADED, True):
+            self.compile(**keras.saving.deserialize_keras_object(config))
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
+
+    def _padding_of_labels(self) -> int | None:
+        """The padding id of labels that are ids of tokens; None if there is none, or if labels are something else."""
+        return None
 
     def train_step(self, *args: Any) -> Any:
         share = self._share_of(args[-1]) if self._accumulates() else None

@@ -26,8 +26,8 @@ class MaskedLM(VocabularyModel):
     It consists of a token embedding, an encoder and BERT's head: a dense layer with an activation, a norm, and an
     output layer with a bias, whose kernel are the token embeddings. The input is `token_ids` (B, T), padded with the
     padding id; with segments, `token_ids` and `segment_ids`. The output is logits (B, T, V).
-    `keras_tx.data.mask_tokens` makes such inputs and their labels, and `keras_tx.training.PaddedCrossentropy` is the
-    loss for them.
+    `keras_tx.data.mask_tokens` makes such inputs and their labels, and `keras_tx.training.PaddedCrossentropy` with the
+    padding id of the tokenizer is the loss for them.
 
     Args:
         vocabulary_size: V; ids are in [0, V).

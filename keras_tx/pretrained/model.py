@@ -172,6 +172,14 @@ class PretrainedModel(CheckedModel):
     def _returns_logits(self) -> bool:
         return self.task != "base"
 
+    def _padding_of_labels(self) -> int | None:
+        found: Any = None
+        if self.task in GENERATIVE:
+            found = (getattr(self.family, "target_embedding", None) or self.family.embedding).padding_id
+        elif self.task == "masked_lm":  # masks tell its embedding where padding is, but config.json has the id
+            found = self.family.config.values.get("pad_token_id", getattr(self.family, "padding_id", None))
+        return found if type(found) is int else None
+
     def _padding_is_unread(self, training: bool | None) -> bool:
         """Whether the outputs, in training only the loss, do not depend on those of the encoder at padding tokens."""
         if len(self.outputs) == 1 and self.task in _TOKEN_TASKS:

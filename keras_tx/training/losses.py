@@ -36,7 +36,8 @@ class PaddedCrossentropy(keras.losses.Loss):
     `gradient_accumulation_steps` of an optimizer the models of this package count over all batches of an update.
 
     Args:
-        padding_id: labels with this value are ignored. It may be -100, as in Hugging Face data.
+        padding_id: labels with this value are ignored: the padding id of the tokenizer, or -100, as in Hugging Face
+            data.
         from_logits: whether the predictions are logits; otherwise they are probabilities.
         label_smoothing: e in [0, 1): the target probability is 1 - e + e/V for the label and e/V for every other token,
             as in `keras.losses.CategoricalCrossentropy`.
