@@ -79,3 +79,43 @@ def gradients(function, tensors):
         (output * torch.tensor(normal(*output.shape, seed=99), device=device)).sum().backward()
         output, slopes = output.detach(), [torch.zeros_like(x) if x.grad is None else x.grad for x in tensors]
     return [to_numpy(x) for x in (output, *slopes)]
+
+
+def hessian_products(function, tensors):
+    """The Hessian of the sum of `sin(function(*tensors))`, weighted by fixed numbers, times fixed directions.
+
+    On JAX it is computed forward over reverse, on other backends as a gradient of gradients.
+    """
+    backend, directions = keras.backend.backend(), [normal(*x.shape, seed=98) for x in tensors]
+
+    def total(*tensors):
+        output = function(*tensors)
+        return keras.ops.sum(keras.ops.sin(output) * keras.ops.convert_to_tensor(normal(*output.shape, seed=99)))
+
+    if backend == "jax":
+        import jax
+
+        tensors = [jax.numpy.asarray(x) for x in tensors]
+        slopes = jax.grad(total, argnums=tuple(range(len(tensors))))
+        products = jax.jvp(slopes, tuple(tensors), tuple(jax.numpy.asarray(x) for x in directions))[1]
+    elif backend == "tensorflow":
+        import tensorflow as tf
+
+        tensors = [tf.constant(x) for x in tensors]
+        with tf.GradientTape() as outer:
+            outer.watch(tensors)
+            with tf.GradientTape() as inner:
+                inner.watch(tensors)
+                result = total(*tensors)
+            slopes = inner.gradient(result, tensors)
+            inclines = sum(tf.reduce_sum(slope * way) for slope, way in zip(slopes, directions, strict=True))
+        products = outer.gradient(inclines, tensors)
+    else:
+        import torch
+
+        tensors = [keras.ops.convert_to_tensor(x).clone().requires_grad_() for x in tensors]
+        directions = [keras.ops.convert_to_tensor(x) for x in directions]
+        slopes = torch.autograd.grad(total(*tensors), tensors, create_graph=True)
+        inclines = sum((slope * way).sum() for slope, way in zip(slopes, directions, strict=True))
+        products = torch.autograd.grad(inclines, tensors)
+    return [to_numpy(x) for x in products]

@@ -1,12 +1,16 @@
-"""Functions with gradients of their own, on TensorFlow."""
+"""Functions with gradients of their own."""
 
 from collections.abc import Callable
 from typing import Any
+
+import keras
+from keras import ops
 
 from keras_tx.layers import exported_weights, xla
 from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
+torch = Lazy("torch")
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -14,4 +18,30 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     if xla.is_generating() or exported_weights.current() is not None:
         return lambda *tensors: function(*tensors)[0]
     made: Callable[..., Any] = tf.custom_gradient(function)
+    return made
+
+
+def twice_differentiable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`keras.ops.custom_gradient`, whose gradient has the right gradients in turn on PyTorch as well.
+
+    Keras computes `function` without a graph there. What its gradient takes over from it would be a constant for second
+    derivatives, so for these `function` is computed once more.
+
+    Args:
+        function: tensors -> (output, gradient), where `gradient` is a function of the gradient of the output alone.
+    """
+    if keras.backend.backend() != "torch":
+        made: Callable[..., Any] = ops.custom_gradient(function)
+        return made
+
+    def with_gradient(*tensors: Any) -> tuple[Any, Callable[..., Any]]:
+        output, gradient = function(*tensors)
+
+        def own_gradient(*tensors: Any, upstream: Any) -> Any:
+            is_differentiated = torch.is_grad_enabled()  # in a backward pass: whether it was given `create_graph=True`
+            return (function(*tensors)[1] if is_differentiated else gradient)(upstream)
+
+        return output, own_gradient
+
+    made = ops.custom_gradient(with_gradient)
     return made

@@ -15,6 +15,7 @@ from keras import ops, quantizers
 from keras_tx.internals.keras_lora import without_lora
 from keras_tx.internals.keras_models import embeddings_of
 from keras_tx.layers import activations, exported_weights, xla
+from keras_tx.layers.gradients import twice_differentiable
 from keras_tx.layers.ids import take_rows
 from keras_tx.layers.loops import product
 from keras_tx.layers.lora import LowRankOfHeads
@@ -197,16 +198,16 @@ class TiedEmbedding(Quantizable, keras.layers.ReversibleEmbedding):
                 return super().quantized_call(inputs, reverse=True)
 
         def product(x: Tensor, table: Tensor, scale: Tensor) -> Any:
-            def gradient(*args: Any, upstream: Any = None) -> tuple[Any, None, None]:
+            def gradient(upstream: Any) -> tuple[Any, None, None]:
                 weights = ops.divide(ops.cast(table, self.compute_dtype), ops.expand_dims(scale, axis=-1))
-                slope = ops.matmul(args[0] if upstream is None else upstream, weights)
+                slope = ops.matmul(upstream, weights)
                 return ops.cast(slope, x.dtype), None, None
 
             integers, factor = self.inputs_quantizer(x)
             sums = ops.cast(ops.matmul(integers, ops.transpose(table)), self.compute_dtype)
             return ops.divide(sums, ops.multiply(factor, scale)), gradient
 
-        return ops.custom_gradient(product)(inputs, *[ops.convert_to_tensor(x) for x in self._integers()[:2]])
+        return twice_differentiable(product)(inputs, *[ops.convert_to_tensor(x) for x in self._integers()[:2]])
 
     def _as_matrix(self, kernel: Any) -> np.ndarray:
         return to_float32(kernel).T

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tx.layers.gradients import twice_differentiable
 from keras_tx.layers.loops import product, put, repeat
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
@@ -74,14 +75,14 @@ def chunked_loss(
         hidden_gradient = ops.take(hidden_gradient, ops.argsort(order), axis=0)
         dtypes = [keras.backend.standardize_dtype(x.dtype) for x in (hidden, table)]
 
-        def gradient(*args: Any, upstream: Tensor = None) -> Any:  # PyTorch passes `upstream` by name, after the inputs
-            upstream = args[0] if upstream is None else upstream
+        def gradient(upstream: Tensor) -> Any:
             both = zip((hidden_gradient, table_gradient), dtypes, strict=True)
             return tuple(ops.cast(x * upstream, dtype) for x, dtype in both)
 
         return total, gradient
 
-    return ops.custom_gradient(with_gradients)(hidden, table)
+    made: Tensor = twice_differentiable(with_gradients)(hidden, table)
+    return made
 
 
 def _losses_and_gradients(logits: Tensor, labels: Tensor, label_probability: float) -> tuple[Tensor, Tensor]:

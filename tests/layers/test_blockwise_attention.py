@@ -13,7 +13,7 @@ from keras_tx.layers.attention.blockwise import attend_blockwise
 from keras_tx.layers.attention.dense import attend
 from keras_tx.layers.masks import Visible
 from tests.layers.cases import ARGUMENTS, random_attention
-from tests.tools import assert_close, gradients, normal, randomize, to_numpy
+from tests.tools import assert_close, gradients, hessian_products, normal, randomize, to_numpy
 
 
 @given(*ARGUMENTS)
@@ -88,6 +88,33 @@ def test_dropout_is_the_same_for_a_seed_keeps_the_mean_and_has_the_gradient_of_w
     both = [gradients(function, [query, key, value]) for function in (with_dropout, with_those_kept)]
     for got, expected in zip(*both, strict=True):
         assert_close(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("visible", "has_bias", "rate"),
+    [(Visible(causal=True), False, 0.0), (Visible(window=3), False, 0.0), (Visible(), True, 0.4)],
+    ids=["block by block", "all keys of a window at once", "bias and dropout"],
+)
+def test_second_derivatives_are_those_of_the_whole(visible, has_bias, rate):
+    tensors = [normal(2, 7, 6, 5), normal(2, 11, 3, 5, seed=1), normal(2, 11, 3, 3, seed=2)]
+    tensors += [normal(1, 6, 7, 11, seed=3)] if has_bias else []
+    options = {"block_size": 4, "dropout": rate, "seed": np.array([3, 5], "uint32") if rate else None}
+    factors = 1.0
+    if rate:  # with values that are unit vectors, the output is the scores after dropout
+        unit = np.broadcast_to(np.eye(11, dtype="float32")[None, :, None], (2, 11, 3, 11))
+        dropped = to_numpy(attend_blockwise(*tensors[:2], unit, visible, **options))
+        factors = np.swapaxes(dropped != 0, 1, 2).astype("float32") / np.float32(1 - rate)
+
+    def by_blocks(query, key, value, bias=None):
+        return attend_blockwise(query, key, value, visible, bias=bias, **options)
+
+    def as_a_whole(query, key, value, bias=None):
+        dropout = lambda scores: scores * ops.reshape(ops.convert_to_tensor(factors), scores.shape) if rate else scores
+        return attend(query, key, value, mask=visible.whole(7, 11), bias=bias, dropout=dropout, with_scores=False)[0]
+
+    found, expected = (hessian_products(function, tensors) for function in (by_blocks, as_a_whole))
+    for product, expected_product in zip(found, expected, strict=True):
+        assert_close(product, expected_product, atol=2e-5 * max(1.0, np.abs(expected_product).max()))
 
 
 def open_pairs(visible, length, size):

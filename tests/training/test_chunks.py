@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_tx.training import tokens
 from keras_tx.training.chunks import chunked_loss
-from tests.tools import assert_close, gradients, normal, to_numpy
+from tests.tools import assert_close, gradients, hessian_products, normal, to_numpy
 
 
 def whole(hidden, table, labels, weights, smoothing):
@@ -37,6 +37,17 @@ def test_chunks_give_the_loss_and_the_gradients_of_whole_logits(count, size, wid
     expected = gradients(lambda *x: whole(*x, labels, weights, smoothing), [hidden, table])
     for got, wanted in zip(found, expected, strict=True):
         assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_second_derivatives_are_those_of_whole_logits():
+    tensors = normal(13, 5), normal(11, 5, seed=1)
+    labels, weights = np.arange(13, dtype="int32") * 5 % 11, np.linspace(0.0, 1.0, 13).astype("float32")
+    both = ops.convert_to_tensor(labels), ops.convert_to_tensor(weights)
+    in_chunks = lambda *x: chunked_loss(*x, *both, chunk_size=4, label_smoothing=0.2)
+    found = hessian_products(in_chunks, tensors)
+    expected = hessian_products(lambda *x: whole(*x, labels, weights, 0.2), tensors)
+    for got, wanted in zip(found, expected, strict=True):
+        assert_close(got, wanted, atol=2e-5 * np.abs(wanted).max())
 
 
 def test_hidden_vectors_at_tokens_of_weight_0_do_not_matter():

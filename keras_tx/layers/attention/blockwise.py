@@ -13,6 +13,7 @@ from keras import ops
 
 from keras_tx.layers.attention.blocks import Blocks
 from keras_tx.layers.attention.dense import attend, softmax
+from keras_tx.layers.gradients import twice_differentiable
 from keras_tx.layers.loops import add, at, logaddexp, product, put, repeat
 from keras_tx.layers.masks import MASKED, Visible
 from keras_tx.layers.precision import wide_dtype
@@ -69,13 +70,13 @@ def attend_blockwise(
         blocks = Blocks(*tensors, visible=visible, scale=scale, dropout=dropout, seed=seed, size=size)
         output, logsumexp = _forward(blocks)
 
-        def gradient(*args: Tensor, upstream: Tensor | None = None) -> tuple[Tensor, ...]:
-            upstream = args[0] if upstream is None else upstream  # PyTorch gives it by name, after the arguments
+        def gradient(upstream: Tensor) -> tuple[Tensor, ...]:
             return _backward(blocks, output, logsumexp, upstream, dtypes)
 
         return blocks.join(output, "query", value.dtype), gradient
 
-    return ops.custom_gradient(with_gradient)(*tensors)
+    made: Tensor = twice_differentiable(with_gradient)(*tensors)
+    return made
 
 
 def _block_size(visible: Visible) -> int:
