@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_tx.layers.gradients import custom_gradient
 from keras_tx.layers.precision import wide_dtype
+from keras_tx.layers.rms_normalization import rms_normalized
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -22,11 +24,21 @@ class LayerNormalization(keras.layers.LayerNormalization):
     """`keras.layers.LayerNormalization` over the last axis, whose gradient takes less time on TensorFlow."""
 
     def call(self, inputs: Tensor) -> Tensor:
-        if keras.backend.backend() != "tensorflow":
+        dtype = wide_dtype(inputs, self.compute_dtype)
+        if keras.backend.backend() != "tensorflow" and dtype != "float64":
             return super().call(inputs)
-        dtype = wide_dtype(inputs)
-        weights = [tf.cast(tf.convert_to_tensor(x), dtype) for x in (self.gamma, self.beta) if x is not None]
-        return _normalize(inputs, *weights, epsilon=self.epsilon)
+        weights = [ops.cast(ops.convert_to_tensor(x), dtype) for x in (self.gamma, self.beta) if x is not None]
+        if keras.backend.backend() == "tensorflow":
+            outputs = _normalize(inputs, *weights, epsilon=self.epsilon)
+        else:  # Keras' form would round float64 to float32
+            outputs = _normalize_float64(ops.cast(inputs, dtype), *weights, epsilon=self.epsilon)
+        return ops.cast(outputs, self.compute_dtype)
+
+
+def _normalize_float64(inputs: Tensor, gamma: Tensor, *beta: Tensor, epsilon: float) -> Tensor:
+    centred = inputs - ops.sum(inputs, axis=-1, keepdims=True) / inputs.shape[-1]
+    outputs = rms_normalized(centred, epsilon) * gamma
+    return outputs + beta[0] if beta else outputs
 
 
 def _normalize(inputs: Tensor, *weights: Tensor, epsilon: float) -> Tensor:

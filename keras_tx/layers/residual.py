@@ -13,12 +13,13 @@ import keras
 
 from keras_tx.layers.configs import checked_copy, copy_of, serialized
 from keras_tx.layers.layer_normalization import LayerNormalization
+from keras_tx.layers.rms_normalization import RMSNormalization
 from keras_tx.types import Tensor
 
-NORMALIZATIONS = {
+NORMALIZATIONS: dict[str, Callable[..., Any]] = {
     "layer_norm": LayerNormalization,
     "layer_norm_no_bias": functools.partial(LayerNormalization, center=False),
-    "rms_norm": keras.layers.RMSNormalization,
+    "rms_norm": RMSNormalization,
 }
 EPSILON = 1e-5  # the default of `layer_norm_epsilon`
 
@@ -90,7 +91,7 @@ def serialize_normalization(normalization: Any) -> Any:
 def make_norm(normalization: Any, epsilon: float, *, dtype: Any = None, name: str | None = None) -> Any:
     """A norm layer over the last axis: one of `NORMALIZATIONS`, or a copy of a layer, without its weights.
 
-    The statistics of `NORMALIZATIONS` are float32 under any policy.
+    The statistics of `NORMALIZATIONS` are float32 under any policy, or float64 under that of float64.
     """
     if isinstance(normalization, keras.layers.Layer):
         policy = keras.dtype_policies.serialize(keras.dtype_policies.get(dtype))

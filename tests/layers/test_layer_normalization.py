@@ -37,6 +37,14 @@ def test_outputs_are_those_of_the_equation(shape, dtype, center):
     assert_close(keras.ops.cast(outputs, "float32"), expected, atol=atol)
 
 
+@pytest.mark.parametrize("given", ["float32", "bfloat16"])
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "float32"])
+def test_the_output_has_the_dtype_of_the_layer(policy, given):
+    layer = made(LayerNormalization, 5, dtype=policy)
+    outputs = layer(keras.ops.cast(normal(2, 3, 5), given))
+    assert keras.backend.standardize_dtype(outputs.dtype) == layer.compute_dtype
+
+
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("jit_compile", [None, False, True], ids=["eager", "graph", "xla"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

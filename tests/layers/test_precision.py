@@ -13,9 +13,11 @@ from keras_tx.layers.cache import KeyValue
 from keras_tx.layers.masks import Visible
 from keras_tx.layers.positions import sinusoids
 from keras_tx.layers.precision import wide_dtype
+from keras_tx.layers.residual import make_norm
 from keras_tx.models.pooling import TokenPooling
 from tests.layers import test_dense_attention as dense_attention
 from tests.tools import gradients, randomize, to_numpy
+from tests.tools import normal as float32_normal
 
 BACKEND = keras.backend.backend()
 rounded_by_keras = pytest.mark.skipif(BACKEND == "jax", reason="Keras' sine of float64 is float32 on JAX")
@@ -157,7 +159,23 @@ def test_attention_of_stacks_is_exact():
         blocks = layers.Encoder.from_config({**dense.get_config(), "attention_options": {"blockwise": True}})
         blocks.build(x.shape)
         blocks.set_weights(dense.get_weights())
-        assert_exact(blocks(x), output, atol=1e-12 if BACKEND == "tensorflow" else 1e-5)  # Keras' norms round elsewhere
+        assert_exact(blocks(x), output)
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "layer_norm_no_bias", "rms_norm"])
+def test_norms_and_their_gradients_are_exact(name):
+    layer = make_norm(name, 0.03, dtype="float64")
+    layer.build((None, None, 5))
+    weights = [to_numpy(w) for w in randomize(layer).weights]
+    x = 2.0 + normal(B, T, 5)
+    centred = x if name == "rms_norm" else x - x.mean(-1, keepdims=True)
+    root = np.sqrt((centred**2).mean(-1, keepdims=True) + 0.03)
+    output, slope = gradients(layer, [x])
+    assert_exact(output, centred / root * weights[0] + (weights[1] if len(weights) > 1 else 0.0))
+    assert slope.dtype == np.float64
+    upstream = float32_normal(*x.shape, seed=99) * weights[0]  # with the fixed numbers of `gradients`
+    expected = (upstream - centred * (upstream * centred).mean(-1, keepdims=True) / root**2) / root
+    assert_exact(slope, expected if name == "rms_norm" else expected - expected.mean(-1, keepdims=True))
 
 
 def test_pooling_is_exact():
