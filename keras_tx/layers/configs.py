@@ -79,7 +79,13 @@ def take_own_policy(layer: Any) -> None:
     Keras cannot quantize a layer that has a map, nor save such a layer once it is quantized.
     """
     if _is_map(layer.dtype_policy):
-        replace_dtype_policy(layer, layer.dtype_policy[layer.path])
+        replace_dtype_policy(layer, own_policy(layer))
+
+
+def own_policy(layer: Any) -> Any:
+    """The dtype policy of `layer`, once it is built: that for its path, if it was given a `DTypePolicyMap`."""
+    policy = layer.dtype_policy
+    return policy[layer.path] if _is_map(policy) else policy
 
 
 def _is_map(policy: Any) -> bool:

@@ -7,11 +7,11 @@ arXiv:2002.05202.
 from typing import Any
 
 import keras
-from keras import initializers
+from keras import initializers, ops
 
 from keras_tx import checks
 from keras_tx.layers import activations
-from keras_tx.layers.configs import Composite
+from keras_tx.layers.configs import Composite, own_policy
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.initializers import clone_initializer
 from keras_tx.layers.precision import as_floats
@@ -91,7 +91,7 @@ class FeedForward(Composite):
             self.gate_dense = self._projection("gate", inputs_shape, self.intermediate_dim, self.activation)
         activation = None if self.gated else self.activation
         self.intermediate_dense = self._projection("intermediate", inputs_shape, self.intermediate_dim, activation)
-        self._dropout_layer = Dropout(self.dropout, dtype=self.dtype_policy)
+        self._dropout_layer = Dropout(self.dropout, dtype=own_policy(self))
         self.output_dense = self._projection("output", (*inputs_shape[:-1], self.intermediate_dim), inputs_shape[-1])
 
     def _projection(self, name: str, input_shape: Shape, features: int | None, activation: Any = None) -> Projection:
@@ -112,7 +112,8 @@ class FeedForward(Composite):
         inputs = as_floats(inputs, self)
         intermediate = self.intermediate_dense(inputs)
         if self.gated:
-            intermediate = self.gate_dense(inputs) * intermediate
+            # An activation that is a layer, or a policy for the path of the gate, may give it another dtype.
+            intermediate = ops.cast(self.gate_dense(inputs), intermediate.dtype) * intermediate
         return self.output_dense(self._dropout_layer(intermediate, training=training))
 
     def compute_output_shape(self, inputs_shape: Shape) -> Shape:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_tx.layers.configs import checked_copy, copy_of, serialized
 from keras_tx.layers.layer_normalization import LayerNormalization
@@ -33,7 +34,9 @@ def residual(
     normalize_first: bool,
     training: bool | None = None,
 ) -> tuple[Any, ...]:
-    """`x + dropout(f(norm(x)))` (pre-norm), or `norm(x + dropout(f(x)))` (post-norm).
+    """`x + dropout(f(norm(x)))` (pre-norm), or `norm(x + dropout(f(x)))` (post-norm), in the dtype of x.
+
+    A `DTypePolicyMap` may give the sublayer and the norm other dtypes.
 
     Args:
         inputs: x, (B, T, D).
@@ -48,8 +51,10 @@ def residual(
     """
     outputs = sublayer(norm(inputs) if normalize_first and norm is not None else inputs)
     outputs, *further = outputs if isinstance(outputs, tuple) else (outputs,)
-    outputs = inputs + dropout(outputs, training=training)
-    return (outputs if normalize_first else norm(outputs)), *further
+    outputs = inputs + dropout(ops.cast(outputs, inputs.dtype), training=training)
+    if not normalize_first:
+        outputs = ops.cast(norm(outputs), inputs.dtype)
+    return outputs, *further
 
 
 def check_normalization(normalization: Any, epsilon: float, *, none: bool = False) -> Any:

@@ -14,7 +14,7 @@ from keras_tx.layers import activations
 from keras_tx.layers.attention.arguments import check_bias
 from keras_tx.layers.attention.axes import with_all_axes
 from keras_tx.layers.attention.layer import MultiHeadAttention
-from keras_tx.layers.configs import checked_copy, copy_of, serialized, set_untracked, widened
+from keras_tx.layers.configs import checked_copy, copy_of, own_policy, serialized, set_untracked, widened
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.feed_forward import FeedForward
 from keras_tx.layers.masked_layer import MaskedLayer
@@ -143,7 +143,7 @@ class TransformerLayer(MaskedLayer):
 
     def _make_dropout(self) -> Dropout:
         """The dropout of all residual connections."""
-        return Dropout(self.dropout, dtype=self.dtype_policy)
+        return Dropout(self.dropout, dtype=own_policy(self))
 
     def _residual(
         self, inputs: Tensor, sublayer: Callable[[Tensor], Any], norm: Any, training: bool | None

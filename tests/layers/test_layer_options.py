@@ -12,6 +12,7 @@ from keras_tx.layers import (
     DecoderLayer,
     Encoder,
     EncoderLayer,
+    FeedForward,
     MultiHeadAttention,
     RotaryEmbedding,
     TokenEmbedding,
@@ -237,3 +238,47 @@ def test_a_model_with_all_of_this_generates_the_tokens_of_its_own_logits():
     generated = generation.generate(model_of_output, prompt, max_new_tokens=5, jit_compile=False)
     for length in range(4, 9):
         assert to_numpy(model(generated[:, :length]))[0, -1].argmax() == generated[0, length]
+
+
+# A policy for single layers
+
+
+@pytest.mark.parametrize("normalize_first", [False, True])
+@pytest.mark.parametrize("with_sublayers", [False, True])
+def test_a_map_gives_a_layer_of_a_stack_another_dtype(with_sublayers, normalize_first):
+    key = "enc/layer_1.*" if with_sublayers else "enc/layer_1"
+    policies = keras.dtype_policies.DTypePolicyMap("mixed_bfloat16", {key: keras.DTypePolicy("float32")})
+    options = {"normalize_first": normalize_first, "gated": True, "dropout": 0.0}
+    encoder = made(Encoder, 3, F, N, dtype=policies, name="enc", **options)
+    assert keras.backend.standardize_dtype(encoder(normal(B, T, D)).dtype) == "bfloat16"
+    layer, x = encoder.layers[1], normal(B, T, D)
+    output = layer(x)
+    assert keras.backend.standardize_dtype(output.dtype) == "float32"
+    if with_sublayers:  # equals a layer that is float32 as a whole
+        alone = made(EncoderLayer, F, N, **options)
+        alone.set_weights(layer.get_weights())
+        assert_close(output, alone(x))
+        return
+    first, second = layer.self_attention_norm, layer.feed_forward_norm
+    wide = lambda outputs: to_numpy(keras.ops.cast(outputs, "float32"))
+    if normalize_first:
+        between = x + wide(layer.self_attention(first(x), first(x)))
+        expected = between + wide(layer.feed_forward(second(between)))
+    else:
+        between = wide(first(x + wide(layer.self_attention(x, x))))
+        expected = wide(second(between + wide(layer.feed_forward(between))))
+    assert_close(output, expected)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "float64"])
+def test_the_activation_of_a_gate_may_be_a_layer_of_float32(policy):
+    if policy == "float64" and keras.backend.backend() == "jax":
+        pytest.skip("JAX computes in float64 only if its 64-bit types are on")
+    layer = made(FeedForward, F, activation=keras.layers.LeakyReLU(0.25, dtype="float32"), gated=True, dtype=policy)
+    exact = made(FeedForward, F, activation=lambda x: keras.ops.where(x > 0, x, 0.25 * x), gated=True, dtype="float32")
+    exact.set_weights(layer.get_weights())
+    output = layer(normal(B, T, D))
+    assert keras.backend.standardize_dtype(output.dtype) == layer.compute_dtype
+    expected = to_numpy(exact(normal(B, T, D)))
+    atol = 1e-6 if policy == "float64" else 0.03
+    assert_close(keras.ops.cast(output, "float32"), expected, atol=atol * max(1.0, np.abs(expected).max()))
