@@ -9,16 +9,24 @@ from keras_tx.internals.keras_models import HasAfterBuild, layers_within, replac
 from keras_tx.layers import trainable
 from keras_tx.layers.precision import wide_dtype
 from keras_tx.layers.remat_scope import Rematerializable
+from keras_tx.layers.shapes import check_dense
 
 _OF_KERAS = ("activity_regularizer", "autocast", "dtype", "input_dim", "input_shape", "name", "trainable")
 
 
 class StrictLayer(Rematerializable):
-    """A layer whose error for an unknown constructor argument suggests the most similar name."""
+    """A layer whose error for an unknown constructor argument suggests the most similar name.
+
+    It takes dense tensors only. A subclass that converts its arguments before Keras does checks this before that.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         checks.known_arguments(type(self), kwargs, _OF_KERAS)
         super().__init__(**kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        check_dense(self, args, kwargs)
+        return super().__call__(*args, **kwargs)
 
 
 class Composite(HasAfterBuild, StrictLayer):

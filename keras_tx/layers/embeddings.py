@@ -21,7 +21,7 @@ from keras_tx.layers.masks import checked
 from keras_tx.layers.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 from keras_tx.layers.projection import Projection, TiedEmbedding
 from keras_tx.layers.residual import EPSILON, check_normalization, make_norm, serialize_normalization
-from keras_tx.layers.shapes import check_shape
+from keras_tx.layers.shapes import check_dense, check_shape
 from keras_tx.types import Shape, Tensor
 
 POSITIONS = (None, "sinusoidal", "learned")
@@ -213,6 +213,7 @@ class TokenEmbedding(Composite):
         return self.hidden_dim if self.embedding_dim is None else self.embedding_dim
 
     def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
+        check_dense(self, (inputs, *args), kwargs)
         args = (*args[:1], *[checked("mask", mask) for mask in args[1:2]], *args[2:])
         kwargs = {name: checked(name, value) if name == "mask" else value for name, value in kwargs.items()}
         if not (kwargs.get("reverse") or any(args[3:4])):  # `inputs` are ids; Keras would round floats

@@ -21,7 +21,7 @@ from keras_tx.layers.configs import Composite
 from keras_tx.layers.ids import from_whole_numbers
 from keras_tx.layers.mask_search import find_mask
 from keras_tx.layers.precision import as_floats
-from keras_tx.layers.shapes import check_shape
+from keras_tx.layers.shapes import check_dense, check_shape
 from keras_tx.types import Tensor
 
 
@@ -46,6 +46,7 @@ class MaskedLayer(Composite):
     def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
         if inputs is None:
             raise ValueError("`inputs` must be a tensor (B, T, D). Received: inputs=None")
+        check_dense(self, (inputs, *args), kwargs)
         names = list(inspect.signature(self.call).parameters)[1 : 1 + len(args)] if args else []
         arguments = {"inputs": inputs, **dict(zip(names, args, strict=True)), **kwargs}
         num_layers = len(self.layers) if self._cache_depth == 2 else None

@@ -1,5 +1,7 @@
-"""Checks the shapes of call arguments, and reads single sizes of tensors."""
+"""Checks that call arguments are dense and have the right shapes, and reads single sizes of tensors."""
 
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_tx.optional import Lazy
@@ -15,6 +17,28 @@ def size_of(x: Tensor, axis: int) -> Any:
     """
     size = x.shape[axis]
     return tf.shape(x)[axis] if size is None else size
+
+
+_MADE_DENSE = {
+    "RaggedTensor": "make it one by `.to_tensor()`, and pass a mask or pad ids with the padding id",
+    "SparseTensor": "make it one by `tf.sparse.to_dense`",
+    "KerasTensor": "leave out `ragged=True` of its `keras.Input`",
+}
+
+
+def check_dense(layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises if one of these call arguments of `layer` is a ragged or sparse tensor of TensorFlow, or stands for one.
+
+    A ragged tensor can be reshaped, which cuts its rows at other places. Of a symbolic tensor, `sparse` says nothing:
+    `x * 8` of a dense one has it, too.
+    """
+    for place, x in (*enumerate(args), *kwargs.items()):
+        kind = type(x).__name__
+        if kind in _MADE_DENSE and (kind != "KerasTensor" or x.ragged):
+            name = list(inspect.signature(layer.call).parameters)[place] if isinstance(place, int) else place
+            raise ValueError(
+                f"`{name}` must be a dense tensor: {_MADE_DENSE[kind]}. Received: a {kind} of shape {tuple(x.shape)}"
+            )
 
 
 def check_shape(name: str, tensor: Tensor, expected: Shape, exact: bool = False) -> None:

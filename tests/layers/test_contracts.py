@@ -121,6 +121,28 @@ def test_an_unknown_argument_is_refused_and_the_nearest_name_offered(row):
 
 
 @rows
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tensors of TensorFlow")
+def test_a_ragged_or_sparse_tensor_is_refused_by_name(row):
+    import tensorflow as tf
+
+    # Projections reshape: they would make rows of 2 and 2 tokens from rows of 3 and 1.
+    ways = {
+        "make it one by `.to_tensor\\(\\)`, and pass a mask .* a RaggedTensor": tf.RaggedTensor.from_tensor,
+        "make it one by `tf.sparse.to_dense`.* a SparseTensor": tf.sparse.from_dense,
+    }
+    inputs = row.inputs()
+    for name, x in inputs.items():
+        others = {other: value for other, value in inputs.items() if other != name}
+        for rule, made in ways.items():
+            with pytest.raises(ValueError, match=f"^`{name}` must be a dense tensor: {rule} of shape"):
+                row.make()(**{name: made(x)}, **others)
+        symbol = keras.Input(batch_shape=x.shape, dtype=str(x.dtype), ragged=True)
+        rule = "leave out `ragged=True` of its `keras.Input`. Received: a KerasTensor"
+        with pytest.raises(ValueError, match=f"^`{name}` must be a dense tensor: {rule}"):
+            row.make()(*[symbol if one is x else one for one in inputs.values()])
+
+
+@rows
 def test_a_layer_made_from_its_config_has_the_same_attributes(row):
     layer = row.make(dtype="mixed_float16", name="one")
     again = row.layer.from_config(json.loads(json.dumps(layer.get_config())))

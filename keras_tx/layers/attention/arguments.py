@@ -14,7 +14,7 @@ from keras_tx.layers.attention.axes import Axes, fold_padding, fold_pairs
 from keras_tx.layers.cache import KeyValue, Memory, SharedMemory
 from keras_tx.layers.masks import Visible, join
 from keras_tx.layers.rotary import RotaryEmbedding
-from keras_tx.layers.shapes import check_shape
+from keras_tx.layers.shapes import check_dense, check_shape
 from keras_tx.types import Shape, Tensor
 
 
@@ -84,15 +84,12 @@ def check_cache(cache: Any, start: Any, unpadding: Any) -> None:
         raise ValueError(f"`unpadding` must come without a `cache`. Received: cache of type {type(cache).__name__}")
 
 
-def check_value(value: Any, cache: Any) -> None:
-    """Raises if there is nothing to attend to."""
-    if value is None and not isinstance(cache, (Memory, SharedMemory)):
+def check_call(layer: Any, query: Any, value: Any, key: Any, others: dict[str, Any]) -> None:
+    """Raises for tensors that are not dense, if there is nothing to attend to, and for positions nothing would read."""
+    check_dense(layer, (query, value, key), others)
+    if value is None and not isinstance(others.get("cache"), (Memory, SharedMemory)):
         raise ValueError("`value` must be given, unless `cache` is what `new_memory` returned. Received: value=None")
-
-
-def check_positions(positions: Any, rotary: Any) -> None:
-    """Raises for positions that nothing would read."""
-    if positions is not None and rotary is None:
+    if others.get("positions") is not None and layer.rotary is None:
         raise ValueError("`positions` must be given only with `rotary`. Received: positions, rotary=None")
 
 

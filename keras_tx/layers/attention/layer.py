@@ -222,8 +222,7 @@ class MultiHeadAttention(Composite):
             )
         kwargs.update(zip(_POSITIONAL, args, strict=False))
         caches.check_cache(kwargs.get("cache"), [query, value, key, kwargs], depth=0)
-        arguments.check_value(value, kwargs.get("cache"))
-        arguments.check_positions(kwargs.get("positions"), self.rotary)
+        arguments.check_call(self, query, value, key, kwargs)
         if not ops.is_tensor(kwargs.get("use_causal_mask")):  # an eager one, whose value Python reads
             checks.flag("use_causal_mask", kwargs.get("use_causal_mask"), none=True)
         for name, tensor in (("query_mask", query), ("value_mask", value), ("key_mask", key)):
