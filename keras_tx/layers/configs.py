@@ -46,9 +46,10 @@ class Composite(HasAfterBuild, StrictLayer):
     def get_config(self) -> dict[str, Any]:
         policy = serialized_policy(self, self.dtype_policy)
         config = {**super().get_config(), "dtype": policy}
-        if not self.built and self._trainable_within:
-            return {**config, trainable.KEY: dict(self._trainable_within)}
-        return {**config, **trainable.config_of(self)}
+        if self.built or (self.trainable and not self._trainable_within):
+            return {**config, **trainable.config_of(self)}
+        # By this `after_build` sets the sublayers. Before, those of a layer made with `trainable=False` are trainable.
+        return {**config, trainable.KEY: dict(self._trainable_within)} if self._trainable_within else config
 
 
 def serialized_policy(layer: Any, policy: Any) -> Any:

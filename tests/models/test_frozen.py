@@ -182,6 +182,25 @@ def test_a_config_is_kept_until_the_layer_is_built():
     assert len(second.trainable_weights) == len(stack.trainable_weights) == 16
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: layers.Encoder(2, 16, 2, normalize_first=True, position_bias="relative", trainable=False),
+        lambda: layers.TokenEmbedding(11, 12, position_encoding="learned", max_length=5, trainable=False),
+        lambda: OwnLayer(16, trainable=False),
+    ],
+)
+def test_a_layer_made_frozen_is_frozen_in_copies_from_before_and_after_it_is_built(make):
+    layer, shape = make(), (None, 5) if make().name.startswith("token") else (None, 5, 12)
+    first = type(layer).from_config(layer.get_config())
+    second = type(layer).from_config(first.get_config())
+    layer.build(shape)
+    for one in (layer, first, second, type(layer).from_config(layer.get_config())):
+        if not one.built:
+            one.build(shape)
+        assert one.weights and not any(weight.trainable for weight in one.weights)
+
+
 def test_a_layer_that_is_gone_is_told():
     layer = layers.Encoder(1, 16, 2, trainable_layers={"layers.5": False})
     with pytest.warns(UserWarning, match="`trainable_layers` names the layer 'layers.5', which 'encoder"):
