@@ -1,5 +1,7 @@
 """Configs of layers that have sublayers, and the dtype policies in them."""
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -59,8 +61,22 @@ def serialized_policy(layer: Any, policy: Any) -> Any:
     if quantized:
         named = {path: policy[path] for path in policy} if _is_map(policy) else {}
         default = policy.default_policy if _is_map(policy) else policy
+        quantized = {_key(layer, path, named): one for path, one in quantized.items()}
         policy = keras.dtype_policies.DTypePolicyMap(default.name, {**named, **quantized})
     return keras.dtype_policies.serialize(policy)
+
+
+def _key(layer: Any, path: str, named: Iterable[str]) -> str:
+    """The key in a `DTypePolicyMap` for the sublayer of `layer` with this path: a pattern that fits below any parent.
+
+    A layer that is loaded may be built below other parents than before: first below none, if it is in a `Sequential`.
+    Where a key of `named` also fits, the result is the path itself: Keras prefers it to patterns, and refuses two.
+    """
+    if not path.startswith(f"{layer.path}/"):
+        return path
+    pattern = f"(.*/)?{re.escape(path[len(layer.path) - len(layer.name) :])}"
+    others = [one for one in named if one not in (path, pattern)]
+    return path if any(re.fullmatch(one, path) for one in others) else pattern
 
 
 def in_float32(policy: Any) -> Any:
@@ -93,8 +109,12 @@ def take_own_policy(layer: Any) -> None:
 
 def own_policy(layer: Any) -> Any:
     """The dtype policy of `layer`, once it is built: that for its path, if it was given a `DTypePolicyMap`."""
-    policy = layer.dtype_policy
-    return policy[layer.path] if _is_map(policy) else policy
+    policies = layer.dtype_policy
+    if not _is_map(policies):
+        return policies
+    # Configs of version 0.1.0 have the paths at that time, also of parents below which the layer is not built yet.
+    longer = () if layer.path in policies else [key for key in policies if key.endswith(f"/{layer.path}")]
+    return policies[longer[0] if longer else layer.path]
 
 
 def _is_map(policy: Any) -> bool:

@@ -267,10 +267,11 @@ def test_what_a_map_of_policies_says_stays(tmp_path):
     encoder = model.layers[1]
     encoder.layers[0].feed_forward.output_dense.quantize("int8")
     encoder.layers[0].feed_forward.intermediate_dense.quantize("int4")
+    encoder.layers[1].feed_forward.output_dense.quantize("int4")  # which the pattern names, too
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras").layers[1]
     assert [one.self_attention.query_dense.compute_dtype for one in loaded.layers] == ["float32", "bfloat16"]
-    assert [one.feed_forward.output_dense.quantization_mode for one in loaded.layers] == ["int8", None]
+    assert [one.feed_forward.output_dense.quantization_mode for one in loaded.layers] == ["int8", "int4"]
     assert [one.feed_forward.intermediate_dense.quantization_mode for one in loaded.layers] == ["int4", None]
 
 
