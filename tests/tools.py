@@ -25,10 +25,10 @@ def assert_close(actual, expected, atol=1e-6, rtol=1e-6):
 @functools.cache
 def has_int8_products():
     """Whether an export can be in int8 on this processor."""
-    from keras_tx.serving.check import integer_products
+    from keras_tx.serving import int8_support
 
     try:
-        integer_products.check_int8_products()
+        int8_support.check_int8_products()
     except ValueError:
         return False
     return True

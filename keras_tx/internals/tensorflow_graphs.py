@@ -134,15 +134,6 @@ def untraced_variable(value: Any) -> Any:
 _NUMBER = "_keras_tx_number"  # an attribute of constants; TensorFlow lets any node have one that begins with "_"
 
 
-def quantized_constant(value: Any) -> Tensor:
-    """A NumPy array of int8 or int32 as a constant qint8 or qint32 of the graph that is being traced."""
-    dtype = {"int8": tf.qint8, "int32": tf.qint32}[value.dtype.name]
-    proto = tf.make_tensor_proto(value)
-    proto.ClearField("int_val")
-    proto.dtype, proto.tensor_content = dtype.as_datatype_enum, value.tobytes()
-    return _constant(proto, dtype)
-
-
 def numbered_constant(value: Any, number: int) -> Tensor:
     """A constant with the dtype and the shape of a NumPy array, but without its values.
 

@@ -21,8 +21,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tx.internals.tensorflow_graphs import numbered_constant, quantized_constant, untraced_variable
-from keras_tx.layers import activations
+from keras_tx.internals.tensorflow_graphs import numbered_constant, untraced_variable
+from keras_tx.layers import activations, integer_products
+from keras_tx.layers.integer_products import LEVELS
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -35,7 +36,6 @@ LARGEST = 2**31 - 2**24  # bytes of all constants of a graph: a serialized graph
 FEW_ROWS = 8
 FEWEST_ROWS = 4
 _SMALL = 1024  # bytes of a constant that always has its values
-_LEVELS = 127  # of symmetric int8: -127 to 127
 _TINY = np.finfo(np.float32).tiny
 _current: ContextVar["ExportedWeights | None"] = ContextVar("keras_tx_exported_weights", default=None)
 
@@ -293,38 +293,24 @@ def _in_bfloat16(rows: Tensor) -> Tensor:
     return tf.cast(rows, "bfloat16")
 
 
-def _int8_kernel(weights: ExportedWeights, kernel: np.ndarray, bias: np.ndarray) -> tuple[Any, Any, Any]:
-    """Integers (D, F), what the offset of the rows adds to each output (F,), and the scale of each output (F,)."""
-    scale = np.maximum(np.abs(kernel).max(axis=0), _TINY * 2**10) / _LEVELS
-    integers = np.round(kernel / scale).astype(np.int8)
-    offset = -(_LEVELS + 1) * integers.sum(axis=0, dtype=np.int32)
-    made = quantized_constant(offset) if weights.are_constants else weights.weight(offset)
-    return weights.weight(integers), made, weights.weight(scale.astype(np.float32))
+def _int8_kernel(weights: ExportedWeights, kernel: np.ndarray, bias: np.ndarray) -> tuple[Any, Any]:
+    """Integers (D, F), and the number for which the largest integer of each output stands (F,)."""
+    limits = np.maximum(np.abs(kernel).max(axis=0), _TINY * 2**10)
+    integers = np.round(kernel / limits * LEVELS).astype(np.int8)
+    return weights.weight(integers), weights.weight(limits.astype(np.float32))
 
 
-def _int8_product(rows: Tensor, kernels: tuple[Any, Any, Any], bias: Any) -> Tensor:
-    """Rounds each row to unsigned integers, of which 128 stands for 0, and multiplies integers exactly.
+def _int8_product(rows: Tensor, kernels: tuple[Any, Any], bias: Any) -> Tensor:
+    """Rounds each row to integers, and multiplies integers exactly.
 
     Per-channel scales of kernels: Krishnamoorthi 2018, arXiv:1806.08342; a scale for each row of inputs, computed while
     the model runs: Dettmers et al. 2022, arXiv:2208.07339.
     """
-    kernel, offset, scale = kernels
+    kernel, limits = kernels
     rows = tf.cast(rows, "float32")
-    row_scale = tf.maximum(tf.reduce_max(tf.abs(rows), axis=1, keepdims=True), _TINY * 2**10) / _LEVELS
-    integers = tf.cast(rows * (1 / row_scale) + (_LEVELS + 1.5), "uint8")  # the cast rounds down
-    products, _, _ = tf.raw_ops.QuantizedMatMulWithBias(
-        a=tf.bitcast(integers, tf.quint8),
-        b=tf.bitcast(kernel, tf.qint8),
-        bias=offset if offset.dtype == tf.qint32 else tf.bitcast(offset, tf.qint32),
-        min_a=0.0,
-        max_a=255.0,  # with these limits an integer stands for itself
-        min_b=-127.0,
-        max_b=127.0,
-        Toutput=tf.qint32,
-        input_quant_mode="SCALED",
-    )
-    products = tf.cast(tf.bitcast(products, tf.int32), "float32") * row_scale * scale
-    return tf.nn.bias_add(products, bias)
+    row_scale = tf.maximum(tf.reduce_max(tf.abs(rows), axis=1, keepdims=True), _TINY * 2**10) / LEVELS
+    integers = tf.cast(tf.round(rows * (1 / row_scale)), "int8")
+    return tf.nn.bias_add(integer_products.multiply(integers, kernel, limits) * row_scale, bias)
 
 
 _WEIGHTS: dict[str, Callable[..., Any]] = {

@@ -23,7 +23,7 @@ from keras_tx.serving.versions import check_path, model_name, write_version
 from keras_tx.serving.warmup import check_warmup, write_warmup
 
 tf = Lazy("tensorflow")
-integer_products = Lazy("keras_tx.serving.check.integer_products")
+int8_support = Lazy("keras_tx.serving.int8_support")
 
 MOST_BY_ITSELF = 16 * 10**6  # bytes of constants, which a server has in memory about eight times
 
@@ -294,7 +294,7 @@ def _traced(
             f"{exporter.model.dtype_policy.name!r}"
         )
     if precision == "int8":
-        integer_products.check_int8_products()
+        int8_support.check_int8_products()
     # Of a generative model, the prefill and the decode steps of each strategy would each have all constants.
     is_generator = isinstance(exporter, GeneratorExporter)
     with shared_shapes():

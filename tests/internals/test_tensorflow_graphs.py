@@ -156,17 +156,6 @@ def test_equal_small_tensors_from_outside_are_inputs_of_their_own(jit_compile):
     assert concrete(tf.constant([1.0, 2.0])).numpy().tolist() == [9.0, 12.0]
 
 
-def test_quantized_constant():
-    import tensorflow as tf
-
-    for value in (np.array([[-128, 3], [0, 127]], "int8"), np.array([2**31 - 1, -7, 0], "int32")):
-        constant = functools.partial(tensorflow_graphs.quantized_constant, value)
-        with still("makes constants of quantized integers"):
-            made = tf.function(lambda constant=constant: constant(), autograph=False)()
-            assert made.dtype == {"int8": tf.qint8, "int32": tf.qint32}[value.dtype.name]
-            assert tf.bitcast(made, value.dtype).numpy().tolist() == value.tolist()
-
-
 def test_numbered_constant_and_constant_number():
     import tensorflow as tf
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from keras_tx.serving import check, export
+from keras_tx.serving import check, export, int8_support
 from keras_tx.serving.check import integer_products
 from tests import forked
 from tests.tools import skip_without_int8_products
 
 pytestmark = pytest.mark.tensorflow
 IS_LINUX_ON_X86 = sys.platform == "linux" and platform.machine() == "x86_64"
-WITHOUT = {"TF_ENABLE_ONEDNN_OPTS": "0"}
 # What oneDNN then does on every x86 processor: sums of two products saturate.
 OLDER_PROCESSOR = {"TF_ENABLE_ONEDNN_OPTS": "1", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 REFUSED = """
@@ -54,17 +53,11 @@ def saved(tmp_path):
     """A version with an int8 product, which is saved and never run, so that every processor can make it."""
     import tensorflow as tf
 
-    @tf.function(input_signature=[tf.TensorSpec((None, 3), tf.uint8, "integers")])
+    from keras_tx.layers.integer_products import multiply
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 3), tf.int8, "integers")])
     def served(integers):
-        products, _, _ = tf.raw_ops.QuantizedMatMulWithBias(
-            a=tf.bitcast(integers, tf.quint8),
-            b=tf.bitcast(tf.ones((3, 5), tf.int8), tf.qint8),
-            bias=tf.bitcast(tf.zeros(5, tf.int32), tf.qint32),
-            **{"min_a": 0.0, "max_a": 255.0, "min_b": -127.0, "max_b": 127.0},
-            Toutput=tf.qint32,
-            input_quant_mode="SCALED",
-        )
-        return {"products": tf.bitcast(products, tf.int32)}
+        return {"products": multiply(integers, tf.ones((3, 5), tf.int8), tf.ones(5))}
 
     module = tf.Module()
     module.served = served
@@ -73,32 +66,33 @@ def saved(tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("environment", "found"),
-    [
-        (WITHOUT, "does not do so here"),
-        pytest.param(
-            OLDER_PROCESSOR,
-            "gets wrong sums here",
-            marks=pytest.mark.skipif(not IS_LINUX_ON_X86, reason="oneDNN multiplies int8 matrices on x86 alone"),
-        ),
-    ],
-)
-def test_an_export_is_refused(environment, found, tmp_path):
-    setting = environment["TF_ENABLE_ONEDNN_OPTS"]
+@pytest.mark.skipif(not IS_LINUX_ON_X86, reason="oneDNN multiplies int8 matrices on x86 alone")
+def test_an_export_is_refused_where_sums_are_wrong(tmp_path):
     assert re.search(
-        f"`precision='int8'` needs exact int8 matrix multiplication, .*VNNI or AMX.* Received: precision='int8', where "
-        f"TensorFlow {found}, and TF_ENABLE_ONEDNN_OPTS is {setting}",
-        printed(REFUSED, tmp_path / "ids", environment),
+        "`precision='int8'` needs exact int8 matrix multiplication, .*VNNI or AMX.* Received: precision='int8', where "
+        "TensorFlow gets wrong sums here",
+        printed(REFUSED, tmp_path / "ids", OLDER_PROCESSOR),
     )
     assert not (tmp_path / "ids").exists()
 
 
+def test_an_export_is_refused_where_tensorflow_has_no_such_operation(monkeypatch):
+    import tensorflow as tf
+
+    def fails(*_):
+        raise tf.errors.NotFoundError(None, None, "Op type not registered")
+
+    monkeypatch.setattr(int8_support.integer_products, "multiply", fails)
+    with pytest.raises(ValueError, match="Received: precision='int8', where TensorFlow does not do so here"):
+        int8_support.check_int8_products()
+
+
 @pytest.mark.process
-def test_an_export_from_elsewhere_says_what_the_server_lacks(saved, monkeypatch):
-    advice = "(?s:.*)only with oneDNN on x86 processors that have VNNI .* export with precision='float32'"
-    assert re.search(f"(Missing 0-th output|No OpKernel) {advice}", printed(SERVED, saved.parent, WITHOUT))
-    for name, value in WITHOUT.items():
+@pytest.mark.skipif(not IS_LINUX_ON_X86, reason="oneDNN multiplies int8 matrices on x86 alone")
+def test_an_export_from_elsewhere_gives_an_error_in_place_of_wrong_sums(saved, monkeypatch):
+    advice = "(?s:.*)This processor does not multiply int8 matrices exactly, .* Export in float32 or bfloat16 for it"
+    assert re.search(advice, printed(SERVED, saved.parent, OLDER_PROCESSOR))
+    for name, value in OLDER_PROCESSOR.items():
         monkeypatch.setenv(name, value)
     assert re.search(f"serving_default fails {advice}", "\n".join(check(saved).problems))
 
@@ -112,15 +106,15 @@ def test_where_int8_matrices_are_multiplied_an_export_passes_the_check(make, tmp
 @pytest.mark.skipif(not IS_LINUX_ON_X86, reason="oneDNN multiplies int8 matrices on x86 alone")
 def test_a_processor_with_vnni_is_not_refused():
     """Otherwise all tests of exports in int8 would be skipped."""
-    has_vnni = "avx512_vnni" in Path("/proc/cpuinfo").read_text()
-    if not has_vnni or os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
-        pytest.skip("the processor has no AVX512-VNNI, or TensorFlow may not use oneDNN")
-    integer_products.check_int8_products()
+    if "avx512_vnni" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("the processor has no AVX512-VNNI")
+    int8_support.check_int8_products()
 
 
-def test_messages_of_tensorflow_are_explained():
-    for words in ("Missing 0-th output from", "No OpKernel was registered to support"):
-        message = f"{words} {{{{node layer_0/QuantizedMatMulWithBias}}}}"
+@pytest.mark.parametrize("operation", ["_QuantizedMatMul", "QuantizedMatMulWithBias"])
+def test_messages_of_tensorflow_are_explained(operation):
+    for words in ("Missing 0-th output from", "No OpKernel was registered to support", "Op type not registered"):
+        message = f"{words} {{{{node layer_0/{operation}}}}}"
         assert re.search(f"^{words} .*VNNI or AMX.*or 'bfloat16'.$", integer_products.explained(message))
-    for message in ("Missing 0-th output from {{node MatMul}}", "QuantizedMatMulWithBias: wrong shape", ""):
+    for message in ("Missing 0-th output from {{node MatMul}}", f"{operation}: wrong shape", ""):
         assert integer_products.explained(message) == message

@@ -52,7 +52,7 @@ def _found(version: str, core_ops: set[str]) -> dict[str, Any]:
 def become_a_server() -> set[str]:
     """Turns XLA off and loads the text ops. Returns the names of TensorFlow's own ops."""
     tensorflow_internals.turn_xla_off()
-    core_ops = set(dir(tf.raw_ops))
+    core_ops = {*dir(tf.raw_ops), *integer_products.OPERATIONS}  # one of these has no function in Python
     for path in tensorflow_internals.text_op_libraries():
         tf.load_op_library(path)  # the package itself imports Keras
     return core_ops
