@@ -20,24 +20,26 @@ from benchmarks.parts import Job, Part, Result, last_line, run
 from benchmarks.processor import processor
 from benchmarks.reports import Report, cell, read_rows
 
-# The parts in their order: their options, and their shares of the time. N is the number of rounds.
-DECODE = "decode --exported float32 bfloat16 --ctranslate2 float32 int8 --rounds N"
+# The parts in their order: their options, and their shares of the time. N is the number of rounds, and INT8 stands for
+# exports in int8 where the processor has them.
+DECODE = "decode --exported float32 bfloat16 INT8 --ctranslate2 float32 int8 --rounds N"
 PARTS = {
     "encoder": ("encoder --rounds N", 12),
     "encoder in bfloat16": ("encoder --policy mixed_bfloat16 --rounds N", 12),
     "encoder without padding": ("encoder --padding 0 --parts inference --rounds N", 5),
-    "bert_serving": ("bert_serving --rounds N", 12),
+    "bert_serving": ("bert_serving --precision float32 bfloat16 INT8 unset --rounds N", 12),
     "first call": ("decode --first-call --new-tokens 4", 1),
     "decode 1": (f"{DECODE} --batch-size 1 --new-tokens 48", 12),
     "decode 8": (f"{DECODE} --batch-size 8 --new-tokens 48", 12),
     "decode 32": (f"{DECODE} --batch-size 32 --new-tokens 32", 12),
-    "beam": ("beam --exported float32 bfloat16 --ctranslate2 float32 int8 --rounds N", 8),
+    "beam": ("beam --exported float32 bfloat16 INT8 --ctranslate2 float32 int8 --rounds N", 8),
     "speculative": ("speculative --every 0 16 --rounds N", 10),
     "fit": ("fit --pytorch --rounds N", 4),
     "memory": ("memory --only attention --lengths 4096 8192 --rounds N", 5),
     "policy_errors": ("policy_errors", 1),
     "real_text": ("real_text --rounds N", 10),
 }
+LOWER = ("bfloat16", "int8")  # precisions of exports that are held against the int8 of others
 FOLDERS = ("multi30k", "imdb")  # of data, which `real_text` needs
 
 
@@ -96,16 +98,21 @@ def _aims() -> list[Aim]:
         for peer in ("ONNX Runtime", "OpenVINO"):
             made.append(Aim(f"exported BERT-base, {shape}, float32", "bert_serving", case, peer, 1.0))
         int8 = "ONNX Runtime, dynamic int8"
-        made.append(Aim(f"the same in bfloat16, {shape}", "bert_serving", case, int8, 1.0, f"{ours}, bfloat16"))
-    exported = {one: f"{ours}, exported {one}" for one in ("float32", "bfloat16")}
+        for precision in LOWER:
+            made.append(
+                Aim(f"the same in {precision}, {shape}", "bert_serving", case, int8, 1.0, f"{ours}, {precision}")
+            )
+    exported = {one: f"{ours}, exported {one}" for one in ("float32", *LOWER)}
     for batch, least in ((1, 1.0), (8, 1.5), (32, 1.8)):
         what, part, case = f"decoding, batch {batch}", f"decode {batch}", f"batch {batch},"
-        made.append(Aim(f"{what}, bfloat16", part, case, "ctranslate2, int8", least, exported["bfloat16"]))
+        for precision in LOWER:
+            made.append(Aim(f"{what}, {precision}", part, case, "ctranslate2, int8", least, exported[precision]))
     for batch, side, floats, keras_hub in ((1, ours, 1.35, 1.9), (8, exported["float32"], 1.6, 2.8)):
         what, part, case = f"decoding, batch {batch}, {side}", f"decode {batch}", f"batch {batch},"
         made.append(Aim(what, part, case, "ctranslate2", floats, side))
         made.append(Aim(what, part, case, "keras_hub", keras_hub, side))
-    for side, peer in ((ours, "float32"), (exported["float32"], "float32"), (exported["bfloat16"], "int8")):
+    sides = {ours: "float32", exported["float32"]: "float32", **{exported[one]: "int8" for one in LOWER}}
+    for side, peer in sides.items():
         made.append(Aim(f"4 beams of a translator, {side}", "beam", "beam 4", f"CTranslate2, {peer}", 1.2, side))
     for method in ("generate", "predict"):
         made.append(Aim(f"first call of {method}", "first call", f"first call of {method}", "3 seconds", 1.0))
@@ -177,9 +184,21 @@ def main() -> None:
     print(f"The table is in {arguments.out / 'table.md'}.")
 
 
+def has_int8() -> bool:
+    """Whether this processor runs exports in int8."""
+    from keras_tx.serving import int8_support
+
+    try:
+        int8_support.check_int8_products()
+    except ValueError:
+        return False
+    return True
+
+
 def part(name: str, arguments: argparse.Namespace, rows: Path) -> Part:
     options, share = PARTS[name]
-    words = options.replace("--rounds N", f"--rounds {arguments.rounds}").split()
+    options = options.replace("--rounds N", f"--rounds {arguments.rounds}")
+    words = options.replace("INT8", "int8" if has_int8() else "").split()
     if name == "real_text":
         words += [word for one in FOLDERS for word in (f"--{one}", str(getattr(arguments, one).resolve()))]
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "BENCHMARK_PART": name}

@@ -173,19 +173,18 @@ def dense(weights: ExportedWeights, layers: Sequence[Any], inputs: Tensor, num_a
 
 
 def logits(weights: ExportedWeights, layer: Any, inputs: Tensor) -> Tensor:
-    """Hidden states (..., D) times the token embeddings (V, D) of an embedding `layer` -> (..., V).
-
-    In int8, too, this product is in bfloat16: it is more exact, and for the vocabulary of GPT-2 and 8 rows TensorFlow's
-    product of integers takes ten times as long.
-    """
+    """Hidden states (..., D) times the token embeddings (V, D) of an embedding `layer` -> (..., V)."""
     table, bias = weights.once([layer], lambda: _table_of(weights, layer))
     table = tf.convert_to_tensor(layer.embeddings) if weights.are_of_layers else table
 
     def products(rows: Tensor) -> list[Tensor]:
-        made = tf.nn.bias_add(tf.matmul(tf.cast(rows, table.dtype), table, transpose_b=True), bias)
+        if weights.precision == "int8":
+            made = _int8_product(rows, table, bias)
+        else:
+            made = tf.nn.bias_add(tf.matmul(tf.cast(rows, table.dtype), table, transpose_b=True), bias)
         return [tf.cast(made, inputs.dtype)]
 
-    return tf.reshape(_by_rows(weights, inputs, 1, products)[0], (*_free_axes(inputs, 1), table.shape[0]))
+    return tf.reshape(_by_rows(weights, inputs, 1, products)[0], (*_free_axes(inputs, 1), layer.input_dim))
 
 
 def _free_axes(inputs: Tensor, num_axes: int) -> Sequence[Any]:
@@ -248,13 +247,15 @@ def _weights_of(weights: ExportedWeights, layers: Sequence[Any], num_axes: int) 
 
 
 def _table_of(weights: ExportedWeights, layer: Any) -> tuple[Any, Any]:
-    """The token embeddings (V, D) of a layer, or None where they are its variable, and a bias of zeros (V,)."""
+    """The token embeddings (V, D) of a layer, as a kernel in int8, or None where they are its variable; a bias (V,)."""
     bias = _kept(weights, np.zeros(layer.input_dim, np.float32))
     if weights.are_of_layers:
         return None, weights.weight(bias)
     with tf.init_scope():
         table = np.asarray(keras.ops.convert_to_numpy(layer.embeddings), np.float32)
-    dtype = "float32" if weights.precision == "float32" else "bfloat16"
+    if weights.precision == "int8":
+        return _int8_kernel(weights, table.T, bias), weights.weight(bias)
+    dtype = weights.precision
     return tuple(weights.weight(one.astype(tf.as_dtype(dtype).as_numpy_dtype)) for one in (table, bias))
 
 
@@ -294,10 +295,10 @@ def _in_bfloat16(rows: Tensor) -> Tensor:
 
 
 def _int8_kernel(weights: ExportedWeights, kernel: np.ndarray, bias: np.ndarray) -> tuple[Any, Any]:
-    """Integers (D, F), and the number for which the largest integer of each output stands (F,)."""
-    limits = np.maximum(np.abs(kernel).max(axis=0), _TINY * 2**10)
+    """Integers (D, F), and for each output 1 / 127 of the number for which its largest integer stands (F,)."""
+    limits = np.maximum(np.abs(kernel).max(axis=0), _TINY * 2**20)
     integers = np.round(kernel / limits * LEVELS).astype(np.int8)
-    return weights.weight(integers), weights.weight(limits.astype(np.float32))
+    return weights.weight(integers), weights.weight((limits / LEVELS).astype(np.float32))
 
 
 def _int8_product(rows: Tensor, kernels: tuple[Any, Any], bias: Any) -> Tensor:
@@ -308,9 +309,9 @@ def _int8_product(rows: Tensor, kernels: tuple[Any, Any], bias: Any) -> Tensor:
     """
     kernel, limits = kernels
     rows = tf.cast(rows, "float32")
-    row_scale = tf.maximum(tf.reduce_max(tf.abs(rows), axis=1, keepdims=True), _TINY * 2**10) / LEVELS
-    integers = tf.cast(tf.round(rows * (1 / row_scale)), "int8")
-    return tf.nn.bias_add(integer_products.multiply(integers, kernel, limits) * row_scale, bias)
+    limit = tf.maximum(tf.reduce_max(tf.abs(rows), axis=1, keepdims=True), _TINY * 2**10)
+    integers = tf.cast(tf.round(rows * (LEVELS / limit)), "int8")
+    return tf.nn.bias_add(integer_products.multiply(integers, kernel, limits) * limit, bias)
 
 
 _WEIGHTS: dict[str, Callable[..., Any]] = {

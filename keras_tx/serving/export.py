@@ -110,10 +110,10 @@ def export(
         precision: "float32", "bfloat16" or "int8": the precision of matrix products with weights of this package's
             layers, of a model in float32; products of other layers, such as `keras.layers.Dense`, stay as they are.
             "bfloat16" and "int8" are faster on processors that multiply such numbers, and make the files of the kernels
-            2 and 4 times smaller. With "int8" each output of a layer has a scale for its weights, and each
-            token a scale for its inputs; this process and the server then must run on an x86 processor with VNNI or
-            AMX instructions, and TensorFlow must use oneDNN, as it does there on Linux. The logits of tied embeddings
-            are products in bfloat16 in both cases, beside the float32 table that ids look up.
+            2 and 4 times smaller. With "int8" each output of a layer has a scale for its weights, and each token a
+            scale for its inputs; this process and the server then must run on an x86 processor with VNNI or AMX
+            instructions. The logits of tied embeddings have this precision, too, beside the float32 table that ids
+            look up.
         constant_weights: whether the graph has the weights of matrix products of this package's layers as constants,
             which oneDNN, where TensorFlow uses it, arranges in memory once instead of in every call. Short texts gain
             most. A server needs about eight times the memory of the weights for it, and its first call takes longer. A
