@@ -14,7 +14,7 @@ INEXACT = (
     "float32 or bfloat16 for it. Received: wrong sums"
 )
 _SUMMED = 64
-_checks: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by graph
+_checks: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # names by graph, which an operation would keep alive
 
 
 def multiply(integers: Tensor, kernel: Tensor, limits: Tensor) -> Tensor:
@@ -34,8 +34,8 @@ def multiply(integers: Tensor, kernel: Tensor, limits: Tensor) -> Tensor:
     """
     graph = tf.compat.v1.get_default_graph()
     if graph not in _checks:
-        _checks[graph] = _check_sums()
-    with tf.control_dependencies([_checks[graph]]):
+        _checks[graph] = _check_sums().name
+    with tf.control_dependencies([graph.get_operation_by_name(_checks[graph])]):
         return _product(integers, kernel, limits)
 
 

@@ -57,3 +57,16 @@ def test_calls_of_several_threads_are_exact():
             answers = list(pool.map(function, batches))
         for rows, found in zip(batches, answers, strict=True):
             np.testing.assert_array_equal(found, expected(rows, kernel, limits))
+
+
+def test_graphs_are_not_kept():
+    import gc
+    import weakref
+
+    skip_without_int8_products()
+    function = in_graph(np.ones((3, 2), "int8"), np.ones(2, "float32"))
+    graph = weakref.ref(function.graph)
+    assert graph() is not None
+    del function
+    gc.collect()
+    assert graph() is None
