@@ -42,8 +42,8 @@ def multiply(integers: Tensor, kernel: Tensor, limits: Tensor) -> Tensor:
 def _check_sums() -> Any:
     """An operation that fails where the largest sums are wrong."""
     rows, kernel = (tf.fill(shape, tf.constant(LEVELS, tf.int8)) for shape in ((8, _SUMMED), (_SUMMED, 16)))
-    sums = _product(rows, kernel, tf.fill([16], float(LEVELS)))
-    return tf.debugging.Assert(tf.reduce_all(tf.equal(sums, float(_SUMMED * LEVELS**2))), [INEXACT, sums[0]])
+    sums = tf.cast(tf.round(_product(rows, kernel, tf.fill([16], float(LEVELS)))), tf.int32)
+    return tf.debugging.Assert(tf.reduce_all(tf.equal(sums, _SUMMED * LEVELS**2)), [INEXACT, sums[0]])
 
 
 def _product(integers: Tensor, kernel: Tensor, limits: Tensor) -> Tensor:
