@@ -30,7 +30,7 @@ def warn_of_other_padding(padding_id: int | None, compiled: Any) -> None:
             "Losses and metrics should have the padding id of the model, and the model that of the tokenizer; "
             "otherwise labels of padding count as real tokens. Received: a model with the padding id "
             f"{padding_id}, and {', '.join(names)}. Write `{type(others[0]).__name__}(padding_id={padding_id})` if "
-            f"{padding_id} is the tokenizer's `pad_id`, or `padding_id=-100` if labels are padded with -100. If an id that "
-            "no token has pads the labels, ignore this warning",
+            f"{padding_id} is the tokenizer's `pad_id`, or `padding_id=-100` if labels are padded with -100. If an "
+            "id that no token has pads the labels, ignore this warning",
             stacklevel=3,
         )

@@ -44,8 +44,8 @@ def test_another_padding_id_is_named_at_the_caller(name):
     message = (
         "^Losses and metrics should have the padding id of the model, .* Received: a model with the padding id 1, and "
         r"PaddedCrossentropy\(padding_id=0\). Write `PaddedCrossentropy\(padding_id=1\)` if 1 is the tokenizer's "
-        "`pad_id`, or `padding_id=-100` if labels are padded with -100. If an id that no token has pads the labels, ignore "
-        "this warning$"
+        "`pad_id`, or `padding_id=-100` if labels are padded with -100. If an id that no token has pads the "
+        "labels, ignore this warning$"
     )
     with pytest.warns(UserWarning, match=message) as found:
         model.compile("adam", PaddedCrossentropy())
