@@ -152,6 +152,7 @@ def first_calls(arguments: argparse.Namespace) -> None:
 
 
 def report_first(method: str, took: float, arguments: argparse.Namespace) -> None:
+    """Writes a row that compares a first call with the aim of 3 seconds."""
     times = {alternating.OURS: [took], "3 seconds": [3.0]}
     alternating.report(f"first call of {method}", times, 1, "calls", file=arguments.json)
 

@@ -67,8 +67,9 @@ def load_dataset(
             are strings or integers; the sorted labels are the class names. Parquet and .zst need pyarrow:
             `pip install keras-tx[files]`.
         test: the files of the test part, if `name_or_path` names files. None: `test_fraction` of each class is held out
-            from those; from a stream, every n-th example of the class, so a class with fewer has none. With TFDS the
-            test part is the first of the splits "test" and "validation" that has labels, otherwise a part of "train".
+            from those; from a stream, every n-th example of the class, with n = 1 / `test_fraction`, so a class with
+            fewer than n has none. With TFDS the test part is the first of the splits "test" and "validation" that has
+            labels, otherwise a part of "train".
         data_dir: the folder in which TFDS keeps prepared datasets. None: the default of TFDS. A prepared dataset needs
             no network.
         text_column: the column or feature with the texts. None: "text" in files; with TFDS it is found by its type.

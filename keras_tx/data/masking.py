@@ -36,12 +36,12 @@ def mask_tokens(features: Any, tokenizer: Tokenizer, *, rate: float = 0.15, seed
 
     Returns:
         `(features, labels)`: the features with masked "token_ids" (or the masked ids alone), and the labels, of the
-        same shape: the original ids of the chosen tokens, and elsewhere the padding id of the tokenizer, which
-        `PaddedCrossentropy(padding_id=tokenizer.pad_id)` ignores, and so do metrics with this argument.
+        same shape: the original ids of the chosen tokens, and elsewhere the padding id of the tokenizer.
+        Losses and metrics with `padding_id=tokenizer.pad_id`, such as `PaddedCrossentropy`, ignore it.
 
     Raises:
-        ValueError: `rate` is outside (0, 1), `features` have no "token_ids", the ids are no integers, `seed` is not two
-            integers, or `tokenizer` has no mask token or no padding token.
+        ValueError: `rate` is outside (0, 1), `features` have no "token_ids", the ids are not integers, `seed` is not
+            two integers, or `tokenizer` has no mask token or no padding token.
 
     Reference:
         Devlin et al. 2018, arXiv:1810.04805, section 3.1.

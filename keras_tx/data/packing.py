@@ -50,16 +50,16 @@ def pack_sequences(
             and use `tf.data.experimental.assert_cardinality`.
         length: the length L of a row, in tokens.
         padding_id: the id of padding tokens.
-        label_padding: the label of padding tokens, which no real token should have, and the `padding_id` of the loss
-            and metrics. None: the argument `padding_id`. If `sequences` has no labels, the label of a token is the next
-            token of its document, and the label of the last token is `label_padding`.
+        label_padding: the label of padding tokens, which no real token should have. Give it to the loss and metrics as
+            `padding_id`. None: the argument `padding_id`. If `sequences` has no labels, the label of a token is the
+            next token of its document, and the label of the last token is `label_padding`.
         too_long: what to do with a sequence of more than `length` tokens: "error" raises an error; "split" divides it
             into documents of `length` tokens and a shorter last one. The label of the last token before a cut is the
             first token after it.
         window: N, the number of sequences that are packed together. A larger number leaves fewer padding tokens, and
             needs more memory.
         multiple_of: rows of padding are added at the end, until the number of rows is a multiple of this number, so
-            that batches of as many rows are all full. The elements then have a sample weight, which is 0 for these
+            that all batches of this size are full. The elements then have a sample weight, which is 0 for these
             rows: a scalar, or (L,) if `sequences` have weights; see `fill_batches`.
 
     Returns:

@@ -30,17 +30,17 @@ def fill_batches(dataset: Any, multiple_of: int, *, padding_values: Any = None) 
     Args:
         dataset: a `tf.data.Dataset` of batches (features, labels) or (features, labels, sample_weight), of dense
             tensors with the examples along the first axis.
-        multiple_of: such as the number of devices. The size of full batches makes all batches full.
+        multiple_of: such as the number of devices. With the batch size, the last batch is full, too.
         padding_values: as in `tf.data.Dataset.padded_batch`: one number for everything, or numbers in the structure of
             a batch, or of its (features, labels); None pads with 0.
 
     Returns:
-        A `tf.data.Dataset` of batches (features, labels, sample_weight), of which `sample_weight` is (B,) if `dataset`
-        has none, as are those of outputs for which it is None.
+        A `tf.data.Dataset` of batches (features, labels, sample_weight). Weights that `dataset` lacks, for all outputs
+        or for some, are added: (B,), 1 for each example.
 
     Raises:
         TypeError: `dataset` is not a `tf.data.Dataset`, or has ragged or sparse tensors.
-        ValueError: `multiple_of` is no positive integer, `padding_values` have another structure, or the batches are
+        ValueError: `multiple_of` is not a positive integer, `padding_values` have another structure, or the batches are
             not (features, labels) or (features, labels, sample_weight).
 
     Examples:

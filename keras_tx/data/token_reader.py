@@ -52,25 +52,26 @@ def read_tokens(
         directory: the folder.
         batch_size: the number of rows in a batch; without `length` also a list with a number for each bucket, see
             `bucket_by_length`. In `fit` under a `tf.distribute` strategy or a JAX distribution it is the global one. If
-            each of several workers has a part of the data, a worker reads a whole batch of its own part, and spreads
-            it over as many steps as there are workers.
+            each of several workers has a part of the data, each worker reads a batch of this size from its part, and
+            uses it up in as many steps as there are workers.
         length: packs texts into rows of this many tokens; only for texts without labels.
         max_tokens: instead of `batch_size` and `length`: the largest number of tokens in a batch; see
             `bucket_by_length`.
         boundaries: the largest length in each bucket; see `bucket_by_length`.
-        next_tokens: True gives labels that are one token ahead, for `CausalLM` and `Seq2Seq`: of a text the next token
-            of each, and padding for the last; of a pair the target without its first token, while "target_ids" lack the
-            last. Padding has the `pad_id` of the tokenizer, which the loss and metrics need as their `padding_id`.
-            False gives features alone, for `mask_tokens`. None: True, except for texts with labels.
+        next_tokens: True gives labels for `CausalLM` and `Seq2Seq`: the label of each token of a text is the next
+            token, and that of the last one is padding. For pairs, the labels are the target without its first token,
+            and "target_ids" lacks the last one. Padding is the `pad_id` of the tokenizer; give it to the loss and
+            metrics as `padding_id`. False gives features alone, for `mask_tokens`. None: True, except for texts with
+            labels.
         shuffle: whether to shuffle blocks of texts, and texts within about 2 million tokens.
         seed: an integer from 0 to 2**63 - 1 that decides the order.
         epoch: the number of the epoch, an integer or a scalar tensor. Each has another order.
         start: the number of batches (or elements, without batches) to leave out at the beginning of the epoch, an
             integer or a scalar tensor. Packed rows that are left out are not read; other batches are read and dropped.
-        steps: the number of batches in an epoch. If there are fewer, texts are used again in another order. Packed rows
-            go on in the next epoch where this one ends. None: an epoch has every text once. Must be given for batches
-            of similar length if several workers read them, because all need the same number. Each worker must then have
-            texts.
+        steps: the number of batches in an epoch. If there are fewer, texts are used again in another order. The next
+            epoch of packed rows continues where this one ended. None: an epoch has every text once. Required for
+            batches of similar length if several workers read them, because all need the same number. If `steps` is
+            given, each worker must have texts.
         tokenizer: the tokenizer, or the two of pairs, that the ids must come from. None: it is not checked.
         num_shards: the number of workers that share the files, which must divide the number of files. None: what
             TF_CONFIG says, or the number of processes of JAX or `torch.distributed`; otherwise one. With 1, all workers

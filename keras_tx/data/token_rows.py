@@ -38,7 +38,7 @@ def blocks(rows: Iterable[Row], num_shards: int) -> Iterator[Block]:
         count = min(num_shards, len(texts))
         first = [texts[len(texts) * i // count : len(texts) * (i + 1) // count] for i in range(count)]
     yield from map(_checked, first)
-    first.clear()  # the generator lives on, without these texts
+    first.clear()  # frees these texts while the generator goes on
     yield from map(_checked, full)
 
 

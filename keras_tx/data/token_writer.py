@@ -40,8 +40,8 @@ def write_tokens(
     interruption. For that the dataset must give the same texts in the same order, which is checked. A call for a folder
     that is finished reads the texts once, checks that they are those of the folder, and writes nothing.
 
-    The memory that it needs does not depend on the size of the dataset. The longest single text must fit, and 256 kB of
-    text for each file.
+    The memory does not grow with the size of the dataset: it must hold the longest single text, and 256 kB of text for
+    each file.
 
     Args:
         dataset: a `tf.data.Dataset`, or an iterable, of texts, of pairs `(text, label)` with integer labels, or of

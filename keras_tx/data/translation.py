@@ -80,7 +80,8 @@ def load_translation(
         validation: the two files of the validation part, or its tables, or, with a folder, the prefix of their names.
         test: the two files of the test part, its tables, or the prefix of their names, such as "test_2017".
         test_fraction: the fraction of the pairs, between 0 and 1, to hold out for validation if there are no files for
-            it, and likewise for test. From a stream, every n-th pair: fewer than n pairs have no such part.
+            it, and likewise for test. From a stream, every n-th pair, with n = 1 / `test_fraction`: fewer than n pairs
+            have no such part.
         seed: an integer of at least 0 that decides the order of the train part and which pairs are held out. Not for
             streams.
         in_memory: False streams files.

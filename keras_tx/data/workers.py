@@ -23,8 +23,8 @@ def share(num_shards: Any, shard_index: Any) -> tuple[int, int]:
         shard_index: the part to read, from 0. None: that of this worker.
 
     Raises:
-        ValueError: only one of the two is given, they are no integers with 0 <= shard_index < num_shards, or TF_CONFIG
-            is malformed.
+        ValueError: only one of the two is given, they are not integers with 0 <= shard_index < num_shards, or
+            TF_CONFIG is malformed.
     """
     if (num_shards is None) != (shard_index is None):
         raise ValueError(

@@ -59,7 +59,8 @@ def generate(
         start_token: the id that begins a target or a prompt given as text. None: the tokenizer's `cls_id`. False: no
             start token. It must be None or False for prompts that are ids, which already have theirs.
         tokenizer: a tokenizer of `keras_tx.text`, or an object with the methods `tokenize`, `decode` and, for sources,
-            `__call__`. Required for texts. Ids of the model from its `vocabulary_size` on are never generated.
+            `__call__`. Required for texts. If the model has more ids than the tokenizer, the additional ones are never
+            generated.
         source_tokenizer: the tokenizer of the sources, if they have another vocabulary.
         repetition_penalty: above 1, it lowers the probability of tokens that already occur in the row: positive logits
             are divided by it, negative ones are multiplied by it. 1 changes nothing.
@@ -70,7 +71,7 @@ def generate(
         renormalize_logits: whether to normalize the log-probabilities again after these constraints; this only affects
             `Beam`.
         return_scores: whether to also return the score of each result, (B,) or (B, n).
-        target: the name of the input that generation continues, needed if the model's graph does not show it.
+        target: the name of the input that generation continues, required if it cannot be found from the model's graph.
         jit_compile: whether TensorFlow compiles with XLA: the first call takes longer, each token less time.
 
     Returns:

@@ -259,7 +259,7 @@ class GenerationRequest:
 
 
 def _check_tokenizers(tokenizer: Any, source_tokenizer: Any) -> None:
-    """Raises for what is no tokenizer, also if the inputs are ids."""
+    """Raises for an object that is not a tokenizer, also if the inputs are ids."""
     for method in ("tokenize", "decode") if tokenizer is not None else ():
         if not callable(getattr(tokenizer, method, None)):
             raise TypeError(f"`tokenizer` must have the method `{method}`. Received: tokenizer={tokenizer!r}")

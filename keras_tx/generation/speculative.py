@@ -39,8 +39,8 @@ class Speculative(Strategy):
     chosen from the logits of the model, with the random number of its step, and a guess is right if it is this token.
     With a `draft_model` and `Sample`, guesses are samples of the draft model, kept or replaced such that results have
     the same distribution (speculative sampling); the sample of a seed is another one, and depends on the other rows of
-    the batch. The only other difference is rounding, since a product of several rows rounds otherwise than that of one:
-    in half precision two tokens may be so close that another one is chosen.
+    the batch. The only other difference is rounding, since a matrix product of several rows may round differently from
+    that of one row: in half precision two tokens may be so close that another one is chosen.
 
     In a batch, all rows advance by the same number of tokens in each step, that of the row with the fewest right drafts
     among the unfinished ones. So it pays most with a single prompt.
@@ -49,11 +49,11 @@ class Speculative(Strategy):
         strategy: the strategy that chooses tokens, with one row for each prompt: `Greedy()`, `Sample(...)` or one of
             your own.
         draft_model: a smaller generative model with the same vocabulary, which guesses the next tokens with the same
-            strategy. It has the same sources as the model, or none. None: guesses are what followed when the last
-            tokens occurred before, in the prompt, among the new tokens, or in a source with the same vocabulary size
-            (prompt lookup decoding).
-        num_draft_tokens: the number of draft tokens in each step. None: 15, or 7 of a `draft_model`.
-        max_ngram_size: the largest number of last tokens that are looked up, one of which may differ; 3 if None. Only
+            strategy. It has the same sources as the model, or none. None: guesses are the tokens that followed an
+            earlier occurrence of the last tokens, in the prompt, among the new tokens, or in a source with the same
+            vocabulary size (prompt lookup decoding).
+        num_draft_tokens: the number of draft tokens in each step. None: 15, or 7 with a `draft_model`.
+        max_ngram_size: the largest n-gram, in tokens, that is looked up; one of its tokens may differ. None: 3. Only
             without a `draft_model`.
 
     Raises:

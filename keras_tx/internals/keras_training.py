@@ -30,7 +30,7 @@ def wrap_losses(
 ) -> None:
     """Replaces each loss function(y_true, y_pred, sample_weight) of a model by `wrapper(loss)`.
 
-    If there are several, `of_tracker(update_state)` replaces that of the metric that averages each loss over batches.
+    With several losses, `of_tracker(update_state)` also replaces `update_state` of the metrics that average each loss.
     """
     losses = model._compile_loss
     if losses is None or "build" in vars(losses):

@@ -19,7 +19,7 @@ _OF_KERAS = ("activity_regularizer", "autocast", "dtype", "input_dim", "input_sh
 class StrictLayer(Rematerializable):
     """A layer whose error for an unknown constructor argument suggests the most similar name.
 
-    It takes dense tensors only. A subclass that converts its arguments before Keras does checks this before that.
+    It takes dense tensors only. A subclass whose `__call__` converts arguments must call `check_dense` first.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -50,7 +50,8 @@ class Composite(HasAfterBuild, StrictLayer):
         config = {**super().get_config(), "dtype": policy}
         if self.built or (self.trainable and not self._trainable_within):
             return {**config, **trainable.config_of(self)}
-        # By this `after_build` sets the sublayers. Before, those of a layer made with `trainable=False` are trainable.
+        # `after_build` freezes the sublayers by this entry. Until then, those of a layer with `trainable=False` are
+        # trainable.
         return {**config, trainable.KEY: dict(self._trainable_within)} if self._trainable_within else config
 
 
@@ -69,8 +70,9 @@ def serialized_policy(layer: Any, policy: Any) -> Any:
 def _key(layer: Any, path: str, named: Iterable[str]) -> str:
     """The key in a `DTypePolicyMap` for the sublayer of `layer` with this path: a pattern that fits below any parent.
 
-    A layer that is loaded may be built below other parents than before: first below none, if it is in a `Sequential`.
-    Where a key of `named` also fits, the result is the path itself: Keras prefers it to patterns, and refuses two.
+    A loaded layer may be built below other parents than before; in a `Sequential` it is first built without a parent.
+    If a key of `named` matches the path, too, the result is the path itself, because Keras refuses two matching
+    patterns.
     """
     if not path.startswith(f"{layer.path}/"):
         return path

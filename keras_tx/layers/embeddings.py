@@ -59,8 +59,8 @@ class TokenEmbedding(Composite):
             gives values up to 0.05, which are lost beside sinusoidal positions of up to 1: use
             `RandomNormal(stddev=1.0)` there.
         mask_zero: the argument of `keras.layers.Embedding`: whether 0 is padding. True needs the `padding_id` 0; False
-            means `padding_id=None`, unless that is another id than 0. None: as `padding_id` says. The attribute is
-            whether `padding_id` is 0.
+            means `padding_id=None`, unless that is another id than 0. None: as `padding_id` says. The attribute
+            `mask_zero` is True if `padding_id` is 0.
 
     Call arguments:
         inputs: (B, T) ids: integers, or whole numbers of a float dtype, the default of `keras.Input`; with `reverse`,

@@ -178,10 +178,10 @@ class Encoder(TransformerStack):
             batch has many of them. False computes all tokens. True sets the outputs at padding tokens (by `mask`, or by
             0 in `document_ids`) to 0. It saves time on TensorFlow only, where it turns XLA off for the model, and not
             in `generate`. None, the default of this package's models: True within a model of this package that does not
-            read the outputs at padding tokens, on TensorFlow with only CPUs and without XLA; False otherwise. Attention
-            is then computed within each text if T is known statically, and in SavedModels of `serving.export`. With
-            `sliding_window` or hard attention, and if T is not known, it is computed on rows that are cut at the end of
-            the longest one; with `attention_mask`, `attention_bias`, `positions`, `document_ids` or scores, on the full
+            read the outputs at padding tokens, on TensorFlow with only CPUs and without XLA; False otherwise. When
+            padding is skipped, attention is computed within each text if T is static or the model is an export. With
+            `sliding_window` or hard attention, and if T is not known, it is computed on rows cut to the length of the
+            longest text; with `attention_mask`, `attention_bias`, `positions`, `document_ids` or scores, on the full
             length. The attribute may be changed after construction.
 
     Call arguments:

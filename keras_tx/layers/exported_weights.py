@@ -247,7 +247,10 @@ def _weights_of(weights: ExportedWeights, layers: Sequence[Any], num_axes: int) 
 
 
 def _table_of(weights: ExportedWeights, layer: Any) -> tuple[Any, Any]:
-    """The token embeddings (V, D) of a layer, as a kernel in int8, or None where they are its variable; a bias (V,)."""
+    """The token embeddings (V, D) of a layer, in int8 as a kernel, and a bias of zeros (V,).
+
+    The embeddings are None if the layer's variable is used.
+    """
     bias = _kept(weights, np.zeros(layer.input_dim, np.float32))
     if weights.are_of_layers:
         return None, weights.weight(bias)

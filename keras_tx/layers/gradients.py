@@ -24,8 +24,8 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 def twice_differentiable(function: Callable[..., Any]) -> Callable[..., Any]:
     """`keras.ops.custom_gradient`, whose gradient has the right gradients in turn on PyTorch as well.
 
-    Keras computes `function` without a graph there. What its gradient takes over from it would be a constant for second
-    derivatives, so for these `function` is computed once more.
+    Keras calls `function` there without recording gradients, so second derivatives would treat what `gradient` closes
+    over as constants. For these, `function` is computed again.
 
     Args:
         function: tensors -> (output, gradient), where `gradient` is a function of the gradient of the output alone.

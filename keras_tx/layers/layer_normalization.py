@@ -21,7 +21,10 @@ tf = Lazy("tensorflow")
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class LayerNormalization(keras.layers.LayerNormalization):
-    """`keras.layers.LayerNormalization` over the last axis, whose gradient takes less time on TensorFlow."""
+    """`keras.layers.LayerNormalization` over the last axis, in float64 for float64 inputs.
+
+    Its gradient is faster on TensorFlow.
+    """
 
     def call(self, inputs: Tensor) -> Tensor:
         dtype = wide_dtype(inputs, self.compute_dtype)

@@ -87,8 +87,8 @@ class AlibiBias(PositionBias):
         (1, N, T, S) in float32, or in float64 under such a policy, to be added to the attention logits.
 
     Raises:
-        ValueError: for sizes that are not positive, a `start` that is no scalar integer, queries outside the slots, or
-            both `key` and `num_keys`.
+        ValueError: for sizes that are not positive, a `start` that is not a scalar integer, queries outside the slots,
+            or both `key` and `num_keys`.
 
     Reference:
         Press et al. 2022, arXiv:2108.12409.
@@ -137,8 +137,8 @@ class RelativePositionBias(PositionBias):
         (1, N, T, S) in float32, or in float64 under such a policy, to be added to the attention logits.
 
     Raises:
-        ValueError: for sizes that are not positive or too small for the buckets, a `start` that is no scalar integer,
-            queries outside the slots, or both `key` and `num_keys`.
+        ValueError: for sizes that are not positive or too small for the buckets, a `start` that is not a scalar
+            integer, queries outside the slots, or both `key` and `num_keys`.
 
     Reference:
         Raffel et al. 2020 (T5), arXiv:1910.10683, section 2.1.

@@ -96,7 +96,7 @@ def serialize_normalization(normalization: Any) -> Any:
 def make_norm(normalization: Any, epsilon: float, *, dtype: Any = None, name: str | None = None) -> Any:
     """A norm layer over the last axis: one of `NORMALIZATIONS`, or a copy of a layer, without its weights.
 
-    The statistics of `NORMALIZATIONS` are float32 under any policy, or float64 under that of float64.
+    The statistics of `NORMALIZATIONS` are float64 under a float64 policy, and float32 under any other.
     """
     if isinstance(normalization, keras.layers.Layer):
         policy = keras.dtype_policies.serialize(keras.dtype_policies.get(dtype))

@@ -9,7 +9,7 @@ from keras_tx.types import Tensor
 
 @keras.saving.register_keras_serializable(package="keras_tx")
 class RMSNormalization(keras.layers.RMSNormalization):
-    """`keras.layers.RMSNormalization` over the last axis, in float64 for such inputs on every backend."""
+    """`keras.layers.RMSNormalization` over the last axis, which computes float64 inputs in float64 on every backend."""
 
     def call(self, inputs: Tensor) -> Tensor:
         if wide_dtype(inputs) == "float64":  # which Keras' form rounds to float32 on PyTorch and JAX

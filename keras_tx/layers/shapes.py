@@ -20,9 +20,9 @@ def size_of(x: Tensor, axis: int) -> Any:
 
 
 _MADE_DENSE = {
-    "RaggedTensor": "make it one by `.to_tensor()`, and pass a mask or pad ids with the padding id",
-    "SparseTensor": "make it one by `tf.sparse.to_dense`",
-    "KerasTensor": "leave out `ragged=True` of its `keras.Input`",
+    "RaggedTensor": "convert it with `.to_tensor()`, and pass a mask, or fill up ids with the padding id",
+    "SparseTensor": "convert it with `tf.sparse.to_dense`",
+    "KerasTensor": "do not pass `ragged=True` to its `keras.Input`",
 }
 
 
@@ -37,7 +37,8 @@ def check_dense(layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
         if kind in _MADE_DENSE and (kind != "KerasTensor" or x.ragged):
             name = list(inspect.signature(layer.call).parameters)[place] if isinstance(place, int) else place
             raise ValueError(
-                f"`{name}` must be a dense tensor: {_MADE_DENSE[kind]}. Received: a {kind} of shape {tuple(x.shape)}"
+                f"`{name}` must be a dense tensor: {_MADE_DENSE[kind]}. Received: a "
+                f"{'ragged ' if kind == 'KerasTensor' else ''}{kind} of shape {tuple(x.shape)}"
             )
 
 

@@ -35,7 +35,8 @@ class CountedModel(BaseModel):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the model; see `keras.Model.compile`.
 
-        It warns if `PaddedCrossentropy`, `PaddedAccuracy` or `Perplexity` has another `padding_id` than the model.
+        It warns if `PaddedCrossentropy`, `PaddedAccuracy` or `Perplexity` has another `padding_id` than the model,
+        except for one below 0, such as -100.
 
         With `gradient_accumulation_steps` of the optimizer, an update equals that for one batch of all the examples of
         its batches: they are weighted by their numbers of real tokens if the loss is `PaddedCrossentropy`, and by their
@@ -104,7 +105,8 @@ class CountedModel(BaseModel):
         examples = replicas.examples(sample_weight)
         if examples is not None:
             rows = ops.sum(examples)
-        elif keras.backend.backend() == "tensorflow":  # where Keras weighs the loss of each output only by known sizes
+        elif keras.backend.backend() == "tensorflow":
+            # Keras weights the loss of each output there only if the batch size is known statically.
             rows = ops.cast(ops.shape(_first(x))[0], "float32")
         else:
             return None

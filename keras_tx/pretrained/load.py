@@ -55,7 +55,7 @@ def from_pretrained(
             that are stored in half precision become float32.
         output_hidden_states: whether the outputs include `hidden_states`.
         skip_padding: whether to skip padding tokens, as for `keras_tx.layers.Encoder`; the outputs there are then 0.
-            None: on TensorFlow with only CPUs and without XLA, if no output is per token, as of
+            None: on TensorFlow with only CPUs and without XLA, if every output is for a whole text, as for
             "sequence_classification"; for "masked_lm" and "token_classification" in training, where losses and metrics
             leave padding out. Models that classify by their first token, such as BERT, need texts that do not begin
             with padding: if a text does, its answer depends on `skip_padding`, and is not that of transformers.
@@ -129,8 +129,8 @@ def from_pretrained(
         new_layers = NewLayers(model, [row for row in rows if row.theirs in new])
         object.__setattr__(model, "_new_layers", new_layers)  # for `fit`; Keras would track the layers a second time
         warnings.warn(
-            f"The checkpoint lacks tensors of the task {model.task!r}. They are new and must be trained: {new}, in the "
-            f"layers {new_layers.names}",
+            f"The checkpoint lacks tensors of the task {model.task!r}. They have random weights and must be trained: "
+            f"{new}, in the layers {new_layers.names}",
             stacklevel=2,
         )
     object.__setattr__(model, "source", directory.absolute())  # `save_pretrained` copies the tokenizer's files from it

@@ -59,7 +59,7 @@ class PretrainedModel(CheckedModel):
         tied: whether the token embeddings are also the kernel of the output layer. None: `tie_word_embeddings` of the
             config.
         skip_padding: whether to skip padding tokens, as for `keras_tx.layers.Encoder`; the outputs there are then 0.
-            None: on TensorFlow with only CPUs and without XLA, if no output is per token, as of
+            None: on TensorFlow with only CPUs and without XLA, if every output is for a whole text, as for
             "sequence_classification"; for "masked_lm" and "token_classification" in training, where losses and metrics
             leave padding out. Pooling of the first token then needs texts that do not begin with padding.
         absent: names of optional parts to leave out, such as "pooler".

@@ -31,7 +31,7 @@ class NewLayers:
         return [layer.name for layer in self.layers]
 
     def warn_if_frozen(self) -> None:
-        """Warns the caller of `fit` if no weight can learn, and all are as drawn, so neither trained nor loaded."""
+        """Warns the caller of `fit` if all new layers are frozen, and their weights are still the random ones."""
         is_frozen = self.layers and not any(layer.trainable_weights for layer in self.layers)
         if is_frozen and self._sums() == self._drawn:
             warnings.warn(

@@ -55,10 +55,10 @@ def save_pretrained(
     rounded them. Unknown keys of the config are kept. The product of LoRA matrices is added to the saved kernel.
 
     An earlier checkpoint in the directory is replaced atomically: a reader gets all old files or all new ones. A
-    process that is killed while it saves, and any number of processes that save at once, leave one checkpoint
-    whole; the next save removes what a killed process leaves. `from_pretrained` can read the directory at any time.
-    Symbolic links in the directory, as in the cache of the hub, are replaced and not followed. Other files stay,
-    and so do those of an earlier tokenizer if there are no new ones.
+    process that is killed while it saves, and any number of processes that save at once, leave one complete checkpoint;
+    the next save removes what a killed process leaves. `from_pretrained` can read the directory at any time. Symbolic
+    links in the directory, as in the cache of the hub, are replaced and not followed. Other files stay, and so do those
+    of an earlier tokenizer if there are no new ones.
 
     At most one tensor is copied from the devices at a time. With several processes of JAX, all of them must call this:
     the first one writes, and the others wait.

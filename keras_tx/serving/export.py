@@ -78,7 +78,7 @@ def export(
     With `text_pairs`, signatures that take `text` also take `text_pair` (B,), `tokens` also takes `segment_ids` (B, T)
     if the model does, and the tf.Examples of `classify` have a feature "text_pair".
 
-    A classifier of several classes is multi-label if each class is a question of yes or no by itself, so that a text
+    A classifier of several classes is multi-label if each class is decided independently of the others, so that a text
     may have several labels, or none. This is so if the activation of its head is sigmoid, if the head returns logits
     and the model was compiled with `BinaryCrossentropy` or `BinaryFocalCrossentropy` of Keras, or if the config of a
     checkpoint has the `problem_type` "multi_label_classification". The probability of a class is then the sigmoid of
@@ -112,12 +112,12 @@ def export(
             "bfloat16" and "int8" are faster on processors that multiply such numbers, and make the files of the kernels
             2 and 4 times smaller. With "int8" each output of a layer has a scale for its weights, and each token a
             scale for its inputs; this process and the server then must run on an x86 processor with VNNI or AMX
-            instructions. The logits of tied embeddings have this precision, too, beside the float32 table that ids
-            look up.
+            instructions. The logits of tied embeddings have this precision, too; ids are looked up in a second table
+            in float32.
         constant_weights: whether the graph has the weights of matrix products of this package's layers as constants,
             which oneDNN, where TensorFlow uses it, arranges in memory once instead of in every call. Short texts gain
             most. A server needs about eight times the memory of the weights for it, and its first call takes longer. A
-            server whose environment has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1 does the same with variables, without that
+            server whose environment has TF_ONEDNN_ASSUME_FROZEN_WEIGHTS=1 arranges variables once, too, without that
             cost. None: for encoder models with at most 16 MB of such weights.
         text_pairs: whether each request has two texts, which become one row of ids, as `tokenizer(text, text_pair)`
             makes it: for a model that was trained on such rows. It needs a tokenizer that takes pairs, and that returns

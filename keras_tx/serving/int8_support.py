@@ -13,14 +13,14 @@ def check_int8_products() -> None:
     try:
         tf.function(_product, autograph=False).get_concrete_function()()
     except tf.errors.InvalidArgumentError as error:
-        found = "gets wrong sums" if integer_products.INEXACT in str(error) else "does not do so"
+        found = "computes wrong sums" if integer_products.INEXACT in str(error) else "cannot multiply int8 matrices"
     except (tf.errors.OpError, ValueError):  # it does not know the operation
-        found = "does not do so"
+        found = "cannot multiply int8 matrices"
     else:
         return
     raise ValueError(
         "`precision='int8'` needs exact int8 matrix multiplication, where a model is exported and where it is served. "
-        f"{ADVICE}. Received: precision='int8', where TensorFlow {found} here"
+        f"{ADVICE}. Received: precision='int8', but TensorFlow {found} on this processor"
     )
 
 

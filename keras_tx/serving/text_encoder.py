@@ -32,7 +32,7 @@ BY_POSITION = ("ids", "segments")
 _POSITION = re.compile(r"(^|_)positions?(_|$)")
 MOST_SEGMENTS = 16  # of an input that is taken for segment ids by its position alone
 HALF_DTYPES = ("float16", "bfloat16")
-_OTHERS = 'Export models with other inputs, such as numbers, by `model.export("NAME/1")`.'
+_OTHERS = 'Export a model with other inputs, such as numbers, with `model.export("NAME/1")`.'
 
 
 class TextEncoder:
@@ -82,7 +82,7 @@ class TextEncoder:
             if layer is None or _POSITION.search(tensor.name):
                 reason = "which no embedding looks up" if layer is None else "which has the name of positions"
                 raise ValueError(
-                    "`model` must take token ids, and beside them at most segment ids and a padding mask. Received: "
+                    "`model` must take token ids, and besides them at most segment ids and a padding mask. Received: "
                     f"the input '{tensor.name}', {reason}; if it has segment ids, name it 'segment_ids', if it is a "
                     "padding mask, 'padding_mask'"
                 )
@@ -91,7 +91,7 @@ class TextEncoder:
             size: Any = _table_size(layer)
             if layer is embedding or size > MOST_SEGMENTS:
                 raise ValueError(
-                    "`model` must take one input of token ids, and beside it at most segment ids and a padding mask. "
+                    "`model` must take one input of token ids, and besides it at most segment ids and a padding mask. "
                     f"Received: the input '{tensor.name}', whose ids are below {size}; if they are segment ids, name "
                     "it 'segment_ids'"
                 )
@@ -311,8 +311,8 @@ def _roles(inputs: Sequence[Tensor]) -> dict[str, str | None]:
     given = list(roles.values()) + free[: len(rest)]
     if len(rest) > len(free) or "ids" not in given or len(set(given)) < len(given):
         raise ValueError(
-            "`model` must take token ids, and beside them at most segment ids and a padding mask; names that are known "
-            f"are {NAMES}. {_OTHERS} Received: inputs {[x.name for x in inputs]}"
+            "`model` must take token ids, and besides them at most segment ids and a padding mask. Known names of "
+            f"inputs: {NAMES}. {_OTHERS} Received: inputs {[x.name for x in inputs]}"
         )
     return {x.name: None for x in inputs} | roles | dict(zip(rest, free, strict=False))
 

@@ -129,8 +129,8 @@ class BytePairTokenizer(JsonTokenizer):
             min_frequency: how often two tokens must stand together to be merged.
             add_prefix_space: whether to put a space before every text, so that a word has the same tokens at the
                 beginning of a text and within it. `decode` takes off one space at the beginning of what it is given,
-                also if that is only the end of a text. Each text gets a space, also one that goes on with another, such
-                as the `target` of an export's signature `score`.
+                even if the ids are only the end of a text. A text that continues another one gets a space, too, such as
+                the `target` of an export's signature `score`.
             verbose: 1 shows a progress bar, 0 does not.
             options: further arguments of the constructor. The special tokens are `pad_token="<pad>"`,
                 `cls_token="<s>"` and `sep_token="</s>"` unless others are given; None leaves a token out.

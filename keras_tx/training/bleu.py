@@ -30,8 +30,8 @@ class Bleu(keras.callbacks.Callback):
         max_new_tokens: the largest number of tokens of a translation, for `model.generate`.
         generate_options: a dict of further arguments of `model.generate`, such as `{"strategy": Beam(4)}`.
         batch_size: the number of sentences translated at a time.
-        every: the number of epochs from one translation to the next; the logs of the epochs between have no score, and
-            `CSVLogger`, whose columns are those of the first epoch, then writes none.
+        every: the number of epochs from one translation to the next; other epochs have no score in their logs.
+            `CSVLogger` takes its columns from the first epoch, so it then omits the score.
         tokenize: sacrebleu's tokenizer: "13a", "none", "zh", "char", ...; None is sacrebleu's default, "13a".
         lowercase: whether to ignore case in the comparison.
         samples: the number of sources that are printed with their translation and reference.

@@ -30,8 +30,8 @@ class PaddedCrossentropy(keras.losses.Loss):
     devices, so that training on several devices is the same as on one. (Keras' own losses take the mean on each replica
     and the mean of these means, which is another objective if the replicas have different numbers of tokens; but the
     models of this package make it the mean over all of them.) With PyTorch and `torch.distributed` the number is summed
-    over all processes if the loss has gradients, so every process must compute the loss. What a process then gets is
-    its share of the whole loss times the number of processes, because
+    over all processes if the loss has gradients, so every process must compute the loss. The loss of a process is its
+    share of the total loss, multiplied by the number of processes, because
     `torch.nn.parallel.DistributedDataParallel` takes the mean of their gradients. With
     `gradient_accumulation_steps` of an optimizer the models of this package count over all batches of an update.
 

@@ -58,7 +58,7 @@ def is_padding_row(sample_weight: Tensor) -> Tensor:
 def examples(sample_weight: Any) -> Tensor | None:
     """The rows of a batch that are examples and not padding, as float32 ones and zeros (B,); None without weights.
 
-    With several outputs, the weights of each tell it; some may be None.
+    With several outputs, the first weights that are not None tell it.
     """
     given = [one for one in keras.tree.flatten(sample_weight) if one is not None]
     if not given:

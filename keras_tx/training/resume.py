@@ -33,7 +33,7 @@ class Resume(keras.callbacks.Callback):
     `Resume.dataset` create the data of each epoch, as below. Operations must also be deterministic: see
     `tf.config.experimental.enable_op_determinism`. In the middle of an epoch, the batches before the position are read
     again but not trained on. Callbacks see the beginning of the epoch and these steps again; then all variables, which
-    they may have changed (such as the learning rate), get their saved values, and those in `callbacks` their state.
+    they may have changed (such as the learning rate), and the callbacks in `callbacks` get their saved state.
 
     `Resume` must be the last in the list of callbacks, so that the backup contains what the others log and change when
     an epoch ends, and whether they stopped the training. A callback that writes its own file (such as
@@ -62,7 +62,7 @@ class Resume(keras.callbacks.Callback):
         ValueError: for a `directory` that is a file; for another `save_freq`; at the start of `fit`, for a backup that
             is damaged, or was made with another model, optimizer, `steps_per_execution` or other `callbacks`; for a
             number as `save_freq` without `Resume.dataset`; if the chief of several workers has lost its backup; and in
-            the second epoch, if it goes on in the data of the first, as with `steps_per_epoch`.
+            the second epoch, if its data continue those of the first, as with `steps_per_epoch`.
 
     Examples:
         >>> def train(epochs):

@@ -23,8 +23,8 @@ class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
         scale: a factor for the rate.
 
     Call arguments:
-        step: the number of updates so far, an integer or a scalar tensor. With `gradient_accumulation_steps` Keras
-            gives schedules the number of batches: for N steps, multiply `warmup_steps` by N and `scale` by sqrt(N).
+        step: the number of updates so far, an integer or a scalar tensor. Keras gives schedules the number of
+            batches: with `gradient_accumulation_steps=N`, multiply `warmup_steps` by N and `scale` by sqrt(N).
 
     Returns:
         The learning rate, a float32 scalar.

@@ -127,8 +127,8 @@ def test_a_ragged_or_sparse_tensor_is_refused_by_name(row):
 
     # Projections reshape: they would make rows of 2 and 2 tokens from rows of 3 and 1.
     ways = {
-        "make it one by `.to_tensor\\(\\)`, and pass a mask .* a RaggedTensor": tf.RaggedTensor.from_tensor,
-        "make it one by `tf.sparse.to_dense`.* a SparseTensor": tf.sparse.from_dense,
+        "convert it with `.to_tensor\\(\\)`, and pass a mask, .* a RaggedTensor": tf.RaggedTensor.from_tensor,
+        "convert it with `tf.sparse.to_dense`.* a SparseTensor": tf.sparse.from_dense,
     }
     inputs = row.inputs()
     for name, x in inputs.items():
@@ -137,7 +137,7 @@ def test_a_ragged_or_sparse_tensor_is_refused_by_name(row):
             with pytest.raises(ValueError, match=f"^`{name}` must be a dense tensor: {rule} of shape"):
                 row.make()(**{name: made(x)}, **others)
         symbol = keras.Input(batch_shape=x.shape, dtype=str(x.dtype), ragged=True)
-        rule = "leave out `ragged=True` of its `keras.Input`. Received: a KerasTensor"
+        rule = "do not pass `ragged=True` to its `keras.Input`. Received: a ragged KerasTensor"
         with pytest.raises(ValueError, match=f"^`{name}` must be a dense tensor: {rule}"):
             row.make()(*[symbol if one is x else one for one in inputs.values()])
 

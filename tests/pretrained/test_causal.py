@@ -110,7 +110,7 @@ def test_the_heads_equal_those_of_transformers(tmp_path, name, sizes, head):
 
 def test_a_base_model_lends_its_layers_to_a_head_whose_files_have_another_prefix(tmp_path):
     torch_models.make(tmp_path, "LlamaModel", **SIZES)
-    with pytest.warns(UserWarning, match="'question_answering'. They are new and must be trained: "):
+    with pytest.warns(UserWarning, match="'question_answering'. They have random weights and must be trained: "):
         model = pretrained.from_pretrained(tmp_path, task="question_answering")
     base = pretrained.from_pretrained(tmp_path)
     for part in ("embedding", "decoder"):

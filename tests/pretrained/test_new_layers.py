@@ -21,7 +21,7 @@ def with_new_head(folder, config, absent=(), task="sequence_classification", see
     if not folder.exists():
         save_pretrained(PretrainedModel(config, "base", absent=absent), folder)
     keras.utils.set_random_seed(seed)
-    with pytest.warns(UserWarning, match="They are new and must be trained: ") as caught:
+    with pytest.warns(UserWarning, match="They have random weights and must be trained: ") as caught:
         model = from_pretrained(folder, task=task, num_labels=None if task == "masked_lm" else 3)
     return model, next(str(one.message) for one in caught if "must be trained" in str(one.message))
 

@@ -322,7 +322,7 @@ def test_untied_by_the_config_it_needs_its_own_table(tmp_path):
 )
 def test_a_head_that_is_asked_for_and_not_there_is_new_and_named(name, task, new):
     with pytest.warns(
-        UserWarning, match=f"lacks tensors of the task '{task}'. They are new and must be trained: "
+        UserWarning, match=f"lacks tensors of the task '{task}'. They have random weights and must be trained: "
     ) as caught:
         model = pretrained.from_pretrained(checkpoint(name), task=task)
     assert set(eval(str(caught[0].message).split("trained: ")[1].split(", in the layers")[0])) == new
@@ -339,7 +339,7 @@ def test_half_a_head_is_an_error_even_where_it_was_asked_for(tmp_path):
 
 def test_another_number_of_labels_is_a_new_head():
     with pytest.warns(
-        UserWarning, match=r"They are new and must be trained: \['classifier.weight', 'classifier.bias'\]"
+        UserWarning, match=r"They have random weights and must be trained: \['classifier.weight', 'classifier.bias'\]"
     ):
         model = pretrained.from_pretrained(checkpoint("bert_cls"), num_labels=7)
     assert model(inputs_of("bert_cls", model))["logits"].shape == (3, 7) and len(model.config["id2label"]) == 7

@@ -69,8 +69,8 @@ def saved(tmp_path):
 @pytest.mark.skipif(not IS_LINUX_ON_X86, reason="oneDNN multiplies int8 matrices on x86 alone")
 def test_an_export_is_refused_where_sums_are_wrong(tmp_path):
     assert re.search(
-        "`precision='int8'` needs exact int8 matrix multiplication, .*VNNI or AMX.* Received: precision='int8', where "
-        "TensorFlow gets wrong sums here",
+        "`precision='int8'` needs exact int8 matrix multiplication, .*VNNI or AMX.* Received: precision='int8', but "
+        "TensorFlow computes wrong sums on this processor",
         printed(REFUSED, tmp_path / "ids", OLDER_PROCESSOR),
     )
     assert not (tmp_path / "ids").exists()
@@ -83,7 +83,8 @@ def test_an_export_is_refused_where_tensorflow_has_no_such_operation(monkeypatch
         raise tf.errors.NotFoundError(None, None, "Op type not registered")
 
     monkeypatch.setattr(int8_support.integer_products, "multiply", fails)
-    with pytest.raises(ValueError, match="Received: precision='int8', where TensorFlow does not do so here"):
+    received = "Received: precision='int8', but TensorFlow cannot multiply int8 matrices on this processor"
+    with pytest.raises(ValueError, match=received):
         int8_support.check_int8_products()
 
 

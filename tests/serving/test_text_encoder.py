@@ -58,7 +58,7 @@ def test_inputs_are_known_by_name_or_by_position(names, roles):
     "names", [["a", "b", "c"], ["input_ids", "token_ids"], ["segment_ids"], ["a", "attention_mask", "padding_mask"]]
 )
 def test_other_inputs_are_refused_by_their_names(names):
-    with pytest.raises(ValueError, match="`model` must take token ids, and beside them at most") as error:
+    with pytest.raises(ValueError, match="`model` must take token ids, and besides them at most") as error:
         TextEncoder(added(inputs(*names)))
     assert f"Received: inputs {names}" in str(error.value)
 

@@ -85,7 +85,7 @@ def check_cache(cache: Any, start: Any, unpadding: Any) -> None:
 
 
 def check_call(layer: Any, query: Any, value: Any, key: Any, others: dict[str, Any]) -> None:
-    """Raises for tensors that are not dense, if there is nothing to attend to, and for positions nothing would read."""
+    """Raises for tensors that are not dense, a missing `value`, and `positions` without `rotary`."""
     check_dense(layer, (query, value, key), others)
     if value is None and not isinstance(others.get("cache"), (Memory, SharedMemory)):
         raise ValueError("`value` must be given, unless `cache` is what `new_memory` returned. Received: value=None")

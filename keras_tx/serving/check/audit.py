@@ -35,8 +35,8 @@ class Report:
             a warm-up call}.
         saved_by: the version of TensorFlow that saved it.
         parity: the comparison with the answers of the live model, a dict: the number of requests whose answers are
-            compared ("texts"), the "difference" of a number that exceeds its "tolerance" most, or if none does the
-            largest difference (both are None if no numbers are compared), whether strings and integers are equal
+            compared ("texts"), the "difference" of a number that exceeds its "tolerance" most, or the largest one if
+            none does (both are None if no numbers are compared), whether strings and integers are equal
             ("same_labels"), and whether an empty batch gives an empty answer ("empty_batch"). Empty if the version has
             no requests of the live model.
         problems: one sentence for each problem.
@@ -95,11 +95,11 @@ def check(path: str | Path) -> Report:
     the answers of the live model to the requests that `export` saved with the version (texts of `warmup` among them):
     the same labels and texts, and probabilities that differ by at most 1e-5, in half precision by eight times the
     machine epsilon, or in int8 by 1/8. For other numbers, and for all numbers of `explain`, the tolerance is up to ten
-    times that, multiplied by the largest number of the answer if it exceeds 1. Not compared are a label, id or word
-    whose probability is so near to that of the next one, or to the threshold of a multi-label head, that rounding may
-    change it; samples; and, in half precision or int8, what follows from the tokens that a generative model chooses. A
-    signature without saved requests must accept made-up inputs of its dtypes. The process has a time limit of 300
-    seconds.
+    times that, multiplied by the largest number of the answer if it exceeds 1. A label, id or word is not
+    compared if its probability is so near to that of the next one, or to the threshold of a multi-label head, that
+    rounding may change it. Nor are samples and, in half precision or int8, what follows from the tokens that a
+    generative model chooses. A signature without saved requests must accept made-up inputs of its dtypes. The process
+    has a time limit of 300 seconds.
 
     Args:
         path: the version's folder, such as "saved_models/reviews/1".
