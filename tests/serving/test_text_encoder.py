@@ -144,7 +144,7 @@ def test_floats_are_no_ids_unless_they_are_looked_up():
 def test_the_errors_about_inputs_of_numbers_name_the_export_of_keras(count):
     (ids,), numbers = inputs("token_ids"), inputs(*"xyz"[:count], dtype="float32", shape=(5,))
     model = keras.Model([ids, *numbers], keras.layers.Dense(2)(keras.layers.Concatenate()([pooled(ids), *numbers])))
-    with pytest.raises(ValueError, match=r'such as numbers, by `model.export\("NAME/1"\)`. Received: input'):
+    with pytest.raises(ValueError, match=r'such as numbers, with `model.export\("NAME/1"\)`. Received: input'):
         TextEncoder(model)
 
 
