@@ -68,6 +68,8 @@ def _drop_padding_rows(outputs: Any) -> Any:
     """The outputs of `predict` for the examples alone."""
     outputs, kept_rows = outputs
     is_example = keras.ops.convert_to_numpy(kept_rows).astype(bool)
+    if is_example.all():
+        return outputs
 
     def kept(values: Any) -> Any:
         if isinstance(values, np.ndarray) or keras.backend.backend() != "tensorflow":
@@ -87,12 +89,33 @@ class _OfExamples(keras.callbacks.CallbackList):
 
 
 def _of_examples(callbacks: Any) -> Any:
-    """The callbacks given to `predict`, within one that drops rows of padding; Keras adds its progress bar to it."""
+    """The callbacks given to `predict`, within one that drops rows of padding; Keras adds its progress bar to it.
+
+    It waits for the outputs of each batch, so it is left out if no callback would get them.
+    """
+    if not _get_outputs(callbacks):
+        return callbacks
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return _OfExamples([callbacks])
     several = keras.tree.flatten(callbacks) if callbacks else []
     bars = [one for one in several if isinstance(one, keras.callbacks.ProgbarLogger)]
     return [_OfExamples([one for one in several if one not in bars]), *bars]
+
+
+def _get_outputs(callbacks: Any) -> bool:
+    """Whether any of the callbacks gets the outputs of a batch; progress bars do not look at them."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    return any(
+        _get_outputs(one) if isinstance(one, keras.callbacks.CallbackList) else _overrides(one)
+        for one in (keras.tree.flatten(callbacks) if callbacks else [])
+        if not isinstance(one, keras.callbacks.ProgbarLogger)
+    )
+
+
+def _overrides(callback: Any) -> bool:
+    method = callback.on_predict_batch_end  # `LambdaCallback` has a plain function
+    return getattr(method, "__func__", method) is not keras.callbacks.Callback.on_predict_batch_end
 
 
 def num_shares(model: Any) -> int:

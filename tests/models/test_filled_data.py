@@ -82,3 +82,38 @@ def test_one_progress_bar_is_shown(model, monkeypatch, capsys):
         model[0].predict(X, batch_size=5, callbacks=callbacks, verbose=2)
         shown.append(capsys.readouterr().out.count("3/3"))
     assert shown == [1, 1, 1]
+
+
+class Quiet(keras.callbacks.Callback):
+    """Overrides nothing that gets outputs."""
+
+    def on_predict_batch_begin(self, batch, logs=None):
+        self.begun = batch
+
+
+@pytest.mark.parametrize(
+    ("make", "calls"),
+    [
+        (lambda model: None, 1),
+        (lambda model: [Quiet(), keras.callbacks.LambdaCallback(), keras.callbacks.ProgbarLogger()], 1),
+        (lambda model: keras.callbacks.CallbackList([Quiet()], model=model, steps=3), 1),
+        (lambda model: [keras.callbacks.CallbackList([Quiet()])], 1),
+        (lambda model: [Quiet(), keras.callbacks.LambdaCallback(on_predict_batch_end=lambda batch, logs: None)], 4),
+        (lambda model: [Quiet(), keras.callbacks.CallbackList([Outputs()])], 4),
+    ],
+)
+def test_outputs_of_each_batch_are_awaited_only_for_callbacks_that_get_them(model, make, calls, monkeypatch):
+    """In the three batches and at the end; Keras runs ahead of the device in the others."""
+    model, expected = model
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    counted, drop = [], filled_data._drop_padding_rows
+    monkeypatch.setattr(filled_data, "_drop_padding_rows", lambda outputs: counted.append(1) or drop(outputs))
+    monkeypatch.setattr(filled_data, "num_shares", lambda _: 3)
+    found = model.predict(X, batch_size=5, verbose=0, callbacks=make(model))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert len(counted) == calls
+
+
+def test_outputs_without_padding_rows_are_not_copied():
+    outputs = {"a": X, "b": X[:, 0]}
+    assert filled_data._drop_padding_rows((outputs, np.ones(11))) is outputs
