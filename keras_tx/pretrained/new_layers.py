@@ -5,7 +5,6 @@ Hugging Face's names of tensors do not tell which layers to unfreeze here.
 
 import warnings
 from collections.abc import Iterable
-from typing import Any
 
 import keras
 from keras import ops
@@ -22,8 +21,8 @@ class NewLayers:
     """
 
     def __init__(self, model: keras.Model, rows: Iterable[Row]) -> None:
-        new = {id(variable) for row in rows for variable in row.variables}
-        self.layers = [layer for layer in model.layers if any(id(weight) in new for weight in layer.weights)]
+        self._new = {id(variable) for row in rows for variable in row.variables}  # `quantize` can free the variables
+        self.layers = [layer for layer in model.layers if any(id(weight) in self._new for weight in layer.weights)]
         self._drawn = self._sums()
 
     @property
@@ -40,6 +39,12 @@ class NewLayers:
                 stacklevel=3,
             )
 
-    def _sums(self) -> list[Any]:
-        """A number for each weight, which training and loading change; a copy of a large table would need memory."""
-        return [float(ops.stop_gradient(ops.sum(weight))) for layer in self.layers for weight in layer.weights]
+    def _sums(self) -> tuple[int, list[float]]:
+        """A number for each new weight, which training and loading change; copies of large tables would need memory.
+
+        And the number of all weights of the layers, which LoRA changes.
+        """
+        weights = [weight for layer in self.layers for weight in layer.weights]
+        sums = [ops.sum(ops.cast(weight, "float32")) for weight in weights if id(weight) in self._new]
+        values = ops.convert_to_numpy(ops.stop_gradient(ops.stack(sums))).tolist() if sums else []
+        return len(weights), values

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from keras_tx.pretrained import PretrainedModel, from_pretrained, save_pretrained
+from keras_tx.pretrained.new_layers import NewLayers
+from keras_tx.pretrained.table import Row
 from tests.tools import to_numpy
 
 BERT = {"model_type": "bert", "vocab_size": 23, "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3}
@@ -89,3 +91,46 @@ def test_fit_does_not_warn_of_a_frozen_head_with_lora_or_loaded_weights_or_witho
     for one in (again, from_pretrained(tmp_path / "whole")):
         frozen_but(one, "encoder")
         assert not warnings_of_fit(one)
+
+
+def with_new_kernel(dtype="float32"):
+    """A frozen layer whose kernel of 70 * 13 numbers is new, and its bias is not."""
+    x = keras.Input((70,))
+    layer = keras.layers.Dense(13, dtype=dtype, trainable=False, name="head")
+    model = keras.Model(x, layer(x))
+    layer.kernel.assign(np.full((70, 13), 100.0))
+    return layer, NewLayers(model, [Row("head.weight", layer.kernel)])
+
+
+def test_only_new_weights_count_as_new():
+    layer, new_layers = with_new_kernel()
+    layer.bias.assign(np.arange(13.0))
+    with pytest.warns(UserWarning, match=r"The layers \['head'\] have new random weights and are frozen"):
+        new_layers.warn_if_frozen()
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_sums_do_not_overflow_in_half_precision():
+    """The sum of the numbers is larger than the largest one of float16."""
+    layer, new_layers = with_new_kernel("float16")
+    layer.kernel.assign(np.full((70, 13), 101.0))
+    new_layers.warn_if_frozen()
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_head_that_was_trained_with_lora_counts_as_trained():
+    layer, new_layers = with_new_kernel()
+    layer.trainable = True
+    layer.enable_lora(2)
+    layer.lora_kernel_b.assign(np.ones((2, 13)))
+    layer.trainable = False
+    new_layers.warn_if_frozen()
+
+
+def test_sums_are_fetched_at_once(monkeypatch):
+    fetched, fetch = [], keras.ops.convert_to_numpy
+    monkeypatch.setattr(keras.ops, "convert_to_numpy", lambda x: fetched.append(x.shape) or fetch(x))
+    layer, new_layers = with_new_kernel()
+    fetched.clear()
+    NewLayers(keras.Model(layer.input, layer.output), [Row("w", layer.kernel), Row("b", layer.bias)])
+    assert [tuple(shape) for shape in fetched] == [(2,)]
