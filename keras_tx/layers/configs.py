@@ -14,6 +14,7 @@ from keras_tx.layers.remat_scope import Rematerializable
 from keras_tx.layers.shapes import check_dense
 
 _OF_KERAS = ("activity_regularizer", "autocast", "dtype", "input_dim", "input_shape", "name", "trainable")
+_ANY_PARENT = "(.*/)?"  # what keys for sublayers begin with in a `DTypePolicyMap`
 
 
 class StrictLayer(Rematerializable):
@@ -60,7 +61,7 @@ def serialized_policy(layer: Any, policy: Any) -> Any:
     below = layers_within(layer, include_self=False)
     quantized = {one.path: one.dtype_policy for one in below if one.quantization_mode is not None}
     if quantized:
-        named = {path: policy[path] for path in policy} if _is_map(policy) else {}
+        named = {key: policy[key] for key in policy if key not in quantized} if _is_map(policy) else {}
         default = policy.default_policy if _is_map(policy) else policy
         quantized = {_key(layer, path, named): one for path, one in quantized.items()}
         policy = keras.dtype_policies.DTypePolicyMap(default.name, {**named, **quantized})
@@ -76,8 +77,8 @@ def _key(layer: Any, path: str, named: Iterable[str]) -> str:
     """
     if not path.startswith(f"{layer.path}/"):
         return path
-    pattern = f"(.*/)?{re.escape(path[len(layer.path) - len(layer.name) :])}"
-    others = [one for one in named if one not in (path, pattern)]
+    pattern = f"{_ANY_PARENT}{re.escape(path[len(layer.path) - len(layer.name) :])}"
+    others = [one for one in named if one != pattern]
     return path if any(re.fullmatch(one, path) for one in others) else pattern
 
 
@@ -111,12 +112,17 @@ def take_own_policy(layer: Any) -> None:
 
 def own_policy(layer: Any) -> Any:
     """The dtype policy of `layer`, once it is built: that for its path, if it was given a `DTypePolicyMap`."""
-    policies = layer.dtype_policy
+    policies, path = layer.dtype_policy, layer.path
     if not _is_map(policies):
         return policies
-    # Configs of version 0.1.0 have the paths at that time, also of parents below which the layer is not built yet.
-    longer = () if layer.path in policies else [key for key in policies if key.endswith(f"/{layer.path}")]
-    return policies[longer[0] if longer else layer.path]
+    fitting = [path] if path in policies else [key for key in policies if re.fullmatch(key, path)]
+    if len(fitting) > 1:  # below other parents, keys that `_key` wrote can fit paths for which the user has another one
+        keys = [key for key in fitting if key.startswith(_ANY_PARENT)]
+    else:  # Version 0.1.0 wrote the paths at that time, also of parents below which the layer is not built yet.
+        keys = [] if fitting else [key for key in policies if key.endswith(f"/{path}")]
+    # All keys that this package wrote have quantized policies.
+    keys = [key for key in keys if policies[key].quantization_mode is not None]
+    return policies[keys[0] if len(keys) == 1 else path]
 
 
 def _is_map(policy: Any) -> bool:
