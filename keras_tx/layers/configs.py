@@ -23,12 +23,15 @@ class StrictLayer(Rematerializable):
     It takes dense tensors only. A subclass whose `__call__` converts arguments must call `check_dense` first.
     """
 
+    _checks_dense = False  # whether the `__call__` of a subclass has done it
+
     def __init__(self, **kwargs: Any) -> None:
         checks.known_arguments(type(self), kwargs, _OF_KERAS)
         super().__init__(**kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        check_dense(self, args, kwargs)
+        if not self._checks_dense:
+            check_dense(self, args, kwargs)
         return super().__call__(*args, **kwargs)
 
 

@@ -21,7 +21,7 @@ from keras_tx.layers.masks import checked
 from keras_tx.layers.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 from keras_tx.layers.projection import Projection, TiedEmbedding
 from keras_tx.layers.residual import EPSILON, check_normalization, make_norm, serialize_normalization
-from keras_tx.layers.shapes import check_dense, check_shape
+from keras_tx.layers.shapes import check_dense, check_shape, is_ragged
 from keras_tx.types import Shape, Tensor
 
 POSITIONS = (None, "sinusoidal", "learned")
@@ -64,7 +64,7 @@ class TokenEmbedding(Composite):
 
     Call arguments:
         inputs: (B, T) ids: integers, or whole numbers of a float dtype, the default of `keras.Input`; with `reverse`,
-            vectors (B, T, E).
+            vectors (B, T, E). Without positions and segments, TensorFlow's ragged tensors of ids give ragged vectors.
         segment_ids: (B, T) integers in [0, num_segments); zeros if None.
         mask: (B, T), True at real tokens, in place of the mask computed from `padding_id`.
         positions: (B, T) or (T,) integers. By default the number of real tokens before each token.
@@ -92,6 +92,8 @@ class TokenEmbedding(Composite):
         >>> tuple(layer(vectors, reverse=True).shape)
         (2, 4, 100)
     """
+
+    _checks_dense = True
 
     def __init__(
         self,
@@ -213,10 +215,12 @@ class TokenEmbedding(Composite):
         return self.hidden_dim if self.embedding_dim is None else self.embedding_dim
 
     def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
-        check_dense(self, (inputs, *args), kwargs)
+        is_reverse = kwargs.get("reverse") or any(args[3:4])
+        is_look_up = self.positions is None and not self.num_segments and not is_reverse
+        check_dense(self, (None if is_look_up and is_ragged(inputs) else inputs, *args), kwargs)
         args = (*args[:1], *[checked("mask", mask) for mask in args[1:2]], *args[2:])
         kwargs = {name: checked(name, value) if name == "mask" else value for name, value in kwargs.items()}
-        if not (kwargs.get("reverse") or any(args[3:4])):  # `inputs` are ids; Keras would round floats
+        if not is_reverse:  # `inputs` are ids; Keras would round floats
             inputs = from_floats("inputs", inputs, self.vocabulary_size)
         return super().__call__(inputs, *args, **kwargs)
 
@@ -233,6 +237,8 @@ class TokenEmbedding(Composite):
             self._check_width(inputs)
             return self.without_padding(self.tokens(inputs, reverse=True), axis=-1)
         self._check_call(inputs, segment_ids, mask, positions)
+        if is_ragged(inputs):  # every id for itself, as there are no positions and segments
+            return inputs.with_flat_values(self.call(inputs.flat_values[None], training=training)[0])
         ids = check_ids("inputs", inputs, self.vocabulary_size)
         outputs = self.tokens(keep_outside(ids, self.vocabulary_size))  # (B, T, E)
         if self.zero_padding:

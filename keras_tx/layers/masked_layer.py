@@ -35,6 +35,7 @@ class MaskedLayer(Composite):
     """
 
     _cache_depth = 0  # see `check_cache`
+    _checks_dense = True
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
+
 from keras_tx.optional import Lazy
 from keras_tx.types import Shape, Tensor
 
@@ -22,24 +24,36 @@ def size_of(x: Tensor, axis: int) -> Any:
 _MADE_DENSE = {
     "RaggedTensor": "convert it with `.to_tensor()`, and pass a mask, or fill up ids with the padding id",
     "SparseTensor": "convert it with `tf.sparse.to_dense`",
-    "KerasTensor": "do not pass `ragged=True` to its `keras.Input`",
 }
 
 
 def check_dense(layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raises if one of these call arguments of `layer` is a ragged or sparse tensor of TensorFlow, or stands for one.
+    """Raises if one of these call arguments of `layer` is a ragged or sparse tensor of TensorFlow.
 
-    A ragged tensor can be reshaped, which cuts its rows at other places. Of a symbolic tensor, `sparse` says nothing:
-    `x * 8` of a dense one has it, too.
+    A ragged tensor can be reshaped, which cuts its rows at other places. Symbolic tensors may be declared ragged or
+    sparse: the model that is made of them may be called with dense ones, and calls the layer with its real arguments.
     """
     for place, x in (*enumerate(args), *kwargs.items()):
         kind = type(x).__name__
-        if kind in _MADE_DENSE and (kind != "KerasTensor" or x.ragged):
-            name = list(inspect.signature(layer.call).parameters)[place] if isinstance(place, int) else place
+        if kind in _MADE_DENSE:
+            name = _name_at(layer, place) if isinstance(place, int) else place
             raise ValueError(
-                f"`{name}` must be a dense tensor: {_MADE_DENSE[kind]}. Received: a "
-                f"{'ragged ' if kind == 'KerasTensor' else ''}{kind} of shape {tuple(x.shape)}"
+                f"`{name}` must be a dense tensor: {_MADE_DENSE[kind]}. Received: a {kind} of shape {x.shape}"
             )
+
+
+def is_ragged(x: Any) -> bool:
+    """Whether `x` is a ragged tensor, and the backend is TensorFlow."""
+    return keras.backend.backend() == "tensorflow" and isinstance(x, tf.RaggedTensor)
+
+
+def _name_at(layer: Any, place: int) -> str:
+    """The name of the call argument at this place; "args[0]" for the first of those that an argument `*args` takes."""
+    parameters = list(inspect.signature(layer.call).parameters.values())
+    for index, one in enumerate(parameters[: place + 1]):
+        if one.kind is one.VAR_POSITIONAL:
+            return f"{one.name}[{place - index}]"
+    return parameters[place].name
 
 
 def check_shape(name: str, tensor: Tensor, expected: Shape, exact: bool = False) -> None:

@@ -131,15 +131,14 @@ def test_a_ragged_or_sparse_tensor_is_refused_by_name(row):
         "convert it with `tf.sparse.to_dense`.* a SparseTensor": tf.sparse.from_dense,
     }
     inputs = row.inputs()
+    looks_up = row.layer is layers.TokenEmbedding and not {"position_encoding", "num_segments"} & set(row.arguments)
     for name, x in inputs.items():
         others = {other: value for other, value in inputs.items() if other != name}
         for rule, made in ways.items():
-            with pytest.raises(ValueError, match=f"^`{name}` must be a dense tensor: {rule} of shape"):
+            if made == tf.RaggedTensor.from_tensor and looks_up:
+                continue  # see `test_ragged`
+            with pytest.raises(ValueError, match=f"^`{name}` must be a dense tensor: {rule} of shape \\("):
                 row.make()(**{name: made(x)}, **others)
-        symbol = keras.Input(batch_shape=x.shape, dtype=str(x.dtype), ragged=True)
-        rule = "do not pass `ragged=True` to its `keras.Input`. Received: a ragged KerasTensor"
-        with pytest.raises(ValueError, match=f"^`{name}` must be a dense tensor: {rule}"):
-            row.make()(*[symbol if one is x else one for one in inputs.values()])
 
 
 @rows

@@ -122,6 +122,8 @@ class MultiHeadAttention(Composite):
         True
     """
 
+    _checks_dense = True
+
     def __init__(
         self,
         num_heads: int,
