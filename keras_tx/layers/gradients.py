@@ -29,6 +29,7 @@ def twice_differentiable(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
         function: tensors -> (output, gradient), where `gradient` is a function of the gradient of the output alone.
+            For second derivatives, the graph of its second computation stays in memory until they are computed.
     """
     if keras.backend.backend() != "torch":
         made: Callable[..., Any] = ops.custom_gradient(function)
