@@ -41,7 +41,7 @@ def write_tokens(
     that is finished reads the texts once, checks that they are those of the folder, and writes nothing.
 
     The memory does not grow with the size of the dataset: it must hold the longest single text, and 256 kB of text for
-    each file.
+    each of at most 64 files.
 
     Args:
         dataset: a `tf.data.Dataset`, or an iterable, of texts, of pairs `(text, label)` with integer labels, or of

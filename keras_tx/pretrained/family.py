@@ -125,10 +125,12 @@ class Family(HasLayers):
 
         The configs of some small models have stop tokens of larger vocabularies, which never occur: they are left out.
         """
-        embedding = getattr(self, "target_embedding", None) or self.embedding
         options = self._generation_options(values)
-        stops = [token for token in options.get("stop_tokens", ()) if token in range(embedding.vocabulary_size)]
-        return {**options, "stop_tokens": tuple(stops)}
+        if "stop_tokens" in options:
+            embedding = getattr(self, "target_embedding", None) or self.embedding
+            known = range(embedding.vocabulary_size)
+            options["stop_tokens"] = tuple(token for token in options["stop_tokens"] if token in known)
+        return options
 
     def _generation_options(self, values: dict[str, Any]) -> dict[str, Any]:
         """The keyword arguments of `generate`, as they stand in the file."""
