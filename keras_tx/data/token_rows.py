@@ -13,6 +13,7 @@ from keras_tx.optional import Lazy
 tf = Lazy("tensorflow")
 
 BLOCK_BYTES, BLOCK_ROWS = 2**18, 2**13  # a block ends when its texts reach one of these
+HELD = 64  # blocks that wait for the end of few texts; another number would divide some texts differently
 BATCH = 64  # texts that come from tf.data at a time
 
 Row = tuple[Any, ...]
@@ -25,17 +26,18 @@ class Block(NamedTuple):
     checksum: bytes
 
 
-def blocks(rows: Iterable[Row], num_shards: int) -> Iterator[Block]:
-    """Blocks of texts: at least one for each of `num_shards` files, if there are as many texts.
+def blocks(rows: Iterable[Row], parts: int) -> Iterator[Block]:
+    """Blocks of texts; few texts are cut into `parts` of equal numbers, so that each file and worker gets its share.
 
-    Texts that would fill no more than `num_shards` blocks are cut into as many parts of equal numbers, so that each
-    worker gets its share of them. With more texts, where a block ends depends only on the texts since the last one.
+    Few are those that would fill no more than `parts` blocks, and no more than `HELD`, since the threads wait for them.
+    With more texts, where a block ends depends only on the texts since the last one.
     """
     full = _full_blocks(rows)
-    first = list(islice(full, num_shards + 1))
-    if len(first) <= num_shards:
+    most = min(parts, HELD)
+    first = list(islice(full, most + 1))
+    if len(first) <= most:
         texts = list(chain.from_iterable(first))
-        count = min(num_shards, len(texts))
+        count = min(parts, len(texts))
         first = [texts[len(texts) * i // count : len(texts) * (i + 1) // count] for i in range(count)]
     yield from map(_checked, first)
     first.clear()  # frees these texts while the generator goes on

@@ -51,7 +51,8 @@ def write_tokens(
             with an attribute `target`, as `MarianTokenizer` has it, uses that for targets.
         directory: the folder to write. It must be empty, not exist, or hold an earlier call with the same arguments.
         num_shards: the number of files; a multiple of the number of workers that will read them. Each file has texts if
-            there are as many texts as files.
+            there are as many texts as files. Of more than 64 files some can be empty if there are more than about
+            16 MB of text, or 500,000 texts.
         max_length: the largest number of tokens of a text, special tokens included; longer texts are truncated at the
             end. None: no limit, also if the tokenizer has one.
         special_tokens: whether to put the special tokens of the tokenizer around every text, as `tokenizer(text)` does.
@@ -117,7 +118,8 @@ def _write(
     verbose: int,
 ) -> dict[str, Any]:
     state = _begin(folder, settings, list(encoders))
-    blocks, bar = blocks_of(rows, settings["num_shards"]), progress.bar("text", verbose)
+    parts = state.get("parts", 1)  # earlier versions, which do not say, never divided few texts
+    blocks, bar = blocks_of(rows, parts), progress.bar("text", verbose)
     seen, texts = 0, ""
     while seen < state["rows"]:  # what an earlier call wrote
         block = next(blocks, None)
@@ -180,7 +182,7 @@ def _begin(folder: Path, settings: dict[str, Any], features: list[str]) -> dict[
         raise ValueError(f"`directory` must be empty or not exist. Received: {str(folder)!r} with {names[:9]}")
     zeros = dict.fromkeys(features, 0)
     state = {"rows": 0, "texts": "", "documents": 0, "left_out": 0, "tokens": zeros, "longest": dict(zeros)}
-    state |= {"count": 0, "blocks": 0, "sizes": [0] * settings["num_shards"]}
+    state |= {"count": 0, "blocks": 0, "sizes": [0] * settings["num_shards"], "parts": settings["num_shards"]}
     disk.replace(folder / UNFINISHED, json.dumps(settings | state).encode())
     return settings | state | {"finished": False}
 
