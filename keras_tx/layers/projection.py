@@ -27,8 +27,7 @@ from keras_tx.types import Tensor
 tf = Lazy("tensorflow")
 torch = Lazy("torch")
 
-_PARTS = 8  # into which a kernel is split for few rows
-_FEW_ROWS = 8
+_PARTS = 8  # into which a kernel is split for a single row
 _LARGE_KERNEL = 2**16  # elements
 
 
@@ -74,9 +73,9 @@ def _on_torch(
 
 def _times(rows: Tensor, kernel: Tensor) -> Tensor:
     size, made = kernel.shape
-    few = isinstance(rows.shape[0], int) and rows.shape[0] <= _FEW_ROWS and size % _PARTS == 0
-    if few and size * made >= _LARGE_KERNEL and rows.dtype == "float32" and xla.is_traced():
-        # With few rows most time goes into reading the kernel, and XLA on a CPU reads several parts of it faster.
+    is_single = rows.shape[0] == 1 and size % _PARTS == 0
+    if is_single and size * made >= _LARGE_KERNEL and rows.dtype == "float32" and xla.is_traced():
+        # A single row mostly waits for its kernel, and XLA on a CPU reads several parts of it faster.
         parts = ops.swapaxes(ops.reshape(rows, (-1, _PARTS, size // _PARTS)), 0, 1)
         parts = ops.matmul(parts, ops.reshape(kernel, (_PARTS, size // _PARTS, made)))
         return ops.sum(parts, axis=0)
