@@ -87,7 +87,7 @@ def generate(
             options, or logits that are NaN.
         TypeError: for a model that is not functional, for a `tokenizer` without `tokenize` and `decode`, and for inputs
             that are symbolic or neither texts nor rows of ids. Graphs, as in `tf.function`, need
-            `keras_tx.serving.export`.
+            `keras_tx.serving.export`. And for a `strategy` that is not a `Strategy`, or cannot be hashed.
 
     Examples:
         >>> model = keras_tx.models.CausalLM(11, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=8)
@@ -139,6 +139,7 @@ def stream(model: keras.Model, inputs: Any, strategy: Strategy | None = None, **
 
     Raises:
         ValueError: as `generate`, and for a strategy with several rows for each prompt.
+        TypeError: as `generate`.
 
     Examples:
         >>> model = keras_tx.models.CausalLM(11, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=8)

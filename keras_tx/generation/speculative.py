@@ -97,7 +97,7 @@ class Speculative(Strategy):
             )
         if isinstance(self.strategy, Speculative) or self.strategy.rows_per_prompt > 1:
             raise ValueError(
-                "The argument `strategy` must have one row for each prompt and not be speculative itself. Received: "
+                "The argument `strategy` must be neither a beam search nor `Speculative`. Received: "
                 f"strategy={self.strategy!r}"
             )
         if self.draft_model is not None and not isinstance(self.draft_model, keras.Model):

@@ -26,6 +26,10 @@ class Strategy:
     frozen dataclass fulfils all this. `generate` and `stream` accept any strategy; `keras_tx.serving.export` accepts,
     for a model on TensorFlow, any strategy without `noise`.
 
+    Raises:
+        NotImplementedError: by `choose`, if the subclass does not define it.
+        ValueError: by `advance`, if `choose` does not return integers of the shape (R,).
+
     Examples:
         Take the second most likely token, but only if it is nearly as likely as the first:
 

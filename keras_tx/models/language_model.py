@@ -103,13 +103,13 @@ class LanguageModel(VocabularyModel):
     def generate(self, inputs: Any, strategy: Any = None, **options: Any) -> Any:
         """Generates a continuation of each prompt, or a target sequence for each source.
 
-        See `keras_tx.generation.generate` for the arguments and results.
+        See `keras_tx.generation.generate` for the arguments, the results and the errors.
         """
         return generation.generate(self, inputs, strategy, **options)
 
     def stream(self, inputs: Any, strategy: Any = None, **options: Any) -> Iterator[Any]:
         """Yields the generated tokens or pieces of text, each as soon as it is known.
 
-        See `keras_tx.generation.stream` for the arguments and results.
+        See `keras_tx.generation.stream` for the arguments, the results and the errors.
         """
         return generation.stream(self, inputs, strategy, **options)

@@ -73,6 +73,7 @@ def from_pretrained(
             files are damaged, or change while they are read; weights are pickled; the directory has a PEFT adapter
             (adapter_config.json); `skip_padding` is set for a model without an `Encoder`. The message names the cause.
         OSError: a file cannot be read, or the directory changes during each of several attempts to open its files.
+        ImportError: for the id of a model on the hub, if huggingface_hub is not installed.
 
     Examples:
         >>> config = {"model_type": "bert", "vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1}

@@ -137,6 +137,8 @@ def export(
             arguments do not match the model or each other, outputs of the model depend on padding, an operation cannot
             run on an unmodified server, or a warm-up request fails.
         OSError: the folder cannot be written, or the disk is full.
+        ImportError: for the format "onnx", if tf2onnx or onnxruntime is not installed.
+        RuntimeError: on JAX or PyTorch, if the process that exports on TensorFlow ends without a result.
 
     Reference:
         https://www.tensorflow.org/tfx/serving/serving_config

@@ -36,6 +36,10 @@ class Tokenizer(abc.ABC):
         mask_id: the id of the mask token, or None.
         max_length: the default for the largest number of tokens in a row, or None.
 
+    Raises:
+        TypeError: the subclass lacks one of these methods.
+        ValueError: `max_length` is neither None nor a positive integer.
+
     Examples:
         >>> vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hot", "dog", "##s"]
         >>> tokenizer = keras_tx.text.BertTokenizer(vocabulary)

@@ -49,6 +49,11 @@ class Muon(MuonByVariable):
         rms_rate: the root mean square of an update before it is multiplied by the learning rate. None leaves the
             singular values of the update near 1.
 
+    Raises:
+        TypeError: `exclude_layers` is a string and not a list of strings.
+        ValueError: an unknown argument, or a value that every optimizer of Keras refuses, such as more than one of
+            `clipnorm`, `clipvalue` and `global_clipnorm`.
+
     Reference:
         Jordan et al. 2024, kellerjordan.github.io/posts/muon; the scale of updates: Liu et al. 2025, arXiv:2502.16982.
 
@@ -72,6 +77,11 @@ class Muon(MuonByVariable):
     def __init__(self, *args: Any, **kwargs: Any):
         # Keras refuses NumPy's float32 as a learning rate.
         super().__init__(*map(_as_python, args), **{name: _as_python(value) for name, value in kwargs.items()})
+        if isinstance(self.exclude_layers, str):  # each of its characters would be a regular expression
+            raise TypeError(
+                "`exclude_layers` must be a list of regular expressions. Received: "
+                f"exclude_layers={self.exclude_layers!r}"
+            )
 
     def build(self, variables: list[Any]) -> None:
         self._matrix_shapes = [_matrix_shape(variable) for variable in variables]  # in updates, variables have no path

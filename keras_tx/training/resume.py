@@ -59,10 +59,10 @@ class Resume(keras.callbacks.Callback):
 
     Raises:
         TypeError: for a `directory` that is not a path, or for `callbacks` that are not callbacks.
-        ValueError: for a `directory` that is a file; for another `save_freq`; at the start of `fit`, for a backup that
-            is damaged, or was made with another model, optimizer, `steps_per_execution` or other `callbacks`; for a
-            number as `save_freq` without `Resume.dataset`; if the chief of several workers has lost its backup; and in
-            the second epoch, if its data continue those of the first, as with `steps_per_epoch`.
+        ValueError: for a `directory` that is a file; for a `save_freq` that is not "epoch" or a positive integer; at
+            the start of `fit`, for a backup that is damaged, or was made with another model, optimizer,
+            `steps_per_execution` or other `callbacks`; for a number as `save_freq` without `Resume.dataset`; if the
+            chief of several workers has lost its backup; and in the second epoch, if its data continue the first's.
 
     Examples:
         >>> def train(epochs):

@@ -68,6 +68,13 @@ def test_an_update_has_singular_values_near_one():
     assert_close(left @ np.diag(singular) @ right, step, atol=1e-5)
 
 
+def test_a_string_is_no_list_of_regular_expressions():
+    with pytest.raises(
+        TypeError, match=r"`exclude_layers` must be a list of regular expressions. Received: exclude_layers='gate'"
+    ):
+        Muon(exclude_layers="gate")
+
+
 @pytest.mark.parametrize("attention", [layers.MultiHeadAttention, keras.layers.MultiHeadAttention])
 def test_adamw_updates_what_is_no_matrix(attention):
     inputs = keras.Input((5,), dtype="int32")
