@@ -51,7 +51,12 @@ def find(
     """
     by_stem: dict[str, dict[str, Path]] = defaultdict(dict)  # by the name without suffix, and language
     for stem, language, path in _listed(Path(place)):
-        by_stem[stem][language] = path
+        other = by_stem[stem].setdefault(language, path)
+        if other != path:
+            raise ValueError(
+                f"Each text must stand in one file, compressed or not. Received: {str(place)!r} with {other.name} and "
+                f"{path.name}"
+            )
     languages = _languages(place, by_stem, source, target)
     found: dict[str, tuple[Path, Path]] = {}
     for part, prefix in prefixes.items():

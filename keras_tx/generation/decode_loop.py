@@ -140,7 +140,9 @@ class DecodeLoop:
         """
         first = state["step"] - 1 - num_before
         positions, count = context["counts"] + first, ids.shape[1]
-        if self.num_extra:  # positions of drafts that could not become tokens may be outside of a table
+        if self.num_extra or len(state["limit"].shape):
+            # Positions of drafts that could not become tokens, and those after the limit of a row that waits for longer
+            # ones, may be outside of a table.
             last = ops.reshape(state["limit"], (-1, 1)) - 2
             positions = ops.minimum(positions + ops.arange(count, dtype="int32"), context["counts"] + last)
         return self.model.step(

@@ -241,7 +241,12 @@ def export_on_tensorflow(
         texts = [
             x for x in warmup if isinstance(x, str) or (isinstance(x, list) and all(isinstance(t, str) for t in x))
         ]
-        content = exporter.parity(signatures, texts)
+        live = signatures
+        if weights is not None and weights.are_constants and isinstance(exporter, GeneratorExporter):
+            live = exporter.signatures()  # those that are traced have constants without values, which the file has
+            for function in live.values():
+                function.get_concrete_function()  # TensorFlow warns if many functions are traced when they are called
+        content = exporter.parity(live, texts)
         figures = parity.differences(loaded, content.get("signatures", {}))
         if content:
             parity.write_parity(folder, content)

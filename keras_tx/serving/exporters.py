@@ -92,7 +92,10 @@ def exporter_for(
         )
     if is_checkpoint and model.task in GENERATION_TASKS:
         family, values = model.family, model.generation_config
-        options = {"strategy": family.strategy(values), **family.generation_options(values), **(generation or {})}
+        model._check_generation_config()
+        options = {**family.generation_options(values), **(generation or {})}
+        if options.get("strategy") is None:
+            options["strategy"] = family.strategy(values)
         return GeneratorExporter(model._generation_model(), **tokenizers, generation=options, labels=labels)
     if generates:
         return GeneratorExporter(model, **tokenizers, generation=generation, labels=labels)

@@ -16,6 +16,7 @@ import numpy as np
 from keras_tx import json_text
 
 SHOWN = 1000  # characters of a value in an error message
+MOST_AXES = 31  # of a value; older versions of NumPy have arrays of at most 32 axes, one of which is that of the rows
 DTYPES = {"float32": "float", "float64": "double"}  # TensorFlow Serving's names that are not ours
 KINDS = {"bytes_list": "bytes", "float_list": "float", "int64_list": "int64"}  # of the features of a tf.Example
 
@@ -77,7 +78,7 @@ def tensors_of(request: Mapping[str, Any], dtypes: Mapping[str, str]) -> tuple[d
 
 
 def _from_rows(rows: list[Any], dtypes: Mapping[str, str]) -> dict[str, np.ndarray]:
-    if not isinstance(rows[0], dict) and len(dtypes) > 1:
+    if not _is_object(rows[0]) and len(dtypes) > 1:
         raise RestError(
             "instances is a plain list, but expecting list of objects as multiple input tensors required as per "
             "tensorinfo_map"
@@ -136,6 +137,8 @@ def _array(value: Any, dtype: str) -> np.ndarray:
     while isinstance(inner, list):
         shape.append(len(inner))
         inner = inner[0] if inner else None
+    if len(shape) > MOST_AXES:
+        raise RestError(f"JSON Value: must have at most {MOST_AXES} levels of lists. Received: {len(shape)}")
     flat: list[Any] = []
     _fill(flat, value, 0, shape, dtype)
     if dtype != "string":

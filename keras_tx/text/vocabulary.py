@@ -5,6 +5,7 @@ Sennrich et al. 2016, arXiv:1508.07909 (merging frequent pairs); Devlin et al. 2
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def frequent_parts(texts: Iterable[Iterable[str]], most: int = MOST_PARTS) -> Co
     Args:
         texts: the parts of each text.
         most: the number of different parts that are counted, which bounds the memory. Whenever there are more, as many
-            of the rarest are forgotten that half of `most` remain, or fewer if some are equally rare.
+            of the rarest are forgotten that half of `most` remain; of those that are equally rare, the first ones.
     """
     counts: Counter[str] = Counter()
     for parts in texts:
@@ -163,7 +164,9 @@ def frequent_parts(texts: Iterable[Iterable[str]], most: int = MOST_PARTS) -> Co
         if len(counts) > most:
             values = np.fromiter(counts.values(), "int64", len(counts))
             limit = np.partition(values, -(most // 2) - 1)[-(most // 2) - 1]
-            counts = Counter({part: count for part, count in counts.items() if count > limit})
+            kept = {part: count for part, count in counts.items() if count > limit}
+            ties = (part for part, count in counts.items() if count == limit)
+            counts = Counter(kept | {part: int(limit) for part in islice(ties, most // 2 - len(kept))})
     return counts
 
 

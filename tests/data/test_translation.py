@@ -243,3 +243,11 @@ def test_multi30k(name):
     assert data.languages == ("en", "de")
     with gzip.open(next(folder.glob("test*de.gz")), "rt", encoding="utf-8") as file:
         assert [target for _, target in listed(data.test)] == file.read().split("\n")[:-1]
+
+
+def test_a_text_that_is_there_twice_is_refused(tmp_path):
+    for name in ("train.en.gz", "train.de.gz", "train.en"):
+        write(tmp_path / name, ["a", "b"])
+    message = r"Each text must stand in one file, compressed or not. Received: .* with train.en and train.en.gz"
+    with pytest.raises(ValueError, match=message):
+        load_translation(tmp_path, source="en", target="de")

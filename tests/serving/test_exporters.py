@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx.generation import Sample, Speculative, generate
+from keras_tx.generation import Greedy, Sample, Speculative, generate
 from keras_tx.internals.keras_models import layers_within
 from keras_tx.layers.projection import HeadProjection, Projection
 from keras_tx.models import CausalLM, MaskedLM, Seq2Seq
@@ -338,3 +338,26 @@ def test_stop_tokens_outside_of_the_vocabulary_are_left_out_as_by_generate():
     model = PretrainedModel({"model_type": "gpt2", **sizes}, "causal_lm", generation_config=values)
     exporter = exporter_for(model, {"tokenizer": None, "source_tokenizer": None}, {"max_new_tokens": 3}, None)
     assert exporter._generator.config.stop_tokens == (3,)
+
+
+def test_a_strategy_that_is_given_takes_the_place_of_one_that_is_not_supported():
+    sizes = {"vocab_size": 11, "n_embd": 6, "n_layer": 1, "n_head": 2, "n_positions": 16}
+    values = {"num_return_sequences": 3}
+    model = PretrainedModel({"model_type": "gpt2", **sizes}, "causal_lm", generation_config=values)
+    tokenizers, options = {"tokenizer": None, "source_tokenizer": None}, {"max_new_tokens": 3}
+    with pytest.raises(
+        ValueError, match=r"`num_return_sequences` of the generation config must be 1; for more, pass a"
+    ):
+        exporter_for(model, tokenizers, options, None)
+    exporter = exporter_for(model, tokenizers, options | {"strategy": Greedy()}, None)
+    assert exporter._generator.config.strategy == Greedy()
+
+
+def test_a_generative_model_with_constants_is_compared_with_the_live_one(tokenizer, tmp_path):
+    """Its kernels have over 1,024 bytes, so that graphs in memory have no values of them."""
+    sizes = {"num_layers": 1, "hidden_dim": 20, "num_heads": 2, "intermediate_dim": 34}
+    model = randomize(CausalLM(tokenizer.vocabulary_size, **sizes), seed=5)
+    options = {"generation": {"max_new_tokens": 3, "min_new_tokens": 1}, "tokenizer": tokenizer}
+    version = export(model, tmp_path / "model", constant_weights=True, **options)
+    card = json.loads((version / CARD).read_text())
+    assert card["precision"]["megabytes_of_constants"] > 0 and check(version).ok

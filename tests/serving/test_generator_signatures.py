@@ -149,6 +149,23 @@ def test_each_row_has_its_own_numbers(models, signatures, tokenizer):
         assert alone["num_tokens"].numpy() == got["num_tokens"].numpy()[index] <= row["max_new_tokens"]
 
 
+def test_a_row_that_has_ended_stays_within_the_learned_positions(tokenizer):
+    """It waits for the longer one, which generates more tokens than there are positions for it."""
+    embedding = {"position_encoding": "learned", "max_length": 9}
+    model = randomize(CausalLM(V, num_layers=1, **SIZES, embedding_options=embedding), seed=3)
+    options = {"max_new_tokens": NEW, "min_new_tokens": 3}
+    answer = generator_signatures(model, tokenizer, None, options)["generate"]
+    texts, limits = ["the cat sat on", "the"], [3, NEW]
+    row = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0}
+
+    def answers(places):
+        numbers = {key: tf.constant([value] * len(places), _dtype(key)) for key, value in row.items()}
+        limit = tf.constant([limits[place] for place in places])
+        return strings(answer(tf.constant([texts[place] for place in places]), max_new_tokens=limit, **numbers)["text"])
+
+    assert answers([0, 1]) == answers([0]) + answers([1])
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
 def test_with_a_seed_a_shorter_text_is_the_beginning_of_a_longer_one(signatures, temperature):
     lengths = list(range(FEW_RULES["min_new_tokens"], NEW + 1))

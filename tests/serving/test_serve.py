@@ -165,6 +165,8 @@ ROW = "Failed to process element: 0"
         (PREDICT, {"inputs": [["a"], "b"]}, 400, "found at incorrect level: 2 in the JSON DOM. Expected at level: 2"),
         (PREDICT, TOKENS | {"inputs": [[1], [2, 3]]}, 400, "inputs is a plain value/list, but expecting an object"),
         (PREDICT, TOKENS | {"instances": [[1]]}, 400, "instances is a plain list, but expecting list of objects"),
+        (PREDICT, TOKENS | {"instances": [{"b64": "YQ=="}]}, 400, "instances is a plain list, but expecting list of"),
+        (PREDICT, {"instances": json.loads("[" * 40 + "1" + "]" * 40)}, 400, "must have at most 31 levels of lists"),
         (PREDICT, TOKENS | {"inputs": {"token_ids": [[1], [2, 3]], "lengths": [1, 2]}}, 400, "at unexpected size: 2"),
         (PREDICT, TOKENS | {"inputs": {"token_ids": [[1.5]], "lengths": [1]}}, 400, "1.5 Type: Number is not of"),
         (PREDICT, TOKENS | {"inputs": {"token_ids": [[True]], "lengths": [1]}}, 400, "true Type: True is not of"),

@@ -44,12 +44,19 @@ def test_words_are_repeated_as_often_as_they_occur():
     assert Counter(word for line in vocabulary._repeated(words) for word in line.split(" ")) == words
 
 
+def test_of_parts_that_are_equally_rare_half_remain():
+    """As with texts of a language without spaces: each is one part, and occurs once."""
+    few = vocabulary.frequent_parts([[f"rare-{i}"] for i in range(21)], most=20)
+    assert few == Counter(f"rare-{i}" for i in range(10))
+
+
 def test_of_too_many_different_parts_the_rarest_are_forgotten():
     texts = [["the", "a", "the", f"rare-{i}"] for i in range(1000)]
     whole = vocabulary.frequent_parts(texts)
     assert len(whole) == 1002
     few = vocabulary.frequent_parts(texts, most=20)
     assert len(few) <= 20 and (few["the"], few["a"]) == (2000, 1000)
+    assert few["rare-999"] == 1
     sizes = []
 
     def watched():
