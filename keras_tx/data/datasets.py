@@ -53,8 +53,8 @@ def load_dataset(
     """Loads a dataset for text classification into memory and shuffles its train part, or streams it from files.
 
     In memory, the train part is shuffled because files are often sorted by class. The order is the same in every call
-    and every epoch: add `.shuffle(...)` if epochs should differ. Examples of
-    TFDS without a label (-1) are left out; in files a missing label is an error.
+    and every epoch: add `.shuffle(...)` if epochs should differ. Examples of TFDS without a label (-1) are left out; in
+    files a missing label is an error.
 
     A stream (`in_memory=False`) reads files row by row, again in each epoch, and needs little memory however large they
     are. The rows keep the order of the files. If they are sorted by class, shuffle them in the files:

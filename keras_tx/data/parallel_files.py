@@ -50,13 +50,11 @@ def find(
         ValueError: the languages are not clear, or several files fit.
     """
     by_stem: dict[str, dict[str, Path]] = defaultdict(dict)  # by the name without suffix, and language
+    twice: dict[tuple[str, str], list[str]] = {}  # the names of files for which that is the same
     for stem, language, path in _listed(Path(place)):
-        other = by_stem[stem].setdefault(language, path)
-        if other != path:
-            raise ValueError(
-                f"Each text must stand in one file, compressed or not. Received: {str(place)!r} with {other.name} and "
-                f"{path.name}"
-            )
+        if language in by_stem[stem]:
+            twice[stem, language] = [by_stem[stem][language].name, path.name]
+        by_stem[stem][language] = path
     languages = _languages(place, by_stem, source, target)
     found: dict[str, tuple[Path, Path]] = {}
     for part, prefix in prefixes.items():
@@ -69,6 +67,12 @@ def find(
                 f"There must be two files for {part!r}; choose them by a prefix of their names. Received: "
                 f"{str(place)!r} with {whole}"
             )
+        for language in languages:
+            if whole and (whole[0], language) in twice:
+                raise ValueError(
+                    f"There must be one file for {part!r} in {language!r}, compressed or not. Received: {str(place)!r} "
+                    f"with {twice[whole[0], language]}"
+                )
         if whole:
             found[part] = (by_stem[whole[0]][languages[0]], by_stem[whole[0]][languages[1]])
         elif stems or prefix or part == "train":

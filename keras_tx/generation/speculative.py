@@ -97,8 +97,8 @@ class Speculative(Strategy):
             )
         if isinstance(self.strategy, Speculative) or self.strategy.rows_per_prompt > 1:
             raise ValueError(
-                "The argument `strategy` must be neither a beam search nor `Speculative`. Received: "
-                f"strategy={self.strategy!r}"
+                "The argument `strategy` must keep one row for each prompt, unlike `Beam`, and not be `Speculative`. "
+                f"Received: strategy={self.strategy!r}"
             )
         if self.draft_model is not None and not isinstance(self.draft_model, keras.Model):
             raise TypeError(

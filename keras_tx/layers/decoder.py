@@ -144,7 +144,7 @@ class DecoderLayer(TransformerLayer):
     def new_cache(self, batch_size: int, num_slots: int, memory: Tensor = None) -> tuple[Any, ...]:
         """An empty key-value cache for `num_slots` tokens.
 
-        It also has the keys and values of `memory` (B, S, D'), which must be given exactly with `cross_attention=True`.
+        With `cross_attention=True` it needs `memory` (B, S, D'), and has its keys and values, computed here once.
         """
         self._check_memory(memory)
         own = self.self_attention.new_cache(batch_size, num_slots)

@@ -61,7 +61,7 @@ def multi_label_kind(encoder: TextEncoder, model: keras.Model) -> str | None:
         return None
     if activation is keras.activations.linear and not from_logits:
         raise ValueError(
-            "The model returns logits, so its loss must take logits: compile it with "
+            "`model` returns logits, so its loss must take logits: compile it with "
             f"`keras.losses.BinaryCrossentropy(from_logits=True)`. Received: loss={_name_of(loss)} with "
             f"from_logits=False, output '{name}' without an activation"
         )

@@ -37,7 +37,7 @@ class Tokenizer(abc.ABC):
         max_length: the default for the largest number of tokens in a row, or None.
 
     Raises:
-        TypeError: the subclass lacks one of these methods.
+        TypeError: a subclass does not define all of the methods above.
         ValueError: `max_length` is neither None nor a positive integer.
 
     Examples:

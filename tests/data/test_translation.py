@@ -246,8 +246,10 @@ def test_multi30k(name):
 
 
 def test_a_text_that_is_there_twice_is_refused(tmp_path):
-    for name in ("train.en.gz", "train.de.gz", "train.en"):
+    for name in ("train.en.gz", "train.de.gz", "train.fr", "train.fr.gz", "notes.en", "notes.en.gz"):
         write(tmp_path / name, ["a", "b"])
-    message = r"Each text must stand in one file, compressed or not. Received: .* with train.en and train.en.gz"
+    assert len(listed(load_translation(tmp_path, source="en", target="de").train)) == 2  # the others are not read
+    write(tmp_path / "train.en", ["a", "c"])
+    message = r"one file for 'train' in 'en', compressed or not. Received: .* with \['train.en', 'train.en.gz'\]"
     with pytest.raises(ValueError, match=message):
         load_translation(tmp_path, source="en", target="de")

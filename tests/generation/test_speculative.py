@@ -219,7 +219,7 @@ class Reordering(Strategy):
 @pytest.mark.usefixtures("eager")
 def test_what_cannot_be_speculative_is_refused(lm):
     for strategy in (Beam(2), Speculative()):
-        message = r"`strategy` must be neither a beam search nor `Speculative`. Received: strategy="
+        message = r"must keep one row for each prompt, unlike `Beam`, and not be `Speculative`. Received: strategy="
         with pytest.raises(ValueError, match=message + type(strategy).__name__):
             Speculative(strategy)
     with pytest.raises(TypeError, match=r"`strategy` must be `Greedy\(\)`, .*another `Strategy`. Received: .*'greedy'"):

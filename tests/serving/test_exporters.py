@@ -351,6 +351,9 @@ def test_a_strategy_that_is_given_takes_the_place_of_one_that_is_not_supported()
         exporter_for(model, tokenizers, options, None)
     exporter = exporter_for(model, tokenizers, options | {"strategy": Greedy()}, None)
     assert exporter._generator.config.strategy == Greedy()
+    model.generation_config["max_length"] = "20"
+    with pytest.raises(ValueError, match="max_length"):
+        exporter_for(model, tokenizers, options, None)
 
 
 def test_a_generative_model_with_constants_is_compared_with_the_live_one(tokenizer, tmp_path):

@@ -56,7 +56,6 @@ def test_of_too_many_different_parts_the_rarest_are_forgotten():
     assert len(whole) == 1002
     few = vocabulary.frequent_parts(texts, most=20)
     assert len(few) <= 20 and (few["the"], few["a"]) == (2000, 1000)
-    assert few["rare-999"] == 1
     sizes = []
 
     def watched():
