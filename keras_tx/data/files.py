@@ -263,16 +263,19 @@ def _table_rows(file: Iterable[str], kind: str) -> Iterator[tuple[int, dict[str,
 
 
 def _parquet_rows(path: Path, names: dict[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    line = 0
+    line, source = 0, str(path)
     try:
-        with parquet.ParquetFile(str(path), buffer_size=CHUNK) as file:
+        if path.suffix.lower() in COMPRESSED:  # Parquet is read from its end, so as a whole
+            with _opened(path) as content:
+                source = pyarrow.BufferReader(content.read())
+        with parquet.ParquetFile(source, buffer_size=CHUNK) as file:
             _check_columns(file.schema_arrow.names, names, repr(str(path)))
             wanted = list(dict.fromkeys(names.values()))
             for batch in file.iter_batches(ROWS, columns=wanted):
                 for row in batch.to_pylist():
                     line += 1
                     yield line, row
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, *DAMAGED) as error:
         raise ValueError(
             f"The file must be a whole Parquet file. Received: {str(path)!r}, after row {line}: {error}"
         ) from error

@@ -42,6 +42,8 @@ OF_TEXTS = {
     "f.jsonl": jsonl(text=TEXTS),
     "f.jsonl.ZST": zst(jsonl(text=TEXTS)),
     "f.parquet": table({"n": range(len(TEXTS)), "text": TEXTS}),
+    "f.parquet.gz": gzip.compress(table({"text": TEXTS})),
+    "f.parquet.zst": zst(table({"text": TEXTS})),
 }
 
 
@@ -157,6 +159,7 @@ LONG = os.urandom(3000).hex().encode() + b"\n"
             table({"text": ["a"]})[:-9],
             r"must be a whole Parquet file. Received: .*f.parquet', after row 0",
         ),
+        ("f.parquet.gz", gzip.compress(table({"text": ["a"]}))[:-9], r"must be a whole Parquet file. .*f.parquet.gz'"),
         ("f.parquet", table({"body": ["a"]}), r"`text_column` must name a column, one of \['body'\]. .*f.parquet'"),
         (
             "f.parquet",
