@@ -1,6 +1,5 @@
 """A callback with which an interrupted `fit` continues where it was last saved."""
 
-import io
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -9,10 +8,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tx.internals.keras_training import begin_fit_at, build_metrics
+from keras_tx.internals.keras_training import begin_fit_at
 from keras_tx.training import backups, workers
 from keras_tx.training.agreement import after, agreed_backup, write_note
 from keras_tx.training.epoch_data import EpochData
+from keras_tx.training.mid_epoch import SkippedSteps, packed_metrics, restore_metrics
 from keras_tx.types import Tensor
 
 
@@ -60,9 +60,10 @@ class Resume(keras.callbacks.Callback):
     Raises:
         TypeError: for a `directory` that is not a path, or for `callbacks` that are not callbacks.
         ValueError: for a `directory` that is a file; for a `save_freq` that is not "epoch" or a positive integer; at
-            the start of `fit`, for a backup that is damaged, or was made with another model, optimizer,
-            `steps_per_execution` or other `callbacks`; for a number as `save_freq` without `Resume.dataset`; if the
-            chief of several workers has lost its backup; and in the second epoch, if its data continue the first's.
+            the start of `fit`, for a model that is not built, for a backup that is damaged, or was made with another
+            model, optimizer, `steps_per_execution` or other `callbacks`; for a number as `save_freq` without
+            `Resume.dataset`; if the chief of several workers has lost its backup; and in the second epoch, if its data
+            continue the first's.
 
     Examples:
         >>> def train(epochs):
@@ -112,9 +113,11 @@ class Resume(keras.callbacks.Callback):
             if not isinstance(callback, keras.callbacks.Callback):
                 raise TypeError(f"`callbacks` must be a list of Keras callbacks. Received: {callback!r} among them")
         if self.save_freq is not None:  # otherwise Keras need not wait for each step, to call a method of it
-            self.on_train_batch_end = self._after_step
+            self.on_train_batch_begin, self.on_train_batch_end = self._before_step, self._after_step
         self._data = EpochData()
         self._unrestored: Any = None  # (state, arrays) of a backup until all of it is restored
+        self._skipped: SkippedSteps | None = None
+        self._releases: list[Callable[[], None]] = []
         self._workers = workers.Workers()
 
     def dataset(self, make: Callable[[Tensor], Any]) -> Any:
@@ -140,13 +143,20 @@ class Resume(keras.callbacks.Callback):
                 "`save_freq` must be 'epoch' unless the data come from `Resume.dataset`, with which each epoch can be "
                 f"read again from its beginning. Received: save_freq={self.save_freq}"
             )
+        if not self.model.built:
+            raise ValueError(
+                "The model must be built before `fit`, so that `Resume` can restore its variables: begin it with "
+                f"`keras.Input`, or call it on a batch. Received: {self.model}, which is not built"
+            )
+        self._release_callbacks()  # of a `fit` that has been interrupted
+        begin_fit_at(self.model, None)
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
         self._workers = workers.of_model(self.model)
         self._epochs: list[int] = []
         self._logs: dict[str, list[Any]] = {}
-        self._unrestored = None
+        self._unrestored = self._skipped = None
         self._unsaved_steps = 0
         found = agreed_backup(self.path, self._workers)
         if found is not None:
@@ -155,12 +165,16 @@ class Resume(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._data.begin(epoch)
-        self._current, self._steps, self._calls, self._calls_to_skip = epoch, 0, 0, 0
+        self._current, self._steps, self._calls, self._skipped = epoch, 0, 0, None
         self._restore_late()
         if self.save_freq is not None:
             self._random_at_begin = backups.packed_random_states()
         if self._unrestored is not None:  # the position is in this epoch
             self._begin_in_the_middle()
+
+    def _before_step(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._skipped is not None:
+            self._skipped.skip_next()
 
     def _after_step(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         end = min(batch + 1, self.params.get("steps") or batch + 1)  # the last execution may have fewer steps
@@ -168,21 +182,20 @@ class Resume(keras.callbacks.Callback):
         self._calls += 1
         if self._calls == 1:
             self._data.check(self._current)
-        if self._calls_to_skip:
-            self._calls_to_skip -= 1
-            if not self._calls_to_skip:
+        if self._skipped is not None:
+            if not self._skipped.left:
                 self._end_of_skipping()
             return
         self._unsaved_steps += steps
         if self._unsaved_steps >= (self.save_freq or 0) or self.model.stop_training:
-            position = {"epoch": self._current, "steps": self._steps, "calls": self._calls}
+            position = {"epoch": self._current, "steps": self._steps, "calls": self._calls, "logs": logs or {}}
             self._save(position | {"steps_per_execution": self.model.steps_per_execution})
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if self._calls_to_skip:
+        if self._skipped is not None:
             if self.model.stop_training:
                 return  # a callback stopped `fit` before it reached the step of the backup, which stays valid
-            raise self._too_few(self._steps)
+            raise self._skipped.too_few(self._steps)
         self._data.check(self._current)
         self._epochs.append(epoch)
         for name, value in (logs or {}).items():
@@ -195,7 +208,7 @@ class Resume(keras.callbacks.Callback):
     def _variables(self, model: Any) -> list[Any]:
         return [*model.variables, *(model.optimizer.variables if model.optimizer is not None else ())]
 
-    def _save(self, position: dict[str, int] | None) -> None:
+    def _save(self, position: dict[str, Any] | None) -> None:
         """Writes the backup; `position` is None at the end of an epoch."""
         self._unsaved_steps = 0
         kept = self._variables(self.model)
@@ -214,7 +227,7 @@ class Resume(keras.callbacks.Callback):
         arrays |= self._gathered("random", backups.packed_random_states())
         if position is not None:
             arrays |= self._gathered("random at begin", self._random_at_begin)
-            arrays |= self._gathered("metrics", self._packed_metrics(metrics))
+            arrays |= self._gathered("metrics", packed_metrics(metrics, self._workers))
         if self._workers.index == 0:
             backups.write(self.path, state, arrays)
         else:
@@ -276,99 +289,46 @@ class Resume(keras.callbacks.Callback):
             self._unrestored = None
 
     def _begin_in_the_middle(self) -> None:
-        """Lets `fit` read the batches before the position without training on them, and restores the metrics."""
-        state, model = self._unrestored[0], self.model  # within a step, `self.model` would change the state on JAX
-        position, train, batches = state["position"], model.train_function, 0
-        self._calls_to_skip = left = position["calls"]
-        logs = self._restored_metrics(model) if self._has_metrics(model) else None
+        """Lets `fit` read the batches before the position without training on them."""
+        saved, model = self._unrestored[0], self.model  # within a step, `self.model` would change the state on JAX
 
-        def skip(*arguments: Any) -> Any:
-            nonlocal batches, left, logs
-            if not left:
-                model.train_function = train
-                return train(*arguments)
-            left -= 1
-            # PyTorch passes the batches of the step, the others an iterator of batches.
-            read = iter(arguments[-1]) if keras.backend.backend() == "torch" else arguments[-1]
-            for step in range(min(position["steps_per_execution"], position["steps"] - batches)):
-                batch = next(read, None)
-                if batch is None:
-                    if step and self.params.get("steps") is None:
-                        break  # data of unknown length, which end in this execution
-                    raise self._too_few(batches)
-                batches += 1
-                if logs is None:
-                    build_metrics(model, batch)
-                    logs = self._restored_metrics(model)
-            state = arguments[0] if left or len(arguments) == 1 else self._restored_state(model, arguments[0])
-            return logs if len(arguments) == 1 else (logs, state)  # JAX passes a state, too
+        def restored(state: Any) -> Any:
+            """If the data end with the position, `fit` assigns this state to the variables."""
+            self._restore_variables(model)
+            parts = model.trainable_variables, model.non_trainable_variables, model.optimizer.variables
+            return (*([variable.value for variable in part] for part in parts), state[-1])
 
-        model.train_function = skip
-
-    def _packed_metrics(self, metrics: list[Any]) -> bytes:
-        """What each device of this worker has added up; their sums would lose the order of the additions."""
-        parts = [self._workers.parts(one) for one in metrics]
-        arrays = {f"{i} {j}": backups.as_array(part) for i, one in enumerate(parts) for j, part in enumerate(one)}
-        file = io.BytesIO()
-        backups.save(file, {"devices": len(parts[0]) if parts else 0}, arrays)
-        return file.getvalue()
-
-    def _restore_metric(self, variable: Any, of_all: list[list[np.ndarray]]) -> None:
-        """Gives a variable of a metric its values of the backup, which are those of each device of each worker."""
-        own = of_all[min(self._workers.index, len(of_all) - 1)]
-        devices = len(self._workers.parts(variable))
-        if keras.backend.backend() == "tensorflow" and (len(of_all), len(own)) != (len(self._workers.names), devices):
-            total = np.sum([part for parts in of_all for part in parts], axis=0, dtype=own[0].dtype)
-            own = [np.zeros_like(total)] * devices  # other workers or devices than before: the first one has the sum
-            own[0] = total if self._workers.index == 0 else own[0]
-        self._workers.assign_parts(variable, own)
-
-    def _too_few(self, batches: int) -> ValueError:
-        position = self._unrestored[0]["position"]
-        return ValueError(
-            f"The data of epoch {position['epoch'] + 1} must be those of the backup, which has seen "
-            f"{position['steps']} batches of it. Received: {batches} batches"
-        )
-
-    def _has_metrics(self, model: Any) -> bool:
-        saved = {backups.path_of(description) for description in self._unrestored[0]["metrics"]}
-        return saved <= {backups.path_of(variable) for variable in model.metrics_variables}
-
-    def _restored_metrics(self, model: Any) -> Any:
-        """Gives the metrics of the epoch their values of the backup; returns what they are."""
-        state, arrays = self._unrestored
-        with backups.reading(self.path, ValueError):
-            places = {backups.path_of(one): i for i, one in enumerate(state["metrics"])}
-            packed = [arrays[f"metrics {i}"] for i in range(state["workers"])]
-            found = [backups.read(self.path, io.BytesIO(one.tobytes())) for one in packed]
-            for variable in model.metrics_variables:
-                if backups.path_of(variable) in places:  # a metric of the evaluation alone may not be built yet
-                    place = places[backups.path_of(variable)]
-                    of_all = [[values[f"{place} {j}"] for j in range(info["devices"])] for info, values in found]
-                    self._restore_metric(variable, of_all)
-        return model.get_metrics_result()
+        with backups.reading(self.path):
+            self._skipped = SkippedSteps(
+                model,
+                saved["position"],
+                saved["metrics"],
+                has_length=self.params.get("steps") is not None,
+                restore_metrics=lambda: self._restore_metrics(model),
+                restored=restored,
+            )
 
     def _end_of_skipping(self) -> None:
         # Callbacks saw the skipped steps again, but what they changed there is in the backup. It was written at this
         # point of the step, so that callbacks behind `Resume` in the list change the model once more, as they did then.
         model = self.model
         self._restore_variables(model)
+        self._restore_metrics(model)
         with backups.reading(self.path, ValueError):
-            self._restored_metrics(model)
             self._restore_callbacks()
             self._restore_random("random")
             model.stop_training = bool(self._unrestored[0]["stopped"])
-        self._unrestored = None
-
-    def _restored_state(self, model: Any, state: Any) -> Any:
-        """What a step on JAX returns in place of `state`; if the data end here, `fit` assigns it to the variables."""
-        self._restore_variables(model)
-        parts = model.trainable_variables, model.non_trainable_variables, model.optimizer.variables
-        return (*([variable.value for variable in part] for part in parts), state[-1])
+        self._unrestored = self._skipped = None
 
     def _restore_variables(self, model: Any) -> None:
         for index, variable in enumerate(self._variables(model)):
             variable.assign(self._unrestored[1][f"variable {index}"])
+
+    def _restore_metrics(self, model: Any) -> None:
+        state, arrays = self._unrestored
+        with backups.reading(self.path, ValueError):
+            packed = [arrays[f"metrics {i}"].tobytes() for i in range(state["workers"])]
+            restore_metrics(model, state["metrics"], packed, self._workers, self.path)
 
     def _restore_callbacks(self) -> None:
         state, arrays = self._unrestored
@@ -377,7 +337,13 @@ class Resume(keras.callbacks.Callback):
 
     def _restore_after_its_beginning(self, callback: keras.callbacks.Callback, values: Any, arrays: Any) -> None:
         """Lets a callback that stands after this one, and so resets itself later, have its state once more."""
-        begin = callback.on_train_begin
+        begin, own = callback.on_train_begin, vars(callback).get("on_train_begin")  # `LambdaCallback` has an own one
+
+        def release() -> None:
+            if own is None:
+                vars(callback).pop("on_train_begin", None)
+            else:
+                callback.on_train_begin = own
 
         def on_train_begin(logs: dict[str, Any] | None = None) -> None:
             begin(logs)
@@ -385,10 +351,11 @@ class Resume(keras.callbacks.Callback):
                 backups.restore_callback(callback, values, arrays)
 
         callback.on_train_begin = on_train_begin
+        self._releases.append(release)
 
     def _release_callbacks(self) -> None:
-        for callback in self.callbacks:
-            vars(callback).pop("on_train_begin", None)
+        while self._releases:
+            self._releases.pop()()
 
     def _restore_random(self, name: str) -> None:
         """Restores the random states that this worker has in the backup; a worker that was added has none."""

@@ -315,6 +315,26 @@ def test_numbers_that_callbacks_log_stay_numbers(tmp_path):
     assert history.history["rate"] == [0.5] * 3
 
 
+def test_a_callback_keeps_a_method_of_its_own(tmp_path):
+    """`LambdaCallback` has its functions as attributes: each `fit` calls them, before and after `Resume`."""
+    begun, model = [], new_model()
+    first, last = (keras.callbacks.LambdaCallback(on_train_begin=lambda logs, n=n: begun.append(n)) for n in (0, 1))
+    for epochs in (1, 2, 3):
+        resume = Resume(tmp_path, callbacks=[first, last])
+        model.fit(IDS, IDS, epochs=epochs, verbose=0, callbacks=[first, resume, last])
+    assert begun == [0, 1] * 3
+
+
+@pytest.mark.tensorflow  # elsewhere `fit` builds the model before callbacks see it
+def test_a_model_that_is_not_built_is_refused(tmp_path):
+    model = keras.Sequential([keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="The model must be built before `fit`, .*: <Sequential .* which is not built"):
+        model.fit(np.ones((5, 2)), np.ones((5, 3)), verbose=0, callbacks=[Resume(tmp_path)])
+    model.build((None, 2))
+    model.fit(np.ones((5, 2)), np.ones((5, 3)), verbose=0, callbacks=[Resume(tmp_path)])
+
+
 def test_it_says_where_it_goes_on(tmp_path, capsys):
     fit(tmp_path, epochs=2)
     assert capsys.readouterr().out == ""
@@ -403,7 +423,7 @@ def test_a_backup_of_another_model_is_refused_with_the_difference(tmp_path):
     with pytest.raises(ValueError, match=r"the variable adam\S* \(\) int\d+. Received: \S*sgd"):
         fit(tmp_path, optimizer="sgd")
     model = new_model()
-    small = keras.Sequential(model.layers[:2])
+    small = keras.Sequential([keras.Input((3,), dtype="int32"), *model.layers[:2]])
     small.compile("adam", "mse")
     with pytest.raises(ValueError, match=r"must be those of the backup, which has"):
         small.fit(IDS, np.ones((23, 3, 7)), verbose=0, callbacks=[Resume(tmp_path)])

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx.training import Resume
+from keras_tx.models import CausalLM
+from keras_tx.training import PaddedAccuracy, PaddedCrossentropy, Resume
 from tests.tools import to_numpy
 
 tf = pytest.importorskip("tensorflow")
@@ -156,3 +157,80 @@ def test_the_last_execution_of_an_epoch_may_have_fewer_steps(has_length, tmp_pat
     """In a graph. An epoch has 3 executions, of 2, 2 and 1 steps; one process ends after the third, which is saved."""
     make, options = [halves_in_each_epoch, ChangesTheRate], {"steps_per_execution": 2, "has_length": has_length}
     assert_resumed_equals_whole(tmp_path, make, "first", cuts=[2, 3], **options)
+
+
+class Fails(keras.callbacks.Callback):
+    """Ends `fit` in one of its methods, when it is called for the `call`th time."""
+
+    def __init__(self, method, call=1):
+        super().__init__()
+        setattr(self, method, self.count)
+        self.left = call
+
+    def count(self, *arguments, **named):
+        self.left -= 1
+        if not self.left:
+            raise CutOff
+
+
+class Data:
+    """Batches of which the second cannot be read while `is_broken`."""
+
+    def __init__(self, resume, is_broken):
+        rows, self.is_broken = tf.data.Dataset.from_tensor_slices((X, X[:, :1] + 1)), is_broken
+        self.dataset = resume.dataset(lambda epoch: rows.batch(3).map(self.read))
+
+    def read(self, x, y):
+        def checked(x):
+            if self.is_broken and np.array_equal(x, X[3:6]):
+                raise CutOff
+            return x
+
+        x.set_shape((None, 2))
+        return tf.ensure_shape(tf.numpy_function(checked, [x], tf.float32), (None, 2)), y
+
+
+@pytest.mark.parametrize("place", ["on_train_batch_begin", "on_train_batch_end", "read"])
+@pytest.mark.parametrize("then", ["fit", "train_on_batch", "resume"])
+def test_a_fit_that_is_interrupted_while_it_reads_batches_again_leaves_nothing_behind(place, then, tmp_path):
+    """The next `fit` of this model takes all of its steps."""
+    with pytest.raises(CutOff):
+        fit(tmp_path, [], "last", cut=5)  # the backup is from after step 4
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse", metrics=["mae"], run_eagerly=True)
+    resume = Resume(tmp_path, save_freq=2)
+    data = Data(resume, is_broken=place == "read")
+    callbacks = [resume] if place == "read" else [Fails(place), resume]
+    with pytest.raises((CutOff, tf.errors.OpError), match="CutOff" if place == "read" else None):
+        model.fit(data.dataset, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=callbacks)
+    data.is_broken, before = False, int(to_numpy(model.optimizer.iterations))
+    if then == "fit":
+        model.fit(X, X[:, :1], batch_size=3, verbose=0)
+    elif then == "train_on_batch":
+        for _ in range(STEPS):
+            model.train_on_batch(X, X[:, :1])
+    else:
+        model.fit(data.dataset, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=callbacks)
+    after = int(to_numpy(model.optimizer.iterations))
+    assert after == (EPOCHS * STEPS if then == "resume" else before + STEPS)
+
+
+@pytest.mark.parametrize("metrics", [[], [PaddedAccuracy()]])
+def test_the_logs_of_an_epoch_are_those_of_its_last_step(metrics, tmp_path):
+    """A loss in chunks gives the metrics no outputs in training; the process ends in the validation."""
+    ids = np.random.default_rng(1).integers(1, 11, (7, 5)).astype("int32")
+
+    def fit(folder, *callbacks):
+        keras.utils.set_random_seed(1)
+        model = CausalLM(11, num_layers=1, hidden_dim=6, num_heads=2, intermediate_dim=7)
+        model.compile("sgd", PaddedCrossentropy(chunk_size=3), metrics=metrics, run_eagerly=True)
+        resume = Resume(folder, save_freq=3)
+        data = resume.dataset(lambda epoch: tf.data.Dataset.from_tensor_slices((ids, ids)).batch(3))
+        options = {"validation_data": (ids, ids), "shuffle": False, "verbose": 0}
+        return model.fit(data, epochs=2, callbacks=[*callbacks, resume], **options).history
+
+    whole = fit(tmp_path / "whole")
+    with pytest.raises(CutOff):
+        fit(tmp_path / "cut", Fails("on_test_begin", 2))
+    assert fit(tmp_path / "cut") == whole
