@@ -50,6 +50,7 @@ def generate(
         inputs: the prompts, or the sources for a model with sources (`Seq2Seq`). Texts (a `str` or a list of them),
             with a `tokenizer`; or ids: an array (P,) or (B, P), in which padding is ignored, or a list of rows of any
             lengths. A dict by the names of the model's inputs gives both the sources and the beginnings of the targets.
+            A target in a list, or alone, keeps ids equal to the padding id: that of T5 begins with it.
             Sources that are texts are truncated to `max_length` tokens of their tokenizer, special tokens included;
             prompts and ids are not truncated.
         strategy: `Greedy()` (the default), `Sample(...)`, `Beam(...)`, `Speculative(...)` or another `Strategy`.
@@ -82,9 +83,9 @@ def generate(
         gives a list (or an axis) of n results for each prompt, the best first.
 
     Raises:
-        ValueError: for a prompt that is empty or only padding, ids outside the vocabulary, a dict with a name that no
-            input has, a `max_new_tokens` that is not positive or does not fit into learned positions, contradictory
-            options, or logits that are NaN.
+        ValueError: for a prompt that is empty or only padding, an array of targets that all begin with the padding id,
+            ids outside the vocabulary, a dict with a name that no input has, a `max_new_tokens` that is not positive or
+            does not fit into learned positions, contradictory options, or logits that are NaN.
         TypeError: for a model that is not functional, a `strategy` that is not a `Strategy` or cannot be hashed, a
             `tokenizer` without `tokenize` and `decode`, and inputs that are symbolic or neither texts nor rows of ids.
             Graphs, as in `tf.function`, need `keras_tx.serving.export`.

@@ -64,7 +64,9 @@ class RealRows(list[np.ndarray]):
     """Rows of ids (P,) without padding, whose tokens may also have the padding id."""
 
 
-def as_rows(name: str, inputs: Any, padding_id: int | None, vocabulary_size: int) -> tuple[list[np.ndarray], bool]:
+def as_rows(
+    name: str, inputs: Any, padding_id: int | None, vocabulary_size: int, *, is_target: bool = False
+) -> tuple[list[np.ndarray], bool]:
     """Ids -> a list of integer arrays without padding, and whether there was a single row instead of a list.
 
     Args:
@@ -72,10 +74,13 @@ def as_rows(name: str, inputs: Any, padding_id: int | None, vocabulary_size: int
         inputs: (P,) or (B, P) integers, or a list of rows of any lengths.
         padding_id: the id that is removed wherever it occurs, except from `RealRows`; None if the model has none.
         vocabulary_size: V.
+        is_target: whether rows may begin with the padding id, as targets of T5 do. Then it is only removed from arrays
+            (B, P), because rows in a list, and a single row, need no padding.
 
     Raises:
         TypeError: for other objects, such as datasets and generators.
-        ValueError: for ids outside the vocabulary, and rows without tokens.
+        ValueError: for ids outside the vocabulary, rows without tokens, and targets (B, P) that all begin with the
+            padding id.
     """
     padding_id = None if isinstance(inputs, RealRows) else padding_id
     if hasattr(inputs, "to_list"):  # a ragged tensor
@@ -86,6 +91,7 @@ def as_rows(name: str, inputs: Any, padding_id: int | None, vocabulary_size: int
         raise ValueError(f"`{name}` must be rows of ids, (P,) or (B, P). Received: {inputs!r}")
     if isinstance(inputs, (list, tuple)):
         is_single = all(np.ndim(row) == 0 for row in inputs)
+        padding_id = None if is_target else padding_id
         rows = [np.asarray(inputs)] if is_single else [np.asarray(row) for row in inputs]
     else:
         array = np.asarray(inputs.detach().cpu() if hasattr(inputs, "detach") else inputs)
@@ -96,10 +102,22 @@ def as_rows(name: str, inputs: Any, padding_id: int | None, vocabulary_size: int
             )
         is_single = array.ndim == 1
         rows = list(np.atleast_2d(array)) if array.ndim else [array]
+        if is_target and padding_id is not None:
+            padding_id = None if is_single else _padding_id_of_targets(name, array, padding_id)
     if not rows or any(row.ndim != 1 for row in rows):
         shapes = [row.shape for row in rows]
         raise ValueError(f"`{name}` must be rows of ids, (P,) or (B, P), and not empty. Received: shapes {shapes}")
     return [_checked_row(name, row, padding_id, vocabulary_size) for row in rows], is_single
+
+
+def _padding_id_of_targets(name: str, array: np.ndarray, padding_id: int) -> int:
+    """The padding id of targets (B, P); raises a `ValueError` if all begin with it, which may be their start token."""
+    if array.ndim == 2 and array.size and (array[:, 0] == padding_id).all():
+        raise ValueError(
+            f"`{name}` must be a list of rows if targets begin with the padding id: in an array it may be padding. "
+            f"Received: an array of shape {array.shape} whose rows all begin with the padding id {padding_id}"
+        )
+    return padding_id
 
 
 def _depth(row: Any) -> int:

@@ -16,6 +16,7 @@ from keras_tx.generation.config import MOST_NEW_TOKENS, GenerationConfig
 from keras_tx.generation.decode_loop import Context
 from keras_tx.generation.model_checks import has_two_vocabularies
 from keras_tx.generation.prompts import (
+    RealRows,
     TextPieces,
     as_rows,
     as_strings,
@@ -113,7 +114,8 @@ class GenerationRequest:
         padding_id = self.model.padding_ids[name]
         vocabulary_size = self.model.vocabulary_sizes[name] or self.model.vocabulary_size
         if not is_text(inputs):
-            return as_rows(name, inputs, padding_id, vocabulary_size)
+            is_target = bool(self.model.sources) and name == self.model.target
+            return as_rows(name, inputs, padding_id, vocabulary_size, is_target=is_target)
         if self.tokenizer is None:
             raise ValueError(f"`tokenizer` must be given for texts. Received: tokenizer=None, {name}={inputs!r}")
         self.is_text = True
@@ -124,7 +126,9 @@ class GenerationRequest:
             rows = ops.convert_to_numpy(self.source_tokenizer(texts)["token_ids"])
         else:
             start = [] if self.config.start_token is None else [self.config.start_token]
-            rows = [start + list(row) for row in _as_lists(self.tokenizer.tokenize(texts))]
+            tokens = _as_lists(self.tokenizer.tokenize(texts))
+            # The start token may have the padding id.
+            rows = RealRows(np.asarray(start + [token for token in row if token != padding_id]) for row in tokens)
         return as_rows(name, rows, padding_id, vocabulary_size)[0], is_single
 
     def _check_sizes(self, source: str) -> None:

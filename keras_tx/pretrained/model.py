@@ -280,11 +280,12 @@ class PretrainedModel(CheckedModel):
             raise ValueError(
                 f"`inputs` must have only names of {names}, and the masks of those given. Received: {[*inputs]}"
             )
-        is_array = all(array_prompts.is_array(value) and len(value.shape) == 2 for value in given.values())
-        if not is_array and all(mask is None for mask in masks.values()):
-            return given, None
-
+        are_arrays = {name: array_prompts.is_array(value) and len(value.shape) == 2 for name, value in given.items()}
         # As in transformers, all ids of a target are real without a mask.
+        if not all(are_arrays.values()) and all(mask is None for mask in masks.values()):
+            rows = {name: array_prompts.rows_of(given[name], None, None) for name in names[1:] if are_arrays.get(name)}
+            return {**given, **rows}, None
+
         padding_ids = {name: None for name in names} | {names[0]: getattr(self.family, _IDS[names[0]]).padding_id}
         rows = {name: array_prompts.rows_of(value, masks[name], padding_ids[name]) for name, value in given.items()}
         if len(names) > 1 and names[0] in rows:  # the model finds the padding of a source by its id

@@ -144,10 +144,10 @@ class TextGenerator:
 
     def _token_rows(self, texts: Tensor, start_token: int | None = None) -> Tensor:
         """Texts (B,) -> the ids of their tokens, ragged (B, None), after a start token if there is one."""
-        rows = in_graph.ragged_tokens(self.tokenizer.tokenize(texts))
-        if start_token is not None:
-            rows = tf.concat([tf.fill([rows.nrows(), 1], start_token), rows], axis=1)
-        return in_graph.ragged_rows(rows, self.incremental_model.padding_ids[self.incremental_model.target])
+        padding_id = self.incremental_model.padding_ids[self.incremental_model.target]
+        rows = in_graph.ragged_rows(in_graph.ragged_tokens(self.tokenizer.tokenize(texts)), padding_id)
+        start = [] if start_token is None else [tf.fill([rows.nrows(), 1], start_token)]  # which may be the padding id
+        return tf.concat([*start, rows], axis=1)
 
     def _start_and_sources(self, rows: Sequence[Tensor], names: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
         limit = self.incremental_model.max_source_length

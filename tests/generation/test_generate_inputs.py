@@ -209,6 +209,11 @@ BAD_SOURCES = [
         {"inputs": {"source_ids": [[3]], "target_ids": [[1]]}, "start_token": 2},
         "`start_token` must be None for prompts that are ids: .*Received: start_token=2",
     ),
+    (
+        {"inputs": {"source_ids": [[3], [4]], "target_ids": np.array([[0, 5], [0, 0]])}},
+        r"`target_ids` must be a list of rows if targets begin with the padding id: .*Received: an array of shape "
+        r"\(2, 2\) whose rows all begin with the padding id 0",
+    ),
     ({"inputs": [[SOURCE_V]]}, rf"`source_ids` must be in \[0, {SOURCE_V}\). Received: {SOURCE_V}"),
 ]
 
@@ -218,6 +223,43 @@ def test_what_cannot_be_translated_is_refused(translator, changed, message):
     arguments = {**FAST, "inputs": SOURCES, **changed}
     with pytest.raises(ValueError, match=message):
         generate(translator, arguments.pop("inputs"), **arguments)
+
+
+@pytest.fixture(scope="module")
+def keeping_and_losing_padding():
+    """Two models with the same weights: in the first, nothing is padding; in the second, the id 0."""
+    keras.utils.set_random_seed(3)
+    models = [built.translator(embedding_options={"padding_id": padding_id}) for padding_id in (None, 0)]
+    randomize(models[0], scale=0.4)
+    models[1].set_weights(models[0].get_weights())
+    return models
+
+
+TARGETS = [[0, 7, 11], [0], [START, 0, 5], [13]]
+
+
+@pytest.mark.parametrize("of_rows", [list, lambda rows: np.array([*rows, None], object)[:-1]], ids=["list", "objects"])
+def test_a_target_may_begin_with_the_padding_id(keeping_and_losing_padding, of_rows):
+    whole, model = keeping_and_losing_padding
+    sources = [[4, 3, 21], [8, 30, 6], [1, 36, 5], [2, 2, 13]]
+    expected = naive(whole, TARGETS, NEW, sources=sources)
+    expected = [row[len(target) :] for row, target in zip(expected, TARGETS, strict=True)]
+    inputs = {"source_ids": sources, "target_ids": of_rows(TARGETS)}
+    assert generate(model, inputs, **FAST) == expected
+    for one in (TARGETS[0], np.array(TARGETS[0])):  # of a single row, the length is known in an array, too
+        assert list(generate(model, {"source_ids": sources[0], "target_ids": one}, **FAST)) == expected[0]
+    assert generate(model, sources, **FAST, start_token=0)[1] == expected[1]
+    padded = {"source_ids": sources[2:], "target_ids": np.array([[START, 5, 0], [0, 0, 13]])}
+    assert generate(model, padded, **SHORT) == generate(model, {**padded, "target_ids": [[START, 5], [13]]}, **SHORT)
+
+
+def test_a_text_may_begin_with_the_padding_id(keeping_and_losing_padding):
+    whole, model = keeping_and_losing_padding
+    tokenizer, sources = Letters(), [[4, 3, 21], [8, 30, 6]]
+    expected = naive(whole, [[0, 3, 6], [0]], NEW, sources=sources)
+    expected = tokenizer.decode([expected[0][3:], expected[1][1:]])
+    options = {**FAST, "tokenizer": tokenizer, "start_token": 0, "stop_tokens": ()}
+    assert generate(model, {"source_ids": sources, "target_ids": ["ad", ""]}, **options) == expected
 
 
 def test_more_tokens_than_learned_positions_are_refused():

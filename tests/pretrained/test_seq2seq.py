@@ -226,6 +226,9 @@ def test_a_given_target_keeps_its_padding_ids(tmp_path):
     inputs = {"input_ids": source, "decoder_input_ids": target}
     found = model.generate(inputs, max_new_tokens=4, jit_compile=False)
     np.testing.assert_array_equal(found, expected.numpy()[:, 3:])
+    for sources, targets in ((source.tolist(), target.tolist()), (source.tolist(), target), (source, target.tolist())):
+        inputs = {"input_ids": sources, "decoder_input_ids": targets}
+        assert model.generate(inputs, max_new_tokens=4, jit_compile=False) == [until(row, 1) for row in found]
 
 
 def test_a_base_model_does_not_write():

@@ -91,6 +91,16 @@ def test_what_does_not_fit_into_learned_positions_is_refused_as_by_generate(toke
     generator.tokenize([tf.constant(["cat cat cat cat"])], ["text"])
 
 
+def test_a_prompt_may_begin_with_the_padding_id(generative_models, tokenizer):
+    model, options = generative_models["language_model"], {"start_token": 0, "max_new_tokens": 4}
+    generator = TextGenerator(model, tokenizer, None, options)
+    prompts, _ = generator.tokenize([tf.constant(["two", ""])], ["text"])
+    assert prompts.to_list() == [[0, *tokenizer.tokenize("two").numpy()], [0]]
+    ids, lengths, _ = generator.generate(prompts, [], "text")
+    expected = generate(model, ["two", ""], tokenizer=tokenizer, jit_compile=False, **options)
+    assert [row[0].decode() for row in generator.detokenize(prompts, ids, lengths).numpy()] == expected
+
+
 def test_long_targets_and_prompts_are_refused(generative_models, tokenizer):
     generator = TextGenerator(generative_models["language_model"], tokenizer)
     prompts, _ = generator.tokenize([tf.constant(["cat"])], ["text"])
