@@ -51,6 +51,7 @@ def generate(
             with a `tokenizer`; or ids: an array (P,) or (B, P), in which padding is ignored, or a list of rows of any
             lengths. A dict by the names of the model's inputs gives both the sources and the beginnings of the targets.
             A target in a list, or alone, keeps ids equal to the padding id: that of T5 begins with it.
+            Segment ids, or a mask, have a number for each id of their source, also at its padding.
             Sources that are texts are truncated to `max_length` tokens of their tokenizer, special tokens included;
             prompts and ids are not truncated.
         strategy: `Greedy()` (the default), `Sample(...)`, `Beam(...)`, `Speculative(...)` or another `Strategy`.
@@ -84,8 +85,9 @@ def generate(
 
     Raises:
         ValueError: for a prompt that is empty or only padding, an array of targets that all begin with the padding id,
-            ids outside the vocabulary, a dict with a name that no input has, a `max_new_tokens` that is not positive or
-            does not fit into learned positions, contradictory options, or logits that are NaN.
+            ids outside the vocabulary, a dict with a name that no input has, segment ids or a mask that do not fit
+            their source, a `max_new_tokens` that is not positive or does not fit into learned positions, contradictory
+            options, or logits that are NaN.
         TypeError: for a model that is not functional, a `strategy` that is not a `Strategy` or cannot be hashed, a
             `tokenizer` without `tokenize` and `decode`, and inputs that are symbolic or neither texts nor rows of ids.
             Graphs, as in `tf.function`, need `keras_tx.serving.export`.

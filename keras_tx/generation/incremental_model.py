@@ -14,6 +14,7 @@ from keras import ops
 
 from keras_tx.functional_graph import Node
 from keras_tx.generation import model_checks, operations
+from keras_tx.generation.beside import inputs_beside
 from keras_tx.generation.model_graph import ModelGraph
 from keras_tx.generation.state import without_xla
 from keras_tx.generation.step_check import check_steps
@@ -37,14 +38,17 @@ class IncrementalModel:
         model: the functional model itself.
         inputs, sources, target: names of inputs; `sources` are all but the target.
         padding_ids, vocabulary_sizes: {name of an input: the padding id or vocabulary size of its embedding, or None}.
+        buckets_sources: whether sources may have more padding than the longest of them needs.
+        beside: {name of a source without ids of its own: the `Beside` that tells which ids it belongs to}.
         vocabulary_size: V.
         max_length, max_source_length: the number of learned positions for the target and for sources; None for no
             limit.
 
     Raises:
         TypeError: for a model that is not functional.
-        ValueError: for a model with several outputs, without causal layers, with other layers that mix tokens, or with
-            layers that encode positions but have no call argument for them.
+        ValueError: for a model with several outputs, without causal layers, with other layers that mix tokens, with
+            layers that encode positions but have no call argument for them, with an input for the segments of the
+            target, or with one that belongs to one of several sources.
     """
 
     def __init__(self, model: Any, target: str | None = None):
@@ -58,6 +62,8 @@ class IncrementalModel:
         }
         self.padding_ids: dict[str, Any] = {name: operations.padding_id(layer) for name, layer in embeddings.items()}
         self.vocabulary_sizes = {name: operations.vocabulary_size(layer) for name, layer in embeddings.items()}
+        self.beside = inputs_beside(graph, embeddings)
+        self.buckets_sources = all(beside.has_segments for beside in self.beside.values())
         self.vocabulary_size: int = model.outputs[0].shape[-1]
         self.max_length = operations.max_positions(graph.target_nodes)
         self.max_source_length = operations.max_positions(graph.source_nodes)

@@ -22,6 +22,7 @@ class ModelGraph:
 
     Attributes:
         inputs, sources: names, `sources` without the target.
+        lengths: {name of an input: its static number of tokens, or None}.
         input_values, source_values, target_value, output_value: numbers of values.
         nodes: all nodes that the output depends on.
         source_nodes: nodes that do not depend on the target, such as an encoder. They run once.
@@ -38,6 +39,7 @@ class ModelGraph:
     def __init__(self, model: Any, target: str | None):
         graph = FunctionalGraph(model)
         self.inputs: list[str] = [x.name for x in model.inputs]
+        self.lengths = {x.name: x.shape[1] if len(x.shape) > 1 else 0 for x in model.inputs}
         self.input_values = graph.inputs
         self.output_value = graph.outputs[0]
         self.nodes = _needed_nodes(graph.nodes, self.output_value)

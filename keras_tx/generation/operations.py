@@ -107,9 +107,9 @@ def compared_with(node: Node) -> int | float | None:
 
 
 def embedding_of(value: int, nodes: Iterable[Node]) -> Any | None:
-    """The layer that embeds the ids with this number, if there is one."""
-    layers = [node.operation for node in nodes if value in node.inputs.values()]
-    return next((layer for layer in layers if isinstance(layer, (TokenEmbedding, keras.layers.Embedding))), None)
+    """The layer that embeds the ids with this number, if there is one; it may embed segment ids as well."""
+    embedding = [x for x in nodes if isinstance(x.operation, (TokenEmbedding, keras.layers.Embedding))]
+    return next((node.operation for node in embedding if value in node.numbers_of("inputs", 0)), None)
 
 
 def padding_id(embedding: Any | None) -> int | None:

@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_tx import checks
 from keras_tx.generation.analysed import analysed
+from keras_tx.generation.beside import array_beside
 from keras_tx.generation.compiled_loop import CompiledDecodeLoop
 from keras_tx.generation.config import MOST_NEW_TOKENS, GenerationConfig
 from keras_tx.generation.decode_loop import Context
@@ -31,6 +32,8 @@ from keras_tx.generation.state import State
 from keras_tx.locks import lock_of
 from keras_tx.text.compatibility import check_fits
 from keras_tx.types import Tensor
+
+_MOST = 2**31  # what inputs beside ids are below: there is no other limit
 
 
 class GenerationRequest:
@@ -100,6 +103,8 @@ class GenerationRequest:
         if len(set(counts.values())) > 1:
             raise ValueError(f"All `inputs` must have the same number of rows. Received: {counts}")
         self.sources = {name: rows_of[name][0] for name in model.sources}
+        owners = {beside.source for beside in model.beside.values()}
+        self.with_padding = {name: self._read_rows(name, named[name], keep_padding=True)[0] for name in owners}
         if model.target in rows_of:
             self.prompts = rows_of[model.target][0]
             self.begins_with_ids = not is_text(named[model.target])
@@ -109,10 +114,17 @@ class GenerationRequest:
         else:
             self.prompts = [np.array([self.config.target_start()], "int32")] * next(iter(counts.values()))
 
-    def _read_rows(self, name: str, inputs: Any) -> tuple[list[np.ndarray], bool]:
+    def _read_rows(self, name: str, inputs: Any, *, keep_padding: bool = False) -> tuple[list[np.ndarray], bool]:
         """The rows of ids of one input, and whether it was a single text or row."""
-        padding_id = self.model.padding_ids[name]
+        padding_id = None if keep_padding else self.model.padding_ids[name]
         vocabulary_size = self.model.vocabulary_sizes[name] or self.model.vocabulary_size
+        if name in self.model.beside:
+            if is_text(inputs):
+                raise ValueError(
+                    f"`{name}` must have a number for each token of `{self.model.beside[name].source}`. Received: "
+                    f"texts, {name}={inputs!r}"
+                )
+            vocabulary_size = _MOST
         if not is_text(inputs):
             is_target = bool(self.model.sources) and name == self.model.target
             return as_rows(name, inputs, padding_id, vocabulary_size, is_target=is_target)
@@ -161,6 +173,11 @@ class GenerationRequest:
 
     def _source_array(self, name: str) -> np.ndarray:
         """(B, S), padded on the right."""
+        if name in self.model.beside:
+            beside = self.model.beside[name]
+            ids, padding_id = self.with_padding[beside.source], self.model.padding_ids[beside.source]
+            width = self._source_array(beside.source).shape[1]
+            return array_beside(name, self.sources[name], beside, ids, padding_id, width)
         rows, padding_id, limit = self.sources[name], self.model.padding_ids[name], self.model.max_source_length
         longest = max(len(row) for row in rows)
         if limit is not None and longest > limit:
@@ -175,7 +192,7 @@ class GenerationRequest:
                     f"{sorted({len(row) for row in rows})}"
                 )
             return padded(rows, longest, 0, left=False)
-        length = bucketed(longest)
+        length = bucketed(longest) if self.model.buckets_sources else longest
         return padded(rows, length if limit is None else min(length, limit), padding_id, left=False)
 
     def run(self) -> tuple[Any, Any]:

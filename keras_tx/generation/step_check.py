@@ -89,6 +89,8 @@ def _rows(model: Any, longest: int) -> list[Tensor]:
     for name in [*model.sources, model.target]:
         size, padding_id = model.vocabulary_sizes[name] or model.vocabulary_size, model.padding_ids[name]
         tokens = [token for token in range(min(size, 50)) if token != padding_id]
+        if name in model.beside:  # segment 0, or a mask of real tokens
+            tokens = [0 if model.beside[name].has_segments else 1]
         ids = np.random.default_rng(len(rows)).choice(tokens, (1, lengths[name] or min(limits)))
         rows.append(ops.convert_to_tensor(ids, dtype="int32"))
     return rows

@@ -1,0 +1,105 @@
+"""Inputs beside the ids of a source, such as segment ids or a mask, whose columns follow those of the ids.
+
+B sources, S source tokens.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_tx.generation import operations
+from keras_tx.generation.model_graph import ModelGraph
+from keras_tx.generation.prompts import padded
+from keras_tx.layers import TokenEmbedding
+
+
+class Beside(NamedTuple):
+    """What an input belongs to.
+
+    Attributes:
+        source: the name of the input with the ids.
+        has_segments: whether its values are segment ids, of which any will do at padding.
+    """
+
+    source: str
+    has_segments: bool
+
+
+def inputs_beside(graph: ModelGraph, embeddings: Mapping[str, Any]) -> dict[str, Beside]:
+    """{name of an input without ids of its own: `Beside`}, for sources.
+
+    Args:
+        graph: of the model.
+        embeddings: {name of an input: the layer that embeds its ids, or None}.
+
+    Raises:
+        ValueError: an input holds the segments of the target, which new tokens have not, or belongs to one of several
+            sources.
+    """
+    numbers = dict(zip(graph.inputs, graph.input_values, strict=True))
+    found = {}
+    for name in graph.sources:
+        if embeddings[name] is not None:
+            continue
+        owner = _with_segments(numbers[name], graph)
+        if owner == graph.target_value:
+            raise ValueError(
+                "A generative model must not have an input for the segments of `target`, because new tokens have none. "
+                f"Received: the segments '{name}' of '{graph.target}'"
+            )
+        with_ids = [source for source in graph.sources if embeddings[source] is not None]
+        owners = [source for source in with_ids if numbers[source] == owner] or [
+            source for source in with_ids if graph.lengths[source] == graph.lengths[name]
+        ]
+        if len(owners) > 1 and any(operations.padding_id(embeddings[source]) is not None for source in owners):
+            raise ValueError(
+                f"Beside several sources with padding, an input without an embedding must be the `segment_ids` of one. "
+                f"Received: the input '{name}' beside {owners}"
+            )
+        if len(owners) == 1:
+            found[name] = Beside(owners[0], numbers[owners[0]] == owner)
+    return found
+
+
+def _with_segments(value: int, graph: ModelGraph) -> int | None:
+    """The number of the ids whose segments the value has, if it has any."""
+    for node in graph.nodes:
+        if isinstance(node.operation, TokenEmbedding) and value in node.numbers_of("segment_ids", 1):
+            return node.numbers_of("inputs", 0)[0]
+    return None
+
+
+def array_beside(
+    name: str, rows: list[np.ndarray], beside: Beside, ids: list[np.ndarray], padding_id: int | None, width: int
+) -> np.ndarray:
+    """(B, S), in which columns beside padding move to the right, as the padding does.
+
+    Args:
+        name: of the input.
+        rows: its rows as the caller gave them, with a number for each id or for each real token; or one for all.
+        beside: what the input belongs to.
+        ids: the rows of `beside.source` as the caller gave them, with padding.
+        padding_id: of these.
+        width: S.
+
+    Raises:
+        ValueError: a row has another length, or lacks the numbers beside padding, which only segments do not need.
+    """
+    if not beside.has_segments and all(len(row) == 1 for row in rows):
+        return np.stack(rows)
+    moved = []
+    for row, tokens in zip(rows, ids, strict=True):
+        is_real = np.ones(len(tokens), "bool") if padding_id is None else tokens != padding_id
+        if len(row) not in (len(tokens), is_real.sum()):
+            raise ValueError(
+                f"`{name}` must have a number for each token of `{beside.source}`. Received: {len(row)} numbers for "
+                f"{len(tokens)} tokens"
+            )
+        moved.append((row[np.argsort(~is_real, kind="stable")] if len(row) == len(tokens) else row)[:width])
+    if not beside.has_segments and any(len(row) < width for row in moved):
+        raise ValueError(
+            f"`{name}` must be an array (B, S) as `{beside.source}` is, with numbers beside padding, too. Received: "
+            f"rows of lengths {[len(row) for row in moved]}"
+        )
+    return padded(moved, width, 0, left=False)

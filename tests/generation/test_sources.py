@@ -1,0 +1,141 @@
+"""`generate` with sources: inputs beside their ids, and encoders that their padding would change."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_tx.generation import generate
+from keras_tx.generation.incremental_model import IncrementalModel
+from keras_tx.layers import DecoderLayer, Encoder, TokenEmbedding
+from tests.generation.asked import START, WRITE, Letters
+from tests.generation.built import SOURCE_V, D, F, N, V, ids_of
+from tests.tools import assert_close, randomize, to_numpy
+
+pytestmark = pytest.mark.usefixtures("eager")
+
+IDS = [[4, 3, 21, 9, 5], [8, 30, 6], [1, 36]]
+SEGMENTS = [[0, 0, 1, 1, 0], [0, 2, 2], [1, 0]]
+REAL = [[1, 0, 1, 1, 1], [0, 1, 1], [1, 1]]
+
+
+def with_memory(*sources, memory):
+    """A model that writes from the vectors `memory` of symbolic `sources`; its steps are tried out for the `tanh`."""
+    target = ids_of("target")
+    x = DecoderLayer(F, N, cross_attention=True)(TokenEmbedding(V, D)(target), memory)
+    return randomize(keras.Model([*sources, target], keras.layers.Dense(V)(ops.tanh(x))), scale=0.6)
+
+
+def embedded(ids, segment_ids=None, **options):
+    return TokenEmbedding(SOURCE_V, D, position_encoding="sinusoidal", **options)(ids, segment_ids=segment_ids)
+
+
+def with_segments():
+    ids, segments = ids_of("source"), ids_of("segments")
+    x = embedded(ids, segments, num_segments=3)
+    return with_memory(ids, segments, memory=Encoder(1, F, N)(x))
+
+
+def with_mask():
+    ids, real = ids_of("source"), ids_of("real")
+    return with_memory(ids, real, memory=Encoder(1, F, N)(embedded(ids), mask=real))
+
+
+def with_inverted_mask():
+    ids, hidden = ids_of("source"), ids_of("hidden")
+    return with_memory(ids, hidden, memory=Encoder(1, F, N)(embedded(ids), mask=ops.equal(hidden, 0)))
+
+
+def row_scores(model, sources, length=WRITE["max_new_tokens"]):
+    """The log-probability of the greedy tokens for one row, by the whole model on arrays without padding."""
+    row, score = [START], 0.0
+    for _ in range(length):
+        logits = to_numpy(model([*[np.array([one]) for one in sources], np.array([row])]))[0, -1].astype("float64")
+        row.append(int(logits[1:].argmax()) + 1)  # the id 0 is forbidden
+        score += logits[row[-1]] - np.log(np.exp(logits).sum())
+    return row[1:], score
+
+
+def check(model, inputs, rows):
+    """Compares what is generated for `inputs` with the whole model on each of `rows`: an id row for each source."""
+    found, scores = generate(model, inputs, return_scores=True, **WRITE)
+    for ids, score, sources in zip(found, scores, rows, strict=True):
+        expected_ids, expected = row_scores(model, sources)
+        assert list(ids) == expected_ids
+        assert_close(score, expected, atol=2e-5, rtol=1e-5)
+
+
+def right(rows, value=0):
+    return np.array([row + [value] * (5 - len(row)) for row in rows])
+
+
+def left(rows, value=0):
+    return np.array([[value] * (5 - len(row)) + row for row in rows])
+
+
+def test_segments_follow_the_padding_of_their_ids():
+    model, rows = with_segments(), list(zip(IDS, SEGMENTS, strict=True))
+    check(model, {"source": IDS, "segments": SEGMENTS}, rows)
+    check(model, {"source": right(IDS), "segments": right(SEGMENTS, 2)}, rows)
+    check(model, {"source": left(IDS), "segments": left(SEGMENTS, 1)}, rows)
+    for of_row in (list, np.array):
+        found = generate(model, {"source": of_row(IDS[1]), "segments": of_row(SEGMENTS[1])}, **WRITE)
+        assert list(found) == row_scores(model, rows[1])[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "values", "at_padding"),
+    [
+        (with_mask, "real", REAL, 0),
+        (with_inverted_mask, "hidden", [[1 - one for one in row] for row in REAL], 1),
+    ],
+)
+def test_a_mask_follows_the_padding_of_its_ids(make, name, values, at_padding):
+    model, rows = make(), list(zip(IDS, values, strict=True))
+    for side in (right, left):
+        check(model, {"source": side(IDS), name: side(values, at_padding)}, rows)
+    check(model, {"source": IDS[1:2], name: values[1:2]}, rows[1:2])
+    message = rf"`{name}` must be an array \(B, S\) as `source` is, .* Received: rows of lengths \[5, 3, 2\]"
+    with pytest.raises(ValueError, match=message):
+        generate(model, {"source": IDS, name: values}, **WRITE)
+
+
+def test_a_number_for_a_whole_source_stays_one():
+    ids, kind = ids_of("source"), ids_of("kind")
+    x = embedded(ids) + ops.expand_dims(ops.cast(kind, "float32"), -1)
+    model = with_memory(ids, kind, memory=Encoder(1, F, N)(x))
+    check(
+        model, {"source": right(IDS), "kind": np.array([[0], [3], [1]])}, list(zip(IDS, [[0], [3], [1]], strict=True))
+    )
+
+
+@pytest.mark.parametrize(
+    ("segments", "message"),
+    [
+        (
+            [[0, 1], [0, 2, 2], [1, 0]],
+            "`segments` must have a number for each token of `source`. Received: 2 numbers for 5",
+        ),
+        (
+            ["ab", "c", "d"],
+            r"`segments` must have a number for each token of `source`. Received: texts, segments=\['ab'",
+        ),
+        ([[0, -1, 1, 1, 0], [0, 2, 2], [1, 0]], r"`segments` must be in \[0, 2147483648\). Received: -1"),
+    ],
+)
+def test_what_does_not_fit_the_ids_is_refused(segments, message):
+    with pytest.raises(ValueError, match=message):
+        generate(with_segments(), {"source": IDS, "segments": segments}, tokenizer=Letters(), **WRITE)
+
+
+def test_inputs_that_belong_to_no_single_source_are_refused():
+    first, second, real = (ids_of(name) for name in ("first", "second", "real"))
+    memory = Encoder(1, F, N)(embedded(first), mask=real)
+    x = DecoderLayer(F, N, cross_attention=True)(memory, embedded(second))
+    with pytest.raises(ValueError, match=r"must be the `segment_ids` of one. Received: the input 'real' "):
+        IncrementalModel(with_memory(first, second, real, memory=x))
+    target, segments = ids_of("target"), ids_of("segments")
+    x = DecoderLayer(F, N)(TokenEmbedding(V, D, num_segments=2)(target, segment_ids=segments))
+    model = keras.Model([target, segments], keras.layers.Dense(V)(x))
+    with pytest.raises(ValueError, match="the segments of `target`, .* the segments 'segments' of 'target'"):
+        IncrementalModel(model, "target")
