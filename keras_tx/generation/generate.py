@@ -41,7 +41,8 @@ def generate(
     causal `MultiHeadAttention` layers and of layers that treat each token separately. The model is compiled for the
     length of the prompts and `max_new_tokens`, both rounded up to powers of two, so that calls of similar lengths share
     a compiled program; this does not change results. Another strategy, constraint or number of prompts compiles a new
-    program.
+    program. If the encoder of a model does not keep padding out, as a `Conv1D` does not, its sources are padded only to
+    the longest one of the call; sources of one length then have no padding.
 
     As in transformers, the padding id can be generated like any other token, unless it is in `forbidden_tokens`.
 

@@ -34,7 +34,7 @@ def generate(
             outside of the vocabulary.
     """
     ids, real = left_padded(prompts, loop.padding_id, least_columns(prompts.nrows()))
-    least = least_columns(prompts.nrows(), loop.model.max_source_length)
+    least = least_source_columns(prompts.nrows(), loop.model)
     padding_ids = [loop.model.padding_ids[name] for name in loop.model.sources]
     sources = [
         at_least_columns(source, padding_id, least) for source, padding_id in zip(sources, padding_ids, strict=True)
@@ -80,6 +80,11 @@ def least_columns(num_rows: Tensor, limit: int | None = None) -> Tensor:
         return 1
     least = -(-exported_weights.FEW_ROWS // tf.maximum(tf.cast(num_rows, "int32"), 1))
     return least if limit is None else tf.minimum(least, limit)
+
+
+def least_source_columns(num_rows: Tensor, model: Any) -> Tensor:
+    """As `least_columns`, for sources of an `IncrementalModel`: 1 if more padding would change its logits."""
+    return least_columns(num_rows, model.max_source_length) if model.buckets_sources else 1
 
 
 def left_padded(rows: Tensor, padding_id: int, least: Tensor = 1) -> tuple[Tensor, Tensor]:

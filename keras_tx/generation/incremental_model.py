@@ -17,7 +17,7 @@ from keras_tx.generation import model_checks, operations
 from keras_tx.generation.beside import inputs_beside
 from keras_tx.generation.model_graph import ModelGraph
 from keras_tx.generation.state import without_xla
-from keras_tx.generation.step_check import check_steps
+from keras_tx.generation.step_check import check_steps, padding_changes_nothing
 from keras_tx.layers import MultiHeadAttention, TokenEmbedding, exported_weights
 from keras_tx.layers import cache as caches
 from keras_tx.optional import Lazy
@@ -38,7 +38,7 @@ class IncrementalModel:
         model: the functional model itself.
         inputs, sources, target: names of inputs; `sources` are all but the target.
         padding_ids, vocabulary_sizes: {name of an input: the padding id or vocabulary size of its embedding, or None}.
-        buckets_sources: whether sources may have more padding than the longest of them needs.
+        buckets_sources: whether sources may have more padding than the longest of them needs, which changes no logits.
         beside: {name of a source without ids of its own: the `Beside` that tells which ids it belongs to}.
         vocabulary_size: V.
         max_length, max_source_length: the number of learned positions for the target and for sources; None for no
@@ -63,7 +63,6 @@ class IncrementalModel:
         self.padding_ids: dict[str, Any] = {name: operations.padding_id(layer) for name, layer in embeddings.items()}
         self.vocabulary_sizes = {name: operations.vocabulary_size(layer) for name, layer in embeddings.items()}
         self.beside = inputs_beside(graph, embeddings)
-        self.buckets_sources = all(beside.has_segments for beside in self.beside.values())
         self.vocabulary_size: int = model.outputs[0].shape[-1]
         self.max_length = operations.max_positions(graph.target_nodes)
         self.max_source_length = operations.max_positions(graph.source_nodes)
@@ -72,6 +71,26 @@ class IncrementalModel:
         if unknown:
             check_steps(self, unknown)
         self._unknown, self._takes_drafts = unknown, False
+        self.buckets_sources = self._keeps_padding_out()
+
+    def _keeps_padding_out(self) -> bool:
+        """Whether padding of sources changes no logits."""
+        if not all(
+            beside.has_segments for beside in self.beside.values()
+        ):  # what a mask should have there is not known
+            return False
+        padding_ids = {self.padding_ids[name] for name in self.sources} - {None}
+        if not padding_ids:
+            return True
+        graph = self._graph
+        joined = [
+            node
+            for node in graph.target_nodes
+            if not all(graph.depends_on_target([value]) for value in node.inputs.values())
+        ]
+        is_known = all(operations.keeps_padding_out(node, padding_ids) for node in graph.source_nodes)
+        is_known = is_known and all(isinstance(node.operation, operations.WITH_CACHE) for node in joined)
+        return is_known or padding_changes_nothing(self, [node.operation for node in graph.nodes])
 
     def check_drafts(self) -> None:
         """Raises unless steps of several tokens give the same logits as steps of one, as `Speculative` needs."""

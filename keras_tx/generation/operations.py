@@ -1,6 +1,6 @@
 """Classifies the operations of a functional model for generation: which mix tokens, which embed ids."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import keras
@@ -61,6 +61,23 @@ def is_known(node: Node, depends_on_target: Callable[[Iterable[int]], bool]) -> 
     if type(operation).__module__.startswith("keras_tx."):
         return True
     return type(operation) in (*_TREATING_EACH_TOKEN_SEPARATELY, keras_models.NOT_EQUAL)
+
+
+def keeps_padding_out(node: Node, padding_ids: Collection[int | None]) -> bool:
+    """Whether it is known that padding of sources changes no outputs of a node at real tokens.
+
+    A model with other operations is tested numerically.
+
+    Args:
+        node: takes values that depend on sources.
+        padding_ids: of the sources.
+    """
+    operation = node.operation
+    if isinstance(operation, (TokenEmbedding, keras.layers.Embedding)) and padding_id(operation) is None:
+        return False  # there is no mask for the layers that follow
+    if type(operation) is keras_models.NOT_EQUAL:
+        return compared_with(node) in padding_ids
+    return getattr(operation, "supports_masking", True) and is_known(node, lambda values: True)
 
 
 def _is_elementwise(activation: Any) -> bool:

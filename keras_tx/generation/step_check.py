@@ -1,4 +1,4 @@
-"""Compares decode steps with the full model, for models with operations of unknown kinds.
+"""Compares decode steps, and padded sources, with the full model, for models with operations of unknown kinds.
 
 T tokens, V vocabulary. The steps are compared to the full model at the first tokens and at the last ones of a row, so
 that an operation that looks back, or that counts tokens, is found in either case.
@@ -12,6 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tx.generation.prompts import bucketed
 from keras_tx.types import Tensor
 
 _LONG, _SHORT = 32, 5  # T, and T for a model that does not take the long row
@@ -49,6 +50,32 @@ def check_steps(model: Any, unknown: list[Any], *, at_once: bool = False) -> Non
             if not np.isnan(expected).any():
                 _compare(model, rows, expected, [operation.name for operation in unknown], at_once)
                 return
+
+
+def padding_changes_nothing(model: Any, operations: Iterable[Any]) -> bool:
+    """Whether padding at the end of sources leaves the logits of a model as they are, up to rounding.
+
+    A model that takes no padding, or whose logits are NaN, counts as one that it changes.
+
+    Args:
+        model: an `IncrementalModel`, which has a source with a padding id.
+        operations: of the model, with weights that may still be constant.
+    """
+    most = bucketed(_SHORT) if model.max_source_length is None else min(bucketed(_SHORT), model.max_source_length)
+    with keras.StatelessScope(_noise(operations)):
+        *sources, target = _rows(model, max(min(_SHORT, most // 2), 1))
+        padded = []
+        for name, ids in zip(model.sources, sources, strict=True):
+            owner = model.beside[name].source if name in model.beside else name
+            more = 0 if model.padding_ids[owner] is None else max(most - ids.shape[1], 0)
+            padded.append(ops.pad(ids, [[0, 0], [0, more]], constant_values=model.padding_ids[name] or 0))
+        try:
+            outputs = [model.full_logits([*rows, target]) for rows in (sources, padded)]
+        except Exception:  # each backend has its own error for shapes that do not fit
+            return False
+        alone, with_padding = (ops.convert_to_numpy(ops.cast(logits, "float32"))[0] for logits in outputs)
+    finite = np.where(np.isfinite(alone), alone, 0.0)
+    return bool(_difference(with_padding, alone) <= 1e-5 * np.ptp(finite, axis=-1).max())
 
 
 def _compare(model: Any, rows: list[Tensor], expected: np.ndarray, unknown: list[str], at_once: bool) -> None:

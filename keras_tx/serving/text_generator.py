@@ -311,7 +311,7 @@ class TextGenerator:
         """Sources (B, S), padded so that the products of an export get enough rows: see `in_graph.least_columns`."""
         model, made = self.incremental_model, []
         for name, one in zip(model.sources, sources, strict=True):
-            least = in_graph.least_columns(tf.shape(one)[0], model.max_source_length)
+            least = in_graph.least_source_columns(tf.shape(one)[0], model)
             made.append(in_graph.at_least_columns(one, model.padding_ids[name], least))
         return made
 

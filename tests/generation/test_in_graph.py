@@ -184,6 +184,10 @@ def test_rows_of_an_export_are_at_least_eight_tokens_together():
     with exported_weights(constants=False):
         assert [least(rows)().numpy() for rows in (0, 1, 2, 3, 7, 8, 9)] == [8, 8, 4, 3, 2, 1, 1]
         assert [least(rows, 5)().numpy() for rows in (1, 2)] == [5, 4]
+        model = IncrementalModel(built.encoder_and_decoder())
+        for model.buckets_sources, expected in ((True, 4), (False, 1)):
+            graph = tf.function(lambda: tf.convert_to_tensor(in_graph.least_source_columns(2, model)))
+            assert graph().numpy() == expected
 
 
 def test_lengths_count_the_stop_token_and_no_more_than_the_limit():

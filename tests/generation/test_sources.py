@@ -3,11 +3,12 @@
 import keras
 import numpy as np
 import pytest
-from keras import ops
+from keras import layers, ops
 
 from keras_tx.generation import generate
 from keras_tx.generation.incremental_model import IncrementalModel
-from keras_tx.layers import DecoderLayer, Encoder, TokenEmbedding
+from keras_tx.layers import DecoderLayer, Encoder, LearnedPositionalEncoding, TokenEmbedding
+from tests.generation import built
 from tests.generation.asked import START, WRITE, Letters
 from tests.generation.built import SOURCE_V, D, F, N, V, ids_of
 from tests.tools import assert_close, randomize, to_numpy
@@ -23,7 +24,7 @@ def with_memory(*sources, memory):
     """A model that writes from the vectors `memory` of symbolic `sources`; its steps are tried out for the `tanh`."""
     target = ids_of("target")
     x = DecoderLayer(F, N, cross_attention=True)(TokenEmbedding(V, D)(target), memory)
-    return randomize(keras.Model([*sources, target], keras.layers.Dense(V)(ops.tanh(x))), scale=0.6)
+    return randomize(keras.Model([*sources, target], layers.Dense(V)(ops.tanh(x))), scale=0.6)
 
 
 def embedded(ids, segment_ids=None, **options):
@@ -136,6 +137,93 @@ def test_inputs_that_belong_to_no_single_source_are_refused():
         IncrementalModel(with_memory(first, second, real, memory=x))
     target, segments = ids_of("target"), ids_of("segments")
     x = DecoderLayer(F, N)(TokenEmbedding(V, D, num_segments=2)(target, segment_ids=segments))
-    model = keras.Model([target, segments], keras.layers.Dense(V)(x))
+    model = keras.Model([target, segments], layers.Dense(V)(x))
     with pytest.raises(ValueError, match="the segments of `target`, .* the segments 'segments' of 'target'"):
         IncrementalModel(model, "target")
+
+
+# Encoders that let padding change their outputs, and those that do not
+
+
+def convolution(x, ids):
+    return layers.Conv1D(D, 3, padding="same")(x)
+
+
+def recurrent_without_mask(x, ids):
+    return layers.LSTM(D, return_sequences=True)(x * 2.0)
+
+
+def mean(x, ids):
+    return ops.mean(x, axis=1, keepdims=True)
+
+
+def beside_an_embedding_without_padding(x, ids):
+    beside = Encoder(1, F, N)(TokenEmbedding(SOURCE_V, D, padding_id=None)(ids))
+    return layers.Add()([Encoder(1, F, N)(layers.Dense(D)(x)), beside])
+
+
+def behind_a_mask_of_another_id(x, ids):
+    return Encoder(1, F, N)(x, mask=ids != 3)
+
+
+def zero_at_first(x, ids):
+    return x * 1.0 + layers.Conv1D(D, 3, padding="same", kernel_initializer="zeros")(x)
+
+
+def of_five(x, ids):
+    return ops.reshape(x, (-1, 5, D))
+
+
+def at_three_positions(x, ids):
+    return convolution(LearnedPositionalEncoding(3)(x), ids)
+
+
+def source_model(encode):
+    ids = ids_of("source")
+    return with_memory(ids, memory=encode(embedded(ids), ids))
+
+
+MIXING = [
+    convolution,
+    recurrent_without_mask,
+    mean,
+    beside_an_embedding_without_padding,
+    behind_a_mask_of_another_id,
+]
+KEEPING_OUT = [
+    lambda x, ids: Encoder(1, F, N)(x * 2.0),
+    lambda x, ids: layers.LSTM(D, return_sequences=True)(x),
+    lambda x, ids: layers.MultiHeadAttention(2, 5)(x, x),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*mask", "ignore:Padding may change the outputs")
+@pytest.mark.parametrize("encode", MIXING)
+def test_padding_that_would_change_the_encoder_is_left_out(encode):
+    model = source_model(encode)
+    check(model, {"source": IDS[:1]}, [(IDS[0],)])
+    check(model, {"source": np.array([[*IDS[1], 0, 0]])}, [(IDS[1],)])
+    assert not IncrementalModel(model).buckets_sources
+
+
+@pytest.mark.parametrize("encode", KEEPING_OUT, ids=["encoder", "lstm", "attention"])
+def test_padding_that_the_encoder_leaves_out_is_added(encode):
+    model = source_model(encode)
+    assert IncrementalModel(model).buckets_sources
+    check(model, {"source": IDS}, [(row,) for row in IDS])
+
+
+@pytest.mark.filterwarnings("ignore:.*mask", "ignore:Padding may change the outputs")
+@pytest.mark.parametrize("encode", [zero_at_first, of_five, at_three_positions])
+def test_a_trial_sees_what_weights_may_become_and_which_lengths_fit(encode):
+    ids, target = ids_of("source"), ids_of("target")
+    x = DecoderLayer(F, N, cross_attention=True)(TokenEmbedding(V, D)(target), encode(embedded(ids), ids))
+    assert not IncrementalModel(keras.Model([ids, target], layers.Dense(V)(x))).buckets_sources
+
+
+@pytest.mark.parametrize("name", ["encoder_and_decoder", "seq2seq", "shared"])
+def test_models_of_known_layers_need_no_trial(monkeypatch, name):
+    monkeypatch.setattr("keras_tx.generation.incremental_model.padding_changes_nothing", None)
+    assert IncrementalModel(built.MODELS[name]()).buckets_sources
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        IncrementalModel(source_model(lambda x, ids: layers.LSTM(D, return_sequences=True)(x)))
