@@ -139,6 +139,17 @@ def test_weights_that_training_changed_are_used():
     assert after == naive(model, PROMPTS, NEW) != before
 
 
+@pytest.mark.parametrize("name", ["sequential", "nested"])
+def test_layers_added_to_a_sequential_are_used(name):
+    model = built.made(name)
+    sequential = model if name == "sequential" else model.layers[-1]
+    before = generate(model, PROMPTS, **SHORT)
+    sequential.add(keras.layers.Rescaling(-1.0))  # it has no variables
+    assert generate(model, PROMPTS, **SHORT) == naive(model, PROMPTS, 2) != before
+    sequential.pop()
+    assert generate(model, PROMPTS, **SHORT) == before
+
+
 def test_rows_end_with_the_first_of_the_stop_tokens(lm):
     plain = naive(lm, PROMPTS, NEW)
     new = [row[len(prompt) :] for row, prompt in zip(plain, PROMPTS, strict=True)]
