@@ -26,7 +26,7 @@ class GenerationConfig:
         model: `IncrementalModel` of the model that generates.
         strategy: `Greedy()` if None.
         tokenizer: its `cls_id` and `sep_id` are the defaults of `start_token` and `stop_tokens`. Ids of the model that
-            it lacks are forbidden.
+            it lacks are forbidden, as are those that have no row in the embedding of the target.
         others: see `keras_tx.generation.generate`.
 
     Attributes:
@@ -62,7 +62,7 @@ class GenerationConfig:
         self.draft = _checked_draft(self.strategy, model)
         if start_token is None:
             start_token = getattr(tokenizer, "cls_id", None)
-        self.start_token = None if start_token is False else _checked_start(start_token, model.vocabulary_size)
+        self.start_token = None if start_token is False else _checked_start(start_token, model.target_vocabulary_size)
         stop_tokens = getattr(tokenizer, "sep_id", None) if stop_tokens is None else stop_tokens
         self.stop_tokens = _ids("stop_tokens", () if stop_tokens is None else _checked_stop(stop_tokens))
         self.padding_id = model.padding_ids[model.target] or 0
@@ -74,21 +74,26 @@ class GenerationConfig:
             forced_tokens=forced_tokens,
             renormalize_logits=renormalize_logits,
         )
-        self.constraints = self._without_text(tokenizer)
+        self.constraints = self._without_unknown_ids(tokenizer)
         self.constraints.check(self.max_new_tokens, model.vocabulary_size, self.stop_tokens)
 
-    def _without_text(self, tokenizer: Any) -> Constraints:
-        """The constraints, which also forbid the ids of the model for which the tokenizer has no text.
+    def _without_unknown_ids(self, tokenizer: Any) -> Constraints:
+        """The constraints, which also forbid the ids that the tokenizer or the embedding of the target lacks.
 
-        Vocabularies of models are often padded to a multiple of 64 or 128.
+        Vocabularies of models, or of their output alone, are often padded to a multiple of 64 or 128.
         """
-        size = self.model.vocabulary_size
+        size, embedded = self.model.vocabulary_size, self.model.target_vocabulary_size
         forced = self.constraints.forced_tokens
         asked_for = {*self.stop_tokens, *[token for _, token in forced]}
+        without_row = [token for token in sorted(asked_for.difference(self.stop_tokens)) if embedded <= token < size]
+        if without_row:
+            raise ValueError(
+                f"`forced_tokens` must be ids in [0, {embedded}), which have a row in the embedding of the target, or "
+                f"stop tokens. Received: {without_row[0]} in forced_tokens"
+            )
         known = getattr(tokenizer, "vocabulary_size", None)  # of other packages' tokenizers it may be a method
-        more = [
-            token for token in range(known if isinstance(known, Integral) else size, size) if token not in asked_for
-        ]
+        first = min(known, embedded) if isinstance(known, Integral) else embedded
+        more = [token for token in range(first, size) if token not in asked_for]
         if not more:
             return self.constraints
         forbidden = [*self.constraints.forbidden_tokens, *more]
@@ -156,11 +161,13 @@ def _checked_draft(strategy: Strategy, model: IncrementalModel) -> IncrementalMo
     if given is None:
         return None
     draft = analysed(given._generation_model() if hasattr(given, "_generation_model") else given, None)[0]
-    sizes = (draft.vocabulary_size, model.vocabulary_size)
-    if len({*sizes, draft.vocabulary_sizes[draft.target] or sizes[0]}) > 1:
+    sizes = [draft.vocabulary_size, model.vocabulary_size]
+    if sizes[0] == sizes[1]:
+        sizes = [draft.target_vocabulary_size, model.target_vocabulary_size]
+    if sizes[0] < sizes[1] or draft.vocabulary_size != model.vocabulary_size:
         raise ValueError(
             "`draft_model` must have the vocabulary of the model, the same ids for the same tokens. Received: a "
-            f"vocabulary of {draft.vocabulary_size} in the draft model, {model.vocabulary_size} in the model"
+            f"vocabulary of {sizes[0]} in the draft model, {sizes[1]} in the model"
         )
     sources = [[(one.vocabulary_sizes[name], one.padding_ids[name]) for name in one.sources] for one in (draft, model)]
     if sources[0] and sources[0] != sources[1]:

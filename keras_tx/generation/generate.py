@@ -47,7 +47,8 @@ def generate(
     As in transformers, the padding id can be generated like any other token, unless it is in `forbidden_tokens`.
 
     Args:
-        model: a functional model whose output is logits (B, T, V).
+        model: a functional model whose output is logits (B, T, V). If V is larger than the embedding of the generated
+            ids, those without a row in it are never generated, except as stop tokens.
         inputs: the prompts, or the sources for a model with sources (`Seq2Seq`). Texts (a `str` or a list of them),
             with a `tokenizer`; or ids: an array (P,) or (B, P), in which padding is ignored, or a list of rows of any
             lengths. A dict by the names of the model's inputs gives both the sources and the beginnings of the targets.

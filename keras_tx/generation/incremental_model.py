@@ -41,6 +41,7 @@ class IncrementalModel:
         buckets_sources: whether sources may have more padding than the longest of them needs, which changes no logits.
         beside: {name of a source without ids of its own: the `Beside` that tells which ids it belongs to}.
         vocabulary_size: V.
+        target_vocabulary_size: the number of ids that have both a logit and a row in the embedding of the target.
         max_length, max_source_length: the number of learned positions for the target and for sources; None for no
             limit.
 
@@ -64,6 +65,9 @@ class IncrementalModel:
         self.vocabulary_sizes = {name: operations.vocabulary_size(layer) for name, layer in embeddings.items()}
         self.beside = inputs_beside(graph, embeddings)
         self.vocabulary_size: int = model.outputs[0].shape[-1]
+        self.target_vocabulary_size = min(
+            self.vocabulary_size, self.vocabulary_sizes[self.target] or self.vocabulary_size
+        )
         self.max_length = operations.max_positions(graph.target_nodes)
         self.max_source_length = operations.max_positions(graph.source_nodes)
         model_checks.check_masks(graph.nodes, graph.cached_nodes, graph.target_value, self.padding_ids[self.target])
@@ -156,6 +160,8 @@ class IncrementalModel:
             The logits (B, V) at the last id, float32, and the cache.
         """
         graph, new_cache = self._graph, list(cache)
+        if self.target_vocabulary_size < self.vocabulary_size:  # a stop token need not have a row in the embedding
+            ids = ops.minimum(ids, self.target_vocabulary_size - 1)
         last_token_nodes = [] if every_token else graph.last_token_nodes
         numbered = {**{int(number): value for number, value in values.items()}, graph.target_value: ids}
         last: dict[int, Tensor] = {}  # only the values at the last token

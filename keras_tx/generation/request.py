@@ -226,7 +226,7 @@ class GenerationRequest:
 
     def _check_state(self, state: State) -> None:
         if bool(ops.convert_to_numpy(state["broken"])):
-            size, last = self.model.vocabulary_size, ops.convert_to_numpy(state["ids"][:, -self.loop.num_new :])
+            size, last = self.model.target_vocabulary_size, ops.convert_to_numpy(state["ids"][:, -self.loop.num_new :])
             last = last[:, int(ops.convert_to_numpy(state["step"])) - 1]
             outside = last[(last < 0) | (last >= size)]
             if outside.size:

@@ -59,7 +59,7 @@ class SpeculativeLoop(DecodeLoop):
             return state, tokens, {**context, "draft": draft_context}
         searched = []
         for name, source in zip(self.model.sources, sources, strict=True):
-            if self.model.vocabulary_sizes[name] == self.model.vocabulary_size:
+            if self.model.vocabulary_sizes[name] == self.model.target_vocabulary_size:
                 padding_id = self.model.padding_ids[name]
                 is_real = ops.ones_like(source, dtype="bool") if padding_id is None else source != padding_id
                 searched.append((ops.cast(source, "int32"), is_real))

@@ -77,6 +77,15 @@ def encoder_and_decoder():
     return keras.Model([source, target], keras.layers.Dense(V)(x))
 
 
+def padded_output(rows=V):
+    """A model with 7 logits more than its embedding has rows, and large ones."""
+    ids = ids_of()
+    x = DecoderLayer(F, N, attention_options={"rotary": True})(keras.layers.Embedding(rows, D)(ids))
+    model = randomize(keras.Model(ids, keras.layers.Dense(V + 7)(x)), scale=0.4)
+    model.layers[-1].bias.assign(np.where(np.arange(V + 7) < V, 0.0, 1.5))
+    return model
+
+
 def language_model(**options):
     return CausalLM(V, **{**SIZES, **options})
 

@@ -249,6 +249,23 @@ def test_ids_that_the_tokenizer_lacks_are_never_generated(lm):
     assert [row[-1] for row in rows] == [V - 1, V - 1]  # what was asked for is not forbidden
 
 
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(3), Sample(seed=5), Speculative()])
+def test_ids_without_a_row_in_the_embedding_are_generated_as_stop_tokens_alone(strategy):
+    """Outputs are often padded to a multiple of 64; some have a class for the end, which is never an input."""
+    model, ids = built.padded_output(), built.ids_of()
+    unknown = keras.Model(ids, model(keras.ops.minimum(ids, V - 1)))  # nothing shows how many rows the embedding has
+    assert logits_of(model, PROMPTS)[0].argmax(-1).max() >= V
+    for stop in ([], [V + 1, V + 4]):
+        never = [0, *[token for token in range(V, V + 7) if token not in stop]]
+        rows = generate(model, PROMPTS, strategy, stop_tokens=stop, **FAST)
+        rules = {**FAST, "stop_tokens": stop, "forbidden_tokens": never}
+        assert rows == generate(unknown, PROMPTS, strategy, **rules)
+        if strategy == Greedy():
+            assert rows == naive(unknown, PROMPTS, NEW, never=never, stop=stop)
+            ends = {len(row) - len(prompt) for row, prompt in zip(rows, PROMPTS, strict=True)}
+            assert not stop or len(ends) > 1, ends  # so that the model runs with a stop token, too
+
+
 def test_samples_depend_on_the_seed_and_the_row_alone(lm):
     sample = lambda prompts, seed: generate(lm, prompts, Sample(1.5, seed=seed), **FAST)
     first = sample(PROMPTS, 3)

@@ -316,6 +316,19 @@ def test_two_vocabularies_need_two_tokenizers(translator):
     generate(translator, [[3, 4]], tokenizer=sized(V), **SHORT)  # ids need no tokenizer of the sources
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"forced_tokens": {1: V}}, rf"`forced_tokens` must be ids in \[0, {V}\), which .*Received: {V} in forced"),
+        ({"start_token": V}, rf"`start_token` must be an id in \[0, {V}\). Received: start_token={V}"),
+        ({"inputs": [[5, V]]}, rf"`ids` must be in \[0, {V}\). Received: {V}"),
+    ],
+)
+def test_ids_without_a_row_in_the_embedding_are_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        generate(built.padded_output(), **{"inputs": PROMPTS, **SHORT, **changed})
+
+
 def test_a_text_prompt_may_begin_without_a_start_token(lm):
     options = {**SHORT, "stop_tokens": ()}
     with_ids = generate(lm, [[3, 4]], **options)

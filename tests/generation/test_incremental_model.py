@@ -62,6 +62,9 @@ def test_what_an_incremental_model_knows():
     x = keras.layers.Embedding(31, D, mask_zero=True)(ids)
     keras_embedding = IncrementalModel(keras.Model(ids, keras.layers.Dense(V)(Decoder(1, F, N)(x))))
     assert keras_embedding.vocabulary_sizes == {"ids": 31} and keras_embedding.padding_ids == {"ids": 0}
+    assert incremental.target_vocabulary_size == keras_embedding.target_vocabulary_size == V
+    padded = IncrementalModel(built.padded_output())
+    assert (padded.vocabulary_size, padded.target_vocabulary_size) == (V + 7, V)
 
 
 def test_the_target_may_be_named():

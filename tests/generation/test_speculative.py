@@ -246,6 +246,9 @@ def test_a_draft_model_that_does_not_fit_is_refused(lm):
 
     sizes = built.SIZES
     refused(lm, CausalLM(V + 2, **sizes), f"vocabulary of {V + 2} in the draft model, {V} in the model")
+    padded = built.padded_output()
+    refused(padded, built.padded_output(V - 2), f"vocabulary of {V - 2} in the draft model, {V} in the model")
+    refused(padded, lm, f"vocabulary of {V} in the draft model, {V + 7} in the model")
     rule = "`draft_model` must have no sources, or as many as the model, .* Received: "
     refused(lm, translator, rule + r".* of sources \[\(37, 0\)\] in the draft model, \[\] in the model")
     refused(translator, Seq2Seq(V, **sizes), rule + r".*\[\(29, 0\)\] in the draft model, \[\(37, 0\)\] in the model")
