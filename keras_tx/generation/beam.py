@@ -20,6 +20,8 @@ from keras_tx.layers.cache import repeat_rows
 from keras_tx.types import Tensor
 
 EXCLUDED = -1e9  # the score of beams that must not win, finite as in transformers; no real beam reaches half of it
+# The score of a place without a finished continuation. Those divided by length ** length_penalty may be below EXCLUDED.
+EMPTY = -float("inf")
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class Beam(Strategy):
             # The beams of a prompt are equal at first: without this, all of them would get the same tokens.
             "scores": ops.where(ops.arange(self.num_beams, dtype="int32") == 0, 0.0, excluded),
             "ended": ops.zeros_like(excluded, dtype="bool"),
-            "ended_scores": excluded,
+            "ended_scores": ops.full_like(excluded, EMPTY),
             "ended_ids": self._split(fill(state["padding"], state["ids"], num_new)),
         }
 
@@ -168,7 +170,7 @@ class Beam(Strategy):
         ends = ops.logical_and(
             ops.logical_and(ends, ops.arange(count, dtype="int32") < self.num_beams), scores > EXCLUDED / 2
         )
-        scores = ops.where(ends, scores / ops.take(self._divisors(num_new), step + 1), EXCLUDED)
+        scores = ops.where(ends, self._normalized(scores, step + 1, num_new), EMPTY)
         ids = ops.take(state["ids"][:, -num_new:], origin, axis=0)  # (B, C, M)
         ids = ops.where(ops.arange(num_new, dtype="int32") == step, tokens[:, :, None], ids)
         scores, places = ops.top_k(ops.concatenate([state["ended_scores"], scores], axis=1), self.num_beams)
@@ -182,19 +184,19 @@ class Beam(Strategy):
         """Whether an unfinished beam could still be better than a finished continuation, (B,)."""
         never = self.early_stopping == "never" and self.length_penalty > 0
         length = state["limit"] if never else state["step"] + 1
-        best_possible = scores[:, :1] / ops.take(self._divisors(ended_ids.shape[2]), length)
-        worst = ops.where(ended, ops.min(ended_scores, axis=1, keepdims=True), EXCLUDED)
-        better = ops.logical_and(ops.any(best_possible > worst, axis=1), scores[:, 0] > EXCLUDED / 2)
+        best_possible = self._normalized(scores[:, 0], length, ended_ids.shape[2])
+        better = ops.logical_and(best_possible > ops.min(ended_scores, axis=1), scores[:, 0] > EXCLUDED / 2)
         if self.early_stopping is True or self.num_beams == 1:
             return ops.logical_and(better, ops.logical_not(ops.all(ended, axis=1)))
         return better
 
-    def _divisors(self, longest: int) -> Tensor:
-        """length ** length_penalty for lengths 0 (never used) to `longest`, rounded to float32 once."""
-        lengths, limits = np.maximum(np.arange(longest + 1.0), 1), np.finfo("float32")
+    def _normalized(self, scores: Tensor, length: Tensor, longest: int) -> Tensor:
+        """Scores divided by length ** length_penalty, finite, so that they are above `EMPTY`."""
+        lengths, limits = np.maximum(np.arange(longest + 1.0), 1), np.finfo("float32")  # a length of 0 is never used
         with np.errstate(over="ignore", under="ignore"):
             powers = lengths**self.length_penalty
-        return ops.convert_to_tensor(np.clip(powers, limits.tiny, limits.max).astype("float32"))
+        divisors = ops.convert_to_tensor(np.clip(powers, limits.tiny, limits.max).astype("float32"))
+        return ops.maximum(scores / ops.take(divisors, length), float(limits.min))
 
     def result(self, state: State) -> tuple[Tensor, Tensor]:
         """The best continuations (B, n, M), with the padding id after the stop token, and their scores (B, n).

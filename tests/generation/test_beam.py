@@ -171,7 +171,7 @@ def scores_of_all(model, prompt, new, size, stop, length_penalty):
     return sorted(set(found), reverse=True)
 
 
-@pytest.mark.parametrize("length_penalty", [-0.5, 0.0, 1.0, 3.0])
+@pytest.mark.parametrize("length_penalty", [-40.0, -0.5, 0.0, 1.0, 3.0])
 def test_as_many_beams_as_tokens_find_the_best_two_of_all_pairs(length_penalty):
     prompt, model = (3, 4), markov(5, seed=11)
     options = {"length_penalty": length_penalty, "num_return_sequences": 2, "early_stopping": "never"}
@@ -179,6 +179,16 @@ def test_as_many_beams_as_tokens_find_the_best_two_of_all_pairs(length_penalty):
     (first, best), (second, next_best) = scores_of_all(model, prompt, 2, 5, 1, length_penalty)[:2]
     assert [tuple(row) for row in ids[0]] == [best, next_best]
     assert_close(scores[0], [first, second], atol=1e-5)
+
+
+@pytest.mark.parametrize("length_penalty", [-12.0, -60.0])
+def test_continuations_of_one_length_have_the_order_that_they_have_without_a_length_penalty(length_penalty):
+    run = {"model": markov(SIZE, seed=3), "ids": [[3, 4], [7, 2]], "new": 13, "size": SIZE}
+    expected, totals, _ = drive(Beam(3, num_return_sequences=3, length_penalty=0.0), **run)
+    ids, scores, _ = drive(Beam(3, num_return_sequences=3, length_penalty=length_penalty), **run)
+    np.testing.assert_array_equal(ids, expected)
+    lowest = np.finfo("float32").min
+    np.testing.assert_allclose(scores, np.maximum(totals.astype("float64") * 13.0**-length_penalty, lowest), rtol=1e-5)
 
 
 DOG = {"": {"c": 0.6, "d": 0.4}, "c": {"a": 0.5, "o": 0.5}, "d": {"o": 1.0}, "do": {"g": 1.0}}
