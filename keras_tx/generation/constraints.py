@@ -38,7 +38,7 @@ class Constraints:
             the scores of `Beam`.
 
     Raises:
-        ValueError: for values out of range and ids that are not non-negative integers.
+        ValueError: for values out of range, ids that are not non-negative integers, and two forced tokens at one index.
     """
 
     repetition_penalty: float = 1.0
@@ -197,7 +197,12 @@ def _pairs(forced: Any) -> tuple[tuple[int, int], ...]:
             "The argument `forced_tokens` must map indices of at least -1 to ids of at least 0. Received: "
             f"forced_tokens={forced!r}"
         )
-    return tuple(sorted((int(index), int(token)) for index, token in items))
+    pairs = sorted({(int(index), int(token)) for index, token in items})
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError(
+            f"The argument `forced_tokens` must not have two tokens for one index. Received: forced_tokens={forced!r}"
+        )
+    return tuple(pairs)
 
 
 def _contains(ids: Tensor, counted: Tensor, size: int) -> Tensor:

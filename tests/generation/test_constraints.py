@@ -115,6 +115,7 @@ def test_no_rules_change_nothing_and_equal_rules_are_equal_keys():
     same = Constraints(forbidden_tokens=(np.int64(3), [4, 5]), forced_tokens={0: 1, -1: 2})
     assert rules == same and hash(rules) == hash(same) and eval(repr(rules)) == rules
     assert rules != Constraints() == Constraints(forced_tokens={})
+    assert rules == Constraints(forbidden_tokens=[3, (4, 5)], forced_tokens=[(-1, 2), (0, 1), (0, 1)])
 
 
 @pytest.mark.parametrize(
@@ -130,6 +131,7 @@ def test_no_rules_change_nothing_and_equal_rules_are_equal_keys():
         ({"forbidden_tokens": "ab"}, "`forbidden_tokens` must hold ids .*Received: forbidden_tokens='ab'"),
         ({"forced_tokens": {-2: 1}}, r"`forced_tokens` must map indices .*Received: forced_tokens=\{-2: 1\}"),
         ({"forced_tokens": {0: "a"}}, r"`forced_tokens` must map indices .*Received: forced_tokens=\{0: 'a'\}"),
+        ({"forced_tokens": [(0, 1), (0, 2)]}, r"not have two tokens for one .*forced_tokens=\[\(0, 1\), \(0, 2\)\]"),
         ({"forced_tokens": [3]}, r"`forced_tokens` must map indices .*Received: forced_tokens=\[3\]"),
     ],
 )
