@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import keras
 
 from keras_tx.generation import Greedy, Sample, generate, in_graph
+from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.speculative import without_drafts
 from keras_tx.generation.strategy import Strategy
 from keras_tx.models import CausalLM, MaskedLM, Seq2Seq, TextClassifier
@@ -279,7 +280,8 @@ class GeneratorExporter:
         self.labels: list[str] | None = None
         self.multi_label: str | None = None
         self._options: dict[str, Any] = dict(generation or {})
-        least = max(1, self._options.get("min_new_tokens", 0))
+        rules = {name: self._options[name] for name in ("min_new_tokens", "forced_tokens") if name in self._options}
+        least = Constraints(**rules).least_new_tokens
         self.request_defaults: dict[str, float] = {"max_new_tokens": self._options.get("max_new_tokens", least)}
 
     def signatures(self) -> dict[str, Any]:

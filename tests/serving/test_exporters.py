@@ -201,6 +201,24 @@ def test_requests_for_the_parity_file_are_answered_whatever_the_options(options,
     assert set(rows) == set(signatures) and all(row["outputs"] for one in rows.values() for row in one)
 
 
+@pytest.mark.parametrize(
+    ("generation", "number"),
+    [
+        ({}, 1),
+        ({"min_new_tokens": 3}, 3),
+        ({"forced_tokens": {4: 7}}, 5),
+        ({"forced_tokens": {0: 8, -1: 7}}, 2),
+        ({"forced_tokens": {2: 7}, "max_new_tokens": 6}, 6),
+    ],
+)
+def test_example_requests_ask_for_as_many_tokens_as_the_rules_need(generation, number, tokenizer):
+    tokenizers = {"tokenizer": tokenizer, "source_tokenizer": None}
+    exporter = exporter_for(small_generator(), tokenizers, generation, None)
+    assert exporter.request_defaults == {"max_new_tokens": number}
+    made = exporter.signatures()["generate"]
+    assert made(**exporter._request(made))["text"].shape == (1,)
+
+
 def test_texts_of_a_model_in_half_precision_are_not_compared(tokenizer):
     """Rounding may change a token, whatever the precision of the export."""
     options = {"tokenizer": tokenizer, "source_tokenizer": None}, {"max_new_tokens": 3}, None
