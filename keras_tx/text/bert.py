@@ -133,8 +133,9 @@ class BertTokenizer(Tokenizer):
     ) -> Self:
         """Learns a vocabulary from texts: the special tokens, the characters, then frequent pieces.
 
-        The same texts give the same vocabulary on every machine. With more than a million different words the rarest
-        are forgotten, so that the memory is bounded.
+        The same texts give the same vocabulary on every machine. Words of more than 100 characters, which become the
+        unknown token, are left out. With more than a million different words the rarest are forgotten, so that the
+        memory is bounded.
 
         Args:
             texts: an iterable of `str`, such as a generator; or a `tf.data.Dataset` of strings, such as
@@ -146,7 +147,8 @@ class BertTokenizer(Tokenizer):
 
         Raises:
             TypeError: `texts` are not strings.
-            ValueError: `texts` contain no words, or `vocabulary_size` is not larger than the number of special tokens.
+            ValueError: `texts` contain no word of at most 100 characters, or `vocabulary_size` is not larger than the
+                number of special tokens.
 
         Reference:
             Sennrich et al. 2016, arXiv:1508.07909.

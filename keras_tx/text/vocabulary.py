@@ -21,6 +21,7 @@ MOST_PARTS = 2**20  # different parts of texts that are counted
 REPEATED = 1000  # words in a string
 BATCH = 256  # texts that come from tf.data at a time
 PREFIX = "##"  # marks a piece that continues a word
+MAX_CHARACTERS = 100  # longer words become the unknown token
 LONGEST = 256  # bytes of a token of WordPiece in TensorFlow Text, without the prefix
 SPECIAL_TOKENS = {  # in the order of a trained vocabulary
     "pad_token": "[PAD]",
@@ -106,7 +107,8 @@ def train_vocabulary(
 
     Raises:
         TypeError: a text is not a string.
-        ValueError: there is no word in `texts`, or `vocabulary_size` is not larger than the number of special tokens.
+        ValueError: `texts` have no word of at most 100 characters, or `vocabulary_size` is not larger than the number
+            of special tokens.
     """
     vocabulary_size = checks.positive_int("vocabulary_size", vocabulary_size)
     if vocabulary_size <= len(special_tokens):
@@ -118,8 +120,12 @@ def train_vocabulary(
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(clean_text=True, **normalizer)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     words = count_words(progress.shown(each_string(texts), "text", verbose), tokenizer)
+    words = Counter({word: count for word, count in words.items() if len(word) <= MAX_CHARACTERS})
     if not words:
-        raise ValueError(f"`texts` must hold at least one word. Received: texts={texts!r:.200}")
+        raise ValueError(
+            f"`texts` must hold at least one word of at most {MAX_CHARACTERS} characters. Received: "
+            f"texts={texts!r:.200}"
+        )
     alphabet, continued = _alphabet(words, vocabulary_size - len(special_tokens))
     trainer = tokenizers.trainers.WordPieceTrainer(
         vocab_size=vocabulary_size,
@@ -131,7 +137,7 @@ def train_vocabulary(
     )
     tokenizer.normalizer = None  # the words are normalized already
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()  # and they are words
-    tokenizer.train_from_iterator(_repeated(words), trainer)
+    tokenizer.train_from_iterator(_repeated(_cut(words)), trainer)
     id_of = tokenizer.get_vocab(with_added_tokens=True)
     return sorted(id_of, key=id_of.__getitem__)
 
@@ -167,6 +173,14 @@ def frequent_parts(texts: Iterable[Iterable[str]], most: int = MOST_PARTS) -> Co
             kept = {part: count for part, count in counts.items() if count > limit}
             ties = (part for part, count in counts.items() if count == limit)
             counts = Counter(kept | {part: int(limit) for part in islice(ties, most // 2 - len(kept))})
+    return counts
+
+
+def _cut(words: Counter[str]) -> Counter[str]:
+    """The words, cut to at most `LONGEST` bytes, so that no token becomes longer."""
+    counts: Counter[str] = Counter()
+    for word, count in words.items():
+        counts[word.encode()[:LONGEST].decode(errors="ignore")] += count
     return counts
 
 

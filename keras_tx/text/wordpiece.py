@@ -6,13 +6,11 @@ Song et al. 2021, arXiv:2012.15524 (WordPiece in linear time).
 from typing import Any
 
 from keras_tx.optional import Lazy
-from keras_tx.text.vocabulary import PREFIX
+from keras_tx.text.vocabulary import MAX_CHARACTERS, PREFIX
 from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 tf_text = Lazy("tensorflow_text", extra="text")
-
-MAX_CHARACTERS = 100  # longer words become the unknown token
 
 
 def build_wordpiece(vocabulary: list[str], unknown_token: str) -> Any:

@@ -108,6 +108,20 @@ def test_training_texts_of_every_kind(sentences):
     assert "Μ" not in expected and "M" in BertTokenizer.train(["M"], 9, lowercase=False, cls_token="<s>").vocabulary
 
 
+def test_words_that_become_unknown_are_left_out_of_the_training(sentences):
+    expected = BertTokenizer.train(sentences, 150).vocabulary
+    for word in ("z" * 101, "ab" * 150, "กขคง" * 26):
+        assert BertTokenizer.train([*sentences, *[word] * 9], 150).vocabulary == expected
+
+
+def test_tokens_of_a_long_word_have_at_most_256_bytes():
+    word = "กขคงจฉชซฌญ" * 10  # 300 bytes
+    tokenizer = BertTokenizer.train([word] * 3, 500)
+    longest = max(tokenizer.vocabulary, key=len)
+    assert longest == word[: 256 // 3]
+    assert tokenizer.decode(tokenizer.tokenize([word])) == [word]
+
+
 def test_saved_and_read_back(pair, sentences, tmp_path):
     ours, theirs = pair
     ours.save(tmp_path)
@@ -323,8 +337,9 @@ def test_bad_ids(tiny, ids, error, message):
 @pytest.mark.parametrize(
     "texts, size, error, message",
     [
-        ([], 50, ValueError, "`texts` must hold at least one word. Received: texts=[]"),
-        ([" "], 50, ValueError, "`texts` must hold at least one word. Received: texts=[' ']"),
+        ([], 50, ValueError, "`texts` must hold at least one word of at most 100 characters. Received: texts=[]"),
+        ([" "], 50, ValueError, "at least one word of at most 100 characters. Received: texts=[' ']"),
+        (["z" * 101], 50, ValueError, "at least one word of at most 100 characters. Received: texts=['zzz"),
         ("text", 50, TypeError, "`texts` must be an iterable of strings, not one string. Received: texts='text'"),
         ([7], 50, TypeError, "`texts` must hold strings. Received: 7"),
         (
