@@ -63,7 +63,8 @@ def load_dataset(
     Args:
         name_or_path: "sample" for the built-in short film reviews; the name of a TFDS dataset such as "imdb_reviews" or
             "glue/sst2"; or a .jsonl, .csv, .tsv or Parquet file, also with .gz or .zst, with one example in each row;
-            or a pattern such as "reviews/*.jsonl.gz", or a list of files and patterns. The first row of a .csv or .tsv
+            or a pattern such as "reviews/*.jsonl.gz", a folder "reviews.parquet" of Parquet files, as Spark writes it,
+            or a list of these. The first row of a .csv or .tsv
             file names the columns; a .tsv file is a .csv file with tabs for commas, also as to quotation marks. Labels
             are strings or integers; the sorted labels are the class names. Parquet and .zst need pyarrow:
             `pip install keras-tx[files]`.

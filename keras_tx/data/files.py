@@ -43,8 +43,10 @@ def is_pattern(name: Any) -> bool:
 def expand(argument: str, names: Names) -> list[Path]:
     """The files that are named by a path, a pattern, or a list of these; those of a pattern in alphabetical order.
 
+    A folder stands for the Parquet files in it, as Spark writes them.
+
     Raises:
-        FileNotFoundError: a file does not exist, or a pattern matches none.
+        FileNotFoundError: a file does not exist, a pattern matches none, or a folder has no Parquet files.
         ValueError: the list is empty, or a file has an ending that no text has.
     """
     listed = [names] if isinstance(names, (str, PathLike)) else list(names)
@@ -61,6 +63,14 @@ def expand(argument: str, names: Names) -> list[Path]:
             found += matches
         elif Path(name).is_file():
             found.append(Path(name))
+        elif Path(name).is_dir():
+            parts = [path for path in sorted(Path(name).glob("*.parquet")) if path.name[0] not in "._"]
+            if not parts:
+                raise FileNotFoundError(
+                    f"`{argument}` must name files, a pattern, or a folder of Parquet files. Received: {str(name)!r}, "
+                    "a folder without a name that ends in .parquet"
+                )
+            found += parts
         else:
             raise FileNotFoundError(f"`{argument}` must name files that exist. Received: {str(name)!r}")
     for path in found:
@@ -272,10 +282,22 @@ def _parquet_rows(path: Path, names: dict[str, str]) -> Iterator[tuple[int, dict
             _check_columns(file.schema_arrow.names, names, repr(str(path)))
             wanted = list(dict.fromkeys(names.values()))
             for batch in file.iter_batches(ROWS, columns=wanted):
-                for row in batch.to_pylist():
+                for row in _decoded_batch(path, batch, line):
                     line += 1
                     yield line, row
     except (pyarrow.ArrowException, OSError, *DAMAGED) as error:
         raise ValueError(
             f"The file must be a whole Parquet file. Received: {str(path)!r}, after row {line}: {error}"
+        ) from error
+
+
+def _decoded_batch(path: Path, batch: Any, before: int) -> list[dict[str, Any]]:
+    """The rows of a batch of a Parquet file, after `before` others."""
+    try:
+        return list(batch.to_pylist())
+    except UnicodeDecodeError as error:
+        if batch.num_rows > 1:  # one row after the other, up to the one that cannot be decoded
+            return [_decoded_batch(path, batch.slice(i, 1), before + i)[0] for i in range(batch.num_rows)]
+        raise ValueError(
+            f"The file must hold UTF-8 text. Received: {str(path)!r}, line {before + 1}: {error}"
         ) from error

@@ -47,8 +47,8 @@ def load_text(
     Args:
         name_or_path: "sample" for 150 kB of short scenes that come with the package; or a file, a pattern such as
             "news/*.txt.gz", or a list of these. Files are text in UTF-8; or .jsonl, .csv, .tsv or Parquet files with a
-            text in each row, which counts as one line. All may be compressed as .gz or .zst. Parquet and .zst need
-            pyarrow: `pip install keras-tx[files]`.
+            text in each row, which counts as one line; or a folder of Parquet files, as Spark writes it. All may be
+            compressed as .gz or .zst. Parquet and .zst need pyarrow: `pip install keras-tx[files]`.
         validation_fraction: the fraction that is held out for validation, between 0 and 1: of the characters, or of the
             lines of a stream.
         text_column: the column with the texts in .jsonl, .csv, .tsv and Parquet files.

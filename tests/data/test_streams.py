@@ -166,6 +166,11 @@ LONG = os.urandom(3000).hex().encode() + b"\n"
             table({"text": [1]}),
             r"text of an example must be a string. Received: 1 in .*f.parquet', line 1",
         ),
+        (
+            "f.parquet",
+            table({"text": pyarrow.array([b"a"] * 1030 + [b"\xff", b"b"]).view(pyarrow.string())}),
+            r"must hold UTF-8 text. Received: .*f.parquet', line 1031: .* can't decode byte 0xff",
+        ),
         ("f.jsonl", b'{"text": "a"}\n{', r"must be well-formed. Received: .*f.jsonl', line 2"),
         (
             "f.jsonl.zst",
@@ -183,12 +188,35 @@ def test_bad_files_are_refused_in_memory_and_in_streams(tmp_path, name, content,
         read(load_text, tmp_path / name)
 
 
+def test_a_folder_of_parquet_files_is_read_as_a_list_of_them(tmp_path):
+    """Spark writes such folders, with hidden checksums and an empty file beside the parts."""
+    folder = tmp_path / "f.parquet"
+    folder.mkdir()
+    parts = [folder / f"part-0000{i}.snappy.parquet" for i in (1, 0)]
+    for part, (first, end) in zip(parts, ((0, 5), (5, 8)), strict=True):
+        texts = [f"t{place}" for place in range(first, end)]
+        part.write_bytes(table({"text": texts, "label": LABELS[first:end], "target": texts}))
+    for name in ("_SUCCESS", ".part-00000.snappy.parquet.crc", "_metadata.parquet", ".hidden.parquet"):
+        (folder / name).write_bytes(b"")
+    parts.sort()
+    assert load_text(folder) == load_text(parts)
+    for given, path in ((folder, parts), (str(folder), parts), ([folder, parts[0]], [*parts, parts[0]])):
+        assert pairs(load_dataset(given, test=folder, in_memory=False).train) == pairs(
+            load_dataset(path, test=parts, in_memory=False).train
+        )
+    languages = {"source": "text", "target": "target"}
+    found, expected = (load_translation(given, **languages) for given in (folder, parts))
+    assert pairs(found.train) == pairs(expected.train)
+
+
 @pytest.mark.parametrize("load", [load_text, load_dataset])
 def test_names_that_name_nothing(load, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"`name_or_path` must match at least one file. Received: .*no-\*.csv'"):
         load(tmp_path / "no-*.csv")
     with pytest.raises(FileNotFoundError, match=r"must name files that exist. Received: '.*no.csv'"):
         load([tmp_path / "no.csv"], in_memory=False)
+    with pytest.raises(FileNotFoundError, match=f"a folder of Parquet files. Received: '{tmp_path}', a folder without"):
+        load(tmp_path)
     with pytest.raises(ValueError, match=r"`name_or_path` must name at least one file. Received: name_or_path=\[\]"):
         load([])
     (tmp_path / "f.csv.xz").write_bytes(b"x")
