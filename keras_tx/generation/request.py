@@ -29,6 +29,7 @@ from keras_tx.generation.prompts import (
 )
 from keras_tx.generation.speculative import without_drafts
 from keras_tx.generation.state import State
+from keras_tx.internals.keras_jax_steps import sync_variables
 from keras_tx.locks import lock_of
 from keras_tx.text.compatibility import check_fits
 from keras_tx.types import Tensor
@@ -56,6 +57,7 @@ class GenerationRequest:
         checks.positive_int("max_new_tokens", max_new_tokens, most=MOST_NEW_TOKENS)
         check_concrete(inputs)
         _check_tokenizers(tokenizer, source_tokenizer)
+        sync_variables(model)
         model = model._generation_model() if hasattr(model, "_generation_model") else model
         self.model, loops = analysed(model, target)
         self.config = GenerationConfig(self.model, strategy, tokenizer, max_new_tokens=max_new_tokens, **options)

@@ -75,6 +75,15 @@ class JaxSteps(keras_training.TracedOnce):
         # Otherwise the step that took these values has failed while it ran, and its own error is the one to be seen.
 
 
+def sync_variables(model: Any) -> None:
+    """Gives the variables of a model their values, which they do not have within `fit` and `evaluate` on JAX.
+
+    Keras does so for callbacks that read `self.model`, but not for those that know the model from elsewhere.
+    """
+    if keras.backend.backend() == "jax" and isinstance(model, keras.Model):
+        model.jax_state_sync()
+
+
 def restore_variables(model: Any) -> None:
     """Gives the variables of a model the values of its last step after `fit`, `evaluate` or `predict` failed on JAX."""
     if keras.backend.backend() == "jax":

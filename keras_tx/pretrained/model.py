@@ -10,6 +10,7 @@ import keras
 from keras_tx import generation
 from keras_tx.generation.prompts import check_concrete, is_text
 from keras_tx.generation.strategy import Strategy
+from keras_tx.internals.keras_jax_steps import sync_variables
 from keras_tx.internals.keras_models import set_initializer, variables_initialized_at_end
 from keras_tx.layers import Encoder, trainable
 from keras_tx.layers.configs import serialized_policy
@@ -328,6 +329,7 @@ class PretrainedModel(CheckedModel):
 
     def _generation_model(self) -> keras.Model:
         """The functional model from ids to logits that `generate` runs; it shares the layers of this model."""
+        sync_variables(self)
         if self._generator is None:
             with lock_of(self):
                 if self._generator is None:

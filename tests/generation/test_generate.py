@@ -9,6 +9,7 @@ import pytest
 
 from keras_tx.generation import Beam, Greedy, Sample, Speculative, generate, stream
 from keras_tx.generation.incremental_model import IncrementalModel
+from keras_tx.pretrained import PretrainedModel
 from tests.generation import built
 from tests.generation.asked import (
     BEAM,
@@ -137,6 +138,29 @@ def test_weights_that_training_changed_are_used():
     model.fit(np.array(PROMPTS[0])[None], np.array(PROMPTS[0])[None], verbose=0)
     after = generate(model, PROMPTS, **FAST)
     assert after == naive(model, PROMPTS, NEW) != before
+
+
+@pytest.mark.parametrize("kind", ["functional", "packed", "checkpoint"])
+def test_a_callback_that_knows_the_model_generates_within_fit(kind):
+    """On JAX, the variables have no values there."""
+    if kind == "checkpoint":
+        sizes = {"vocab_size": V, "n_embd": 6, "n_layer": 1, "n_head": 2, "n_positions": 16}
+        model = PretrainedModel({"model_type": "gpt2", **sizes}, "causal_lm")
+    else:
+        model = built.language_model(packed=kind == "packed")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(1.0), loss, run_eagerly=keras.backend.backend() == "tensorflow")
+    found, options = [], {"max_new_tokens": 2, "jit_compile": False}
+
+    class Generating(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            found.append((model.generate(PROMPTS, **options), generate(model, PROMPTS, **options)))
+
+    ids = np.arange(1, 11).reshape(2, 5)
+    packed = {"token_ids": ids, "document_ids": np.ones_like(ids), "positions": ids * 0 + np.arange(5)}
+    inputs = {"checkpoint": {"input_ids": ids}, "packed": packed}.get(kind, ids)
+    model.fit(inputs, ids, batch_size=1, verbose=0, callbacks=[Generating()])
+    assert len(found) == 2 and found[1] == (model.generate(PROMPTS, **options),) * 2
 
 
 @pytest.mark.parametrize("name", ["sequential", "nested"])

@@ -114,6 +114,22 @@ def test_a_call_that_fails_brings_no_older_weights_back(method):
     assert all((one == 0.5).all() for one in made.get_weights())
 
 
+@still("syncs the variables of a model on request within `fit`", door=JAX_STEPS)
+def test_variables_have_their_values_within_fit_on_request():
+    made, seen = model(), []
+    made.optimizer.learning_rate = 0.5
+
+    class Reading(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            keras_jax_steps.sync_variables(made)  # Keras itself does it for `self.model`
+            seen.append([np.array(one) for one in made.get_weights()])
+
+    made.fit(X, Y, batch_size=1, verbose=0, callbacks=[Reading()])
+    assert len(seen) == 3 and (seen[0][0] != seen[2][0]).any()
+    for one, other in zip(made.get_weights(), seen[2], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_a_failed_step_shows_its_own_error():
     """The values that a step has taken over are gone then, so nothing may ask for them."""
     if keras.backend.backend() != "jax":
