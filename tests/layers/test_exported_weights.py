@@ -270,20 +270,24 @@ def test_a_product_has_at_least_eight_rows(shape, monkeypatch):
 @pytest.mark.parametrize("shape", [(None, IN), (None, 1, IN)], ids=str)
 def test_variables_have_a_product_of_their_own_for_few_rows(shape, use_bias, monkeypatch):
     """In float32, one product may lay out its kernel for few rows, and the other never gets few."""
-    product, seen = exported._PRODUCTS["float32"], []
+    seen = []
 
-    def noted(rows, kernel, bias):
-        number = len(seen)
-        seen.append(set())
+    def noting(product):
+        def noted(rows, kernel, bias):
+            number = len(seen)
+            seen.append(set())
 
-        def note(count):
-            seen[number].add(int(count))
-            return np.int32(0)
+            def note(count):
+                seen[number].add(int(count))
+                return np.int32(0)
 
-        with tf.control_dependencies([tf.numpy_function(note, [tf.shape(rows)[0]], tf.int32)]):
-            return product(tf.identity(rows), kernel, bias)
+            with tf.control_dependencies([tf.numpy_function(note, [tf.shape(rows)[0]], tf.int32)]):
+                return product(tf.identity(rows), kernel, bias)
 
-    monkeypatch.setitem(exported._PRODUCTS, "float32", noted)
+        return noted
+
+    monkeypatch.setitem(exported._PRODUCTS, "float32", noting(exported._PRODUCTS["float32"]))
+    monkeypatch.setattr(exported, "_float32_product_of_few", noting(exported._float32_product_of_few))
     layer, _ = made("dense", use_bias=use_bias)
     function, weights = traced(layer, shape, constants=False)
     assert weights.size == 0
@@ -298,6 +302,28 @@ def test_variables_have_a_product_of_their_own_for_few_rows(shape, use_bias, mon
         assert_close(function(np.tile(x, (count, 1, 1))), layer(np.tile(x, (count, 1, 1))), atol=1e-5, rtol=1e-5)
     assert [counts for counts in seen if counts] == [{2, 4}, {8, 22}]
     assert before == [{1, 4}, {8, 13}]  # TensorFlow may trace a branch twice, and runs one of the graphs
+
+
+def test_few_rows_have_a_sum_that_tensorflow_fuses_by_onednn_alone():
+    """Its own fused product is slow for a single row, by far the slowest with a transposed kernel."""
+    layer, _ = made("dense")
+    table = TokenEmbedding(23, IN, position_encoding=None)
+    table.build((None, None))
+    table.set_weights([np.random.default_rng(1).normal(size=(23, IN))])
+    for whole, most in ((layer, 4), (lambda x: table(x, reverse=True), 1)):
+        function, _ = traced(whole, (None, 1, IN), constants=False)
+        (branches,) = [op for op in function.get_concrete_function().graph.get_operations() if op.type.endswith("If")]
+        graph = branches.graph
+        few, enough = (
+            {op.type for op in graph._get_function(branches.get_attr(name).name).graph.get_operations()}
+            for name in ("then_branch", "else_branch")
+        )
+        assert {"MatMul", "AddV2"} <= few and "BiasAdd" not in few and "BiasAdd" in enough
+        compared = [op for op in graph.get_operations() if op.type == "LessEqual"]
+        assert [int(tf.get_static_value(op.inputs[1])) for op in compared] == [most]
+        for count in (1, 2, 4, 5, 9):
+            x = np.random.default_rng(2).normal(size=(count, 1, IN)).astype("float32")
+            assert_close(function(x), whole(x), atol=1e-5, rtol=1e-5)
 
 
 def test_several_layers_are_computed_together_with_their_variables():
