@@ -293,8 +293,8 @@ def _float32_product(rows: Tensor, kernel: Any, bias: Any) -> Tensor:
 
 
 def _float32_product_of_few(rows: Tensor, kernel: Any, bias: Any) -> Tensor:
-    # With oneDNN, TensorFlow fuses this sum as it does `bias_add`. Without, it does not, and a product that is not fused
-    # is faster for a single row: 1.4 times here, and seven times with a transposed kernel.
+    # With oneDNN, TensorFlow fuses this sum as it does `bias_add`. Without, it does not, and a product that is not
+    # fused is faster for a single row: 1.4 times here, and seven times with a transposed kernel.
     return tf.matmul(tf.cast(rows, "float32"), kernel) + bias
 
 
