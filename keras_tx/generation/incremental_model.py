@@ -79,10 +79,8 @@ class IncrementalModel:
 
     def _keeps_padding_out(self) -> bool:
         """Whether padding of sources changes no logits."""
-        if not all(
-            beside.has_segments for beside in self.beside.values()
-        ):  # what a mask should have there is not known
-            return False
+        if not all(beside.has_segments for beside in self.beside.values()):
+            return False  # what a mask should have at more padding is not known
         padding_ids = {self.padding_ids[name] for name in self.sources} - {None}
         if not padding_ids:
             return True
