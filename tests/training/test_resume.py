@@ -325,6 +325,30 @@ def test_a_callback_keeps_a_method_of_its_own(tmp_path):
     assert begun == [0, 1] * 3
 
 
+def test_a_fit_that_ends_in_on_train_begin_changes_no_later_one(tmp_path):
+    """Another callback raises an error after `Resume` has said with which epoch `fit` begins."""
+
+    def fails(logs):
+        raise CutOff
+
+    begun, model = [], new_model()
+    count = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: begun.append(0))
+    own, resume = count.on_train_begin, Resume(tmp_path / "one", callbacks=[count])
+    model.fit(IDS, IDS, epochs=2, verbose=0, callbacks=[count, resume])
+    with pytest.raises(CutOff):
+        model.fit(
+            IDS,
+            IDS,
+            epochs=3,
+            verbose=0,
+            callbacks=[count, resume, keras.callbacks.LambdaCallback(on_train_begin=fails)],
+        )
+    assert model.fit(IDS, IDS, epochs=2, verbose=0, callbacks=[Resume(tmp_path / "two")]).epoch == [0, 1]
+    (tmp_path / "one" / "backup.npz").unlink()
+    assert model.fit(IDS, IDS, epochs=3, verbose=0, callbacks=[count, resume]).epoch == [0, 1, 2]
+    assert count.on_train_begin is own
+
+
 @pytest.mark.tensorflow  # elsewhere `fit` builds the model before callbacks see it
 def test_a_model_that_is_not_built_is_refused(tmp_path):
     model = keras.Sequential([keras.layers.Dense(3)])
