@@ -1,4 +1,4 @@
-"""Inputs beside the ids of a source, such as segment ids or a mask, whose columns follow those of the ids.
+"""Inputs whose columns belong to those of a source: segment ids, a mask, or ids whose embeddings are added to its own.
 
 B sources, S source tokens.
 """
@@ -70,17 +70,65 @@ def _with_segments(value: int, graph: ModelGraph) -> int | None:
     return None
 
 
-def array_beside(
-    name: str, rows: list[np.ndarray], beside: Beside, ids: list[np.ndarray], padding_id: int | None, width: int
-) -> np.ndarray:
+def joined_sources(graph: ModelGraph, embeddings: Mapping[str, Any]) -> list[list[str]]:
+    """Groups of sources whose embeddings the model adds, or joins otherwise, token by token.
+
+    Args:
+        graph: of the model.
+        embeddings: {name of an input: the layer that embeds its ids, or None}.
+    """
+    numbers = dict(zip(graph.inputs, graph.input_values, strict=True))
+    joined = {name: {name} for name in graph.sources if embeddings[name] is not None}
+    made_of = {numbers[name]: {name} for name in joined}  # {number of a value: the sources whose columns it has}
+    for node in graph.source_nodes:
+        values = operations.joined_values(node) or node.inputs.values()
+        found = [made_of[value] for value in dict.fromkeys(values) if value in made_of]
+        if len(found) > 1 and operations.joined_values(node):
+            group = set().union(*[joined[name] for names in found for name in names])
+            joined.update(dict.fromkeys(group, group))
+        if len(found) == 1 or (found and operations.joined_values(node)):
+            made_of.update(dict.fromkeys(node.outputs, set().union(*found)))
+    groups = {id(group): group for group in joined.values() if len(group) > 1}
+    return [[name for name in graph.sources if name in group] for group in groups.values()]
+
+
+def real_tokens(rows: Mapping[str, list[np.ndarray]], padding_ids: Mapping[str, int | None]) -> list[np.ndarray]:
+    """For each row, which columns are not padding in all of some sources that are joined, or in the only one.
+
+    Args:
+        rows: {name of a source: its rows as the caller gave them, with padding}.
+        padding_ids: {name of an input: its padding id, or None}.
+
+    Raises:
+        ValueError: rows that belong together have different lengths, or no real tokens.
+    """
+    found = []
+    for together in zip(*rows.values(), strict=True):
+        lengths = {name: len(row) for name, row in zip(rows, together, strict=True)}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(
+                "Sources whose embeddings are added must have a row of the same length for each example. Received: "
+                f"rows of lengths {lengths}"
+            )
+        ids = [padding_ids[name] for name in rows]
+        is_real = [row != one for row, one in zip(together, ids, strict=True) if one is not None]
+        found.append(np.any(is_real, axis=0) if is_real else np.ones(len(together[0]), "bool"))
+        if not found[-1].any():
+            raise ValueError(
+                f"Each row must have a token that is not padding in {list(rows)}. Received: "
+                f"{[row.tolist() for row in together]}"
+            )
+    return found
+
+
+def array_beside(name: str, rows: list[np.ndarray], beside: Beside, real: list[np.ndarray], width: int) -> np.ndarray:
     """(B, S), in which columns beside padding move to the right, as the padding does.
 
     Args:
         name: of the input.
         rows: its rows as the caller gave them, with a number for each id or for each real token; or one for all.
         beside: what the input belongs to.
-        ids: the rows of `beside.source` as the caller gave them, with padding.
-        padding_id: of these.
+        real: for each row of `beside.source` as the caller gave it, which tokens are no padding.
         width: S.
 
     Raises:
@@ -89,14 +137,13 @@ def array_beside(
     if not beside.has_segments and all(len(row) == 1 for row in rows):
         return np.stack(rows)
     moved = []
-    for row, tokens in zip(rows, ids, strict=True):
-        is_real = np.ones(len(tokens), "bool") if padding_id is None else tokens != padding_id
-        if len(row) not in (len(tokens), is_real.sum()):
+    for row, is_real in zip(rows, real, strict=True):
+        if len(row) not in (len(is_real), is_real.sum()):
             raise ValueError(
                 f"`{name}` must have a number for each token of `{beside.source}`. Received: {len(row)} numbers for "
-                f"{len(tokens)} tokens"
+                f"{len(is_real)} tokens"
             )
-        moved.append((row[np.argsort(~is_real, kind="stable")] if len(row) == len(tokens) else row)[:width])
+        moved.append((row[np.argsort(~is_real, kind="stable")] if len(row) == len(is_real) else row)[:width])
     if not beside.has_segments and any(len(row) < width for row in moved):
         raise ValueError(
             f"`{name}` must be an array (B, S) as `{beside.source}` is, with numbers beside padding, too. Received: "

@@ -14,7 +14,7 @@ from keras import ops
 
 from keras_tx.functional_graph import Node
 from keras_tx.generation import model_checks, operations
-from keras_tx.generation.beside import inputs_beside
+from keras_tx.generation.beside import inputs_beside, joined_sources
 from keras_tx.generation.model_graph import ModelGraph
 from keras_tx.generation.state import without_xla
 from keras_tx.generation.step_check import check_steps, padding_changes_nothing
@@ -40,6 +40,7 @@ class IncrementalModel:
         padding_ids, vocabulary_sizes: {name of an input: the padding id or vocabulary size of its embedding, or None}.
         buckets_sources: whether sources may have more padding than the longest of them needs, which changes no logits.
         beside: {name of a source without ids of its own: the `Beside` that tells which ids it belongs to}.
+        joined: {name of a source: the names of all sources whose embeddings are added to its own, itself included}.
         vocabulary_size: V.
         target_vocabulary_size: the number of ids that have both a logit and a row in the embedding of the target.
         max_length, max_source_length: the number of learned positions for the target and for sources; None for no
@@ -64,6 +65,7 @@ class IncrementalModel:
         self.padding_ids: dict[str, Any] = {name: operations.padding_id(layer) for name, layer in embeddings.items()}
         self.vocabulary_sizes = {name: operations.vocabulary_size(layer) for name, layer in embeddings.items()}
         self.beside = inputs_beside(graph, embeddings)
+        self.joined = {name: group for group in joined_sources(graph, embeddings) for name in group}
         self.vocabulary_size: int = model.outputs[0].shape[-1]
         self.target_vocabulary_size = min(
             self.vocabulary_size, self.vocabulary_sizes[self.target] or self.vocabulary_size

@@ -1,5 +1,6 @@
 """Classifies the operations of a functional model for generation: which mix tokens, which embed ids."""
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -37,6 +38,10 @@ LOOKING_AT_OTHER_TOKENS = (
     keras.layers.Flatten,
     keras.layers.Permute,
     keras.layers.Reshape,
+)
+_JOINING_COLUMNS = (
+    *(keras.layers.Add, keras.layers.Average, keras.layers.Concatenate, keras.layers.Maximum, keras.layers.Minimum),
+    *(keras.layers.Multiply, keras.layers.Subtract, *keras_models.ELEMENTWISE),
 )
 _NORMALIZING = (keras.layers.LayerNormalization, keras.layers.RMSNormalization)
 _TREATING_EACH_TOKEN_SEPARATELY = (
@@ -108,6 +113,18 @@ def looks_at_other_tokens(operation: Any) -> bool:
 def layers_within(operation: Any) -> list[Any]:
     """A layer and the layers within it; none for another operation."""
     return keras_models.layers_within(operation) if isinstance(operation, keras.layers.Layer) else []
+
+
+def joined_values(node: Node) -> list[int]:
+    """The numbers of the values that a node adds, or joins otherwise, token by token; none if it does not.
+
+    A value that is not of as many tokens as the others, such as their mean, is left out.
+    """
+    if type(node.operation) not in _JOINING_COLUMNS or getattr(node.operation, "axis", -1) in (1, -2):
+        return []
+    tensors = [x for x in keras.tree.flatten((node.args, node.kwargs)) if isinstance(x, keras.KerasTensor)]
+    lengths = {node.inputs[id(x)]: x.shape[1] or math.inf for x in tensors if len(x.shape) > 2}
+    return [number for number, length in lengths.items() if length == max(lengths.values())]
 
 
 def memory_values(node: Node) -> list[int]:

@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_tx import checks
 from keras_tx.generation.analysed import analysed
-from keras_tx.generation.beside import array_beside
+from keras_tx.generation.beside import array_beside, real_tokens
 from keras_tx.generation.compiled_loop import CompiledDecodeLoop
 from keras_tx.generation.config import MOST_NEW_TOKENS, GenerationConfig
 from keras_tx.generation.decode_loop import Context
@@ -99,14 +99,24 @@ class GenerationRequest:
                 f"`inputs` must have only the inputs that `generate` reads, {model.inputs}. Received: also {unknown}"
             )
         self.is_array = all(_is_array(x) for x in named.values())
-        rows_of = {name: self._read_rows(name, named[name]) for name in model.inputs if name in named}
+        rows_of = {
+            name: self._read_rows(name, named[name], keep_padding=name in model.joined)
+            for name in model.inputs
+            if name in named
+        }
         self.is_single = all(is_single for _, is_single in rows_of.values())
         counts = {name: len(rows) for name, (rows, _) in rows_of.items()}
         if len(set(counts.values())) > 1:
             raise ValueError(f"All `inputs` must have the same number of rows. Received: {counts}")
         self.sources = {name: rows_of[name][0] for name in model.sources}
-        owners = {beside.source for beside in model.beside.values()}
-        self.with_padding = {name: self._read_rows(name, named[name], keep_padding=True)[0] for name in owners}
+        owners = {beside.source for beside in model.beside.values()} | model.joined.keys()
+        given = {name: self._read_rows(name, named[name], keep_padding=True)[0] for name in owners}
+        self.real = {}
+        for name in owners:
+            group = model.joined.get(name, [name])
+            self.real[name] = real_tokens({one: given[one] for one in group}, model.padding_ids)
+        for name in model.joined:  # tokens stay beside those that the model adds them to
+            self.sources[name] = [row[real] for row, real in zip(given[name], self.real[name], strict=True)]
         if model.target in rows_of:
             self.prompts = rows_of[model.target][0]
             self.begins_with_ids = not is_text(named[model.target])
@@ -177,9 +187,8 @@ class GenerationRequest:
         """(B, S), padded on the right."""
         if name in self.model.beside:
             beside = self.model.beside[name]
-            ids, padding_id = self.with_padding[beside.source], self.model.padding_ids[beside.source]
             width = self._source_array(beside.source).shape[1]
-            return array_beside(name, self.sources[name], beside, ids, padding_id, width)
+            return array_beside(name, self.sources[name], beside, self.real[beside.source], width)
         rows, padding_id, limit = self.sources[name], self.model.padding_ids[name], self.model.max_source_length
         longest = max(len(row) for row in rows)
         if limit is not None and longest > limit:
@@ -187,7 +196,7 @@ class GenerationRequest:
                 f"`{name}` must fit into the learned positions. Received: {name} of length {longest}, "
                 f"max_length={limit}"
             )
-        if padding_id is None:
+        if all(self.model.padding_ids[one] is None for one in self.model.joined.get(name, [name])):
             if len({len(row) for row in rows}) > 1:
                 raise ValueError(
                     f"`{name}` must have rows of the same length: its embedding has no `padding_id`. Received: lengths "
@@ -195,7 +204,7 @@ class GenerationRequest:
                 )
             return padded(rows, longest, 0, left=False)
         length = bucketed(longest) if self.model.buckets_sources else longest
-        return padded(rows, length if limit is None else min(length, limit), padding_id, left=False)
+        return padded(rows, length if limit is None else min(length, limit), padding_id or 0, left=False)
 
     def run(self) -> tuple[Any, Any]:
         """What `generate` returns, and the scores."""

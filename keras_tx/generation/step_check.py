@@ -67,7 +67,8 @@ def padding_changes_nothing(model: Any, operations: Iterable[Any]) -> bool:
         padded = []
         for name, ids in zip(model.sources, sources, strict=True):
             owner = model.beside[name].source if name in model.beside else name
-            more = 0 if model.padding_ids[owner] is None else max(most - ids.shape[1], 0)
+            has_padding = any(model.padding_ids[one] is not None for one in model.joined.get(owner, [owner]))
+            more = max(most - ids.shape[1], 0) if has_padding else 0
             padded.append(ops.pad(ids, [[0, 0], [0, more]], constant_values=model.padding_ids[name] or 0))
         try:
             outputs = [model.full_logits([*rows, target]) for rows in (sources, padded)]

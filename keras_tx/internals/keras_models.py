@@ -22,6 +22,7 @@ try:
 
     # The classes of operations, because `keras.ops` exports only the functions. To call these and look at the type of
     # the operation would use up the names ("add", "softmax") that Keras gives to the operations of a user's model.
+    ELEMENTWISE: tuple[type, ...] = (_operations.Add, _operations.Subtract, _operations.Multiply)
     NOT_EQUAL: type = _operations.NotEqual
     SIGMOID: type = _operations.Sigmoid
     SOFTMAX: type = _operations.Softmax

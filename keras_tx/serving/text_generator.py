@@ -348,6 +348,11 @@ class TextGenerator:
         if not sources:
             return
         self.config.target_start()
+        if self.incremental_model.joined:
+            raise ValueError(
+                "`model` must not add the embeddings of several sources: an export takes padding out of each one by "
+                f"itself. Received: a model that adds those of {list(self.incremental_model.joined)}"
+            )
         without = [name for name in sources if self.incremental_model.padding_ids[name] is None]
         if without:
             raise ValueError(

@@ -1,5 +1,7 @@
 """`generate` with sources: inputs beside their ids, and encoders that their padding would change."""
 
+import operator
+
 import keras
 import numpy as np
 import pytest
@@ -35,6 +37,11 @@ def with_segments():
     ids, segments = ids_of("source"), ids_of("segments")
     x = embedded(ids, segments, num_segments=3)
     return with_memory(ids, segments, memory=Encoder(1, F, N)(x))
+
+
+def with_added(embedding, join=operator.add):
+    ids, segments = ids_of("source"), ids_of("segments")
+    return with_memory(ids, segments, memory=Encoder(1, F, N)(join(embedded(ids), embedding(segments))))
 
 
 def with_mask():
@@ -82,6 +89,46 @@ def test_segments_follow_the_padding_of_their_ids():
     for of_row in (list, np.array):
         found = generate(model, {"source": of_row(IDS[1]), "segments": of_row(SEGMENTS[1])}, **WRITE)
         assert list(found) == row_scores(model, rows[1])[0]
+
+
+def in_a_list(x, y):
+    return layers.Add()([x, y])
+
+
+def side_by_side(x, y):
+    return layers.Dense(D)(layers.Concatenate()([y * 2.0, x]))
+
+
+@pytest.mark.filterwarnings("ignore:.*mask", "ignore:Padding may change the outputs")
+@pytest.mark.parametrize("join", [operator.add, in_a_list, ops.multiply, side_by_side])
+@pytest.mark.parametrize("padding_id", [0, None])
+def test_embeddings_that_are_added_keep_their_columns(join, padding_id):
+    """The zeros of segments are no padding, whatever their embedding takes for it."""
+    model = with_added(TokenEmbedding(3, D, padding_id=padding_id), join)
+    check(model, {"source": IDS[:1], "segments": SEGMENTS[:1]}, [(IDS[0], SEGMENTS[0])])
+    for side in (left, right):
+        check(model, {"source": side([IDS[1]]), "segments": side([[0, 0, 2]])}, [(IDS[1], [0, 0, 2])])
+
+
+def test_what_is_added_must_have_a_row_for_each_example_of_the_same_length():
+    model = with_added(TokenEmbedding(3, D))
+    for segments, message in [
+        ([[0, 1], [0, 2, 2], [1, 0]], r"must have a row of the same length .* \{'source': 5, 'segments': 2\}"),
+        ([[0, 1, 3, 1, 0], [0, 2, 2], [1, 0]], r"`segments` must be in \[0, 3\). Received: 3"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            generate(model, {"source": IDS, "segments": segments}, **WRITE)
+    with pytest.raises(
+        ValueError, match=r"token that is not padding in \['source', 'segments'\]. Received: \[\[0, 0\]"
+    ):
+        generate(model, {"source": [[0, 0]], "segments": [[0, 0]]}, **WRITE)
+
+
+def test_sources_of_which_one_is_a_mean_need_not_be_of_one_length():
+    ids, kinds = ids_of("source"), ids_of("kinds")
+    mean = ops.mean(TokenEmbedding(7, D, padding_id=None)(kinds), axis=1, keepdims=True)
+    model = with_memory(ids, kinds, memory=Encoder(1, F, N)(embedded(ids) + mean))
+    check(model, {"source": IDS[:1], "kinds": [[3, 0]]}, [(IDS[0], [3, 0])])
 
 
 @pytest.mark.parametrize(

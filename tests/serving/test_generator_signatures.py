@@ -444,6 +444,12 @@ def test_arguments_that_do_not_fit_are_refused(models, tokenizer):
     without = Seq2Seq(V, num_layers=1, **SIZES, embedding_options={"padding_id": None})
     with pytest.raises(ValueError, match=r"`model` must have a padding id .* padding_id=None for \['source_ids'\]"):
         generator_signatures(without, tokenizer)
+    source, kinds, target = (keras.Input((None,), dtype="int32", name=name) for name in ("source", "kinds", "target"))
+    memory = TokenEmbedding(V, 6)(source) + TokenEmbedding(3, 6)(kinds)
+    x = DecoderLayer(7, 2, cross_attention=True)(TokenEmbedding(V, 6)(target), memory)
+    added = keras.Model([source, kinds, target], keras.layers.Dense(V)(x))
+    with pytest.raises(ValueError, match=r"must not add the embeddings of several .* of \['source', 'kinds'\]"):
+        generator_signatures(added, None, None, {"start_token": 1})
     endless = BertTokenizer(VOCABULARY)
     endless.max_length = None
     with pytest.raises(ValueError, match="`tokenizer` must have a `max_length`.* tokenizer.max_length=None"):
