@@ -59,7 +59,7 @@ def test_the_checks_fail_with_a_test_with_a_run_and_without_tests(check, tmp_pat
 
 def test_every_file_that_is_named_exists(check):
     named = [part for _, parts in (*check.RUNS, *check.FAST_RUNS) for part in parts]
-    for part in (*named, *check.NOT_FAST, *check.NOT_ON_TENSORFLOW):
+    for part in (*named, *check.NOT_FAST):
         assert (ROOT / "tests" / part).exists()
 
 
@@ -105,12 +105,20 @@ def test_parts_are_chosen_by_options(check, jobs):
     assert {backend for _, backend in found} == {"tensorflow", "jax", "torch"}
     elsewhere = [command for command, backend in found if backend != "tensorflow"]
     assert all(command[command.index("-m", 3) + 1] == check.OTHERS for command in elsewhere)
-    on_tensorflow = [command for command, backend in found if backend == "tensorflow"]
-    assert not any("-m" in command[3:] for command in on_tensorflow)
+    on_tensorflow, on_torch, on_jax = (
+        [command for command, backend in found if backend == name] for name in ("tensorflow", "torch", "jax")
+    )
+    (marked,) = [command for command in on_tensorflow if "-m" in command[3:]]
+    assert marked[marked.index("-m", 3) + 1] == "tensorflow"
+    assert {part for part in marked if part.startswith("tests/")} == {f"tests/{one}" for one in check.MOSTLY_ON_TORCH}
     for file in files:
         is_elsewhere = file.removeprefix("tests/") in check.NOT_ON_TENSORFLOW
         assert is_run_once(file, on_tensorflow) is not is_elsewhere
-        assert not is_elsewhere or is_run_once(file, elsewhere)
+        assert (
+            not (is_elsewhere or is_run_once(file, [marked]))
+            or is_run_once(file, on_torch)
+            or is_run_once(file, on_jax)
+        )
 
 
 def test_types_and_the_site_are_checked_beside_the_tests(jobs):
