@@ -110,7 +110,10 @@ class GenerationRequest:
             raise ValueError(f"All `inputs` must have the same number of rows. Received: {counts}")
         self.sources = {name: rows_of[name][0] for name in model.sources}
         owners = {beside.source for beside in model.beside.values()} | model.joined.keys()
-        given = {name: self._read_rows(name, named[name], keep_padding=True)[0] for name in owners}
+        given = {
+            name: rows_of[name][0] if name in model.joined else self._read_rows(name, named[name], keep_padding=True)[0]
+            for name in owners
+        }
         self.real = {}
         for name in owners:
             group = model.joined.get(name, [name])
