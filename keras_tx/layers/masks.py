@@ -126,6 +126,12 @@ class Visible:
     start: Any = 0
 
     @property
+    def tensors(self) -> dict[str, Any]:
+        """{name of an attribute: its value} for those that are tensors, which are those that may be traced."""
+        named = {name: getattr(self, name) for name in ("queries", "keys", "documents", "mask", "start")}
+        return {name: x for name, x in named.items() if x is not None and not isinstance(x, int)}
+
+    @property
     def reach(self) -> tuple[int | None, int | None]:
         """How many positions before and after its own a query may attend to. None: no limit."""
         near = None if self.window is None else self.window - 1

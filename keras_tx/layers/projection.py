@@ -196,17 +196,19 @@ class TiedEmbedding(Quantizable, keras.layers.ReversibleEmbedding):
             with without_lora():
                 return super().quantized_call(inputs, reverse=True)
 
-        def product(x: Tensor, table: Tensor, scale: Tensor) -> Any:
-            def gradient(upstream: Any) -> tuple[Any, None, None]:
+        def product(constants: list[Tensor], x: Tensor) -> Any:
+            table, scale = constants
+
+            def gradient(upstream: Any) -> tuple[Any]:
                 weights = ops.divide(ops.cast(table, self.compute_dtype), ops.expand_dims(scale, axis=-1))
                 slope = ops.matmul(upstream, weights)
-                return ops.cast(slope, x.dtype), None, None
+                return (ops.cast(slope, x.dtype),)
 
             integers, factor = self.inputs_quantizer(x)
             sums = ops.cast(ops.matmul(integers, ops.transpose(table)), self.compute_dtype)
             return ops.divide(sums, ops.multiply(factor, scale)), gradient
 
-        return twice_differentiable(product)(inputs, *[ops.convert_to_tensor(x) for x in self._integers()[:2]])
+        return twice_differentiable(product, [ops.convert_to_tensor(x) for x in self._integers()[:2]])(inputs)
 
     def _as_matrix(self, kernel: Any) -> np.ndarray:
         return to_float32(kernel).T

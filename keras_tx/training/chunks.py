@@ -36,7 +36,8 @@ def chunked_loss(
         A float32 scalar. NaN for a label outside [0, V).
     """
 
-    def with_gradients(hidden: Tensor, table: Tensor) -> Any:
+    def with_gradients(constants: tuple[Tensor, Tensor], hidden: Tensor, table: Tensor) -> Any:
+        labels, weights = constants
         count, (vocabulary_size, hidden_dim) = ops.shape(hidden)[0], table.shape
         order = ops.argsort(ops.cast(ops.equal(weights, 0), "int32"))  # tokens that count come first
         num_chunks = -(-count // chunk_size)
@@ -81,7 +82,7 @@ def chunked_loss(
 
         return total, gradient
 
-    made: Tensor = twice_differentiable(with_gradients)(hidden, table)
+    made: Tensor = twice_differentiable(with_gradients, (labels, weights))(hidden, table)
     return made
 
 

@@ -25,11 +25,11 @@ def made(kind, **options):
     return randomize(stack), [normal(2, 11, 6), *[normal(*shape, seed=1) for shape in memory]]
 
 
-def slopes(kind, **options):
+def slopes(kind, attention_mask=None, **options):
     """Outputs and gradients in training."""
     stack, tensors = made(kind, **options)
-    mask = np.arange(11)[None] < [[11], [7]]
-    return gradients(lambda *x: stack(*x, mask=mask, training=True), tensors)
+    masks = {"mask": np.arange(11)[None] < [[11], [7]], "attention_mask": attention_mask}
+    return gradients(lambda *x: stack(*x, **masks, training=True), tensors)
 
 
 def learned(kind, **options):

@@ -5,6 +5,7 @@ once. Online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867; with a grad
 et al. 2022, arXiv:2205.14135 (algorithms 2 and 4).
 """
 
+import dataclasses
 import math
 from typing import Any
 
@@ -65,9 +66,10 @@ def attend_blockwise(
         [query, key, value] if bias is None else [query, key, value, ops.cast(bias, wide_dtype(query, key, value))]
     )
 
-    def with_gradient(*tensors: Tensor) -> Any:
+    def with_gradient(constants: Any, *tensors: Tensor) -> Any:
         dtypes = [keras.backend.standardize_dtype(x.dtype) for x in tensors[:3]]
-        blocks = Blocks(*tensors, visible=visible, scale=scale, dropout=dropout, seed=seed, size=size)
+        rules, seed = dataclasses.replace(visible, **constants[0]), constants[1]
+        blocks = Blocks(*tensors, visible=rules, scale=scale, dropout=dropout, seed=seed, size=size)
         output, logsumexp = _forward(blocks)
 
         def gradient(upstream: Tensor) -> tuple[Tensor, ...]:
@@ -75,7 +77,7 @@ def attend_blockwise(
 
         return blocks.join(output, "query", value.dtype), gradient
 
-    made: Tensor = twice_differentiable(with_gradient)(*tensors)
+    made: Tensor = twice_differentiable(with_gradient, (visible.tensors, seed))(*tensors)
     return made
 
 
