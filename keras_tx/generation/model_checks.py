@@ -106,3 +106,18 @@ def check_masks(nodes: list[Node], cached_nodes: list[Node], target_value: int, 
                         f"The `{name}` of layer '{node.operation.name}' must be `ids != padding_id` in a generative "
                         f"model. Received: a mask of the id {hidden_id}, padding_id={padding_id}"
                     )
+
+
+def check_sources(model: Any) -> None:
+    """Raises for an `IncrementalModel` whose sources cannot be padded in a batch, each by itself, as an export does."""
+    if model.joined:
+        raise ValueError(
+            "`model` must not add the embeddings of several sources: an export takes padding out of each by itself. "
+            f"Received: a model that adds those of {list(model.joined)}"
+        )
+    without = [name for name in model.sources if model.padding_ids[name] is None]
+    if without:
+        raise ValueError(
+            "`model` must have a padding id for its sources, or rows of different lengths could not share a batch. "
+            f"Received: padding_id=None for {without}"
+        )

@@ -16,7 +16,7 @@ import keras
 from keras_tx.generation import Beam, Greedy, Sample, Strategy, generate, in_graph, philox
 from keras_tx.generation.config import GenerationConfig
 from keras_tx.generation.incremental_model import IncrementalModel
-from keras_tx.generation.model_checks import has_two_vocabularies
+from keras_tx.generation.model_checks import check_sources, has_two_vocabularies
 from keras_tx.generation.per_row import PerRowStrategy
 from keras_tx.generation.speculative import Speculative, without_drafts
 from keras_tx.models.language_model import LanguageModel
@@ -92,7 +92,9 @@ class TextGenerator:
         self._noise_length = self.max_new_tokens * (1 if self.config.draft is None else 3)
         self.max_prompt_tokens: int | None = None
         self.client_inputs: list[str] = sources or [self.incremental_model.target]
-        self._check_model()
+        if sources:
+            self.config.target_start()
+            check_sources(self.incremental_model)
         if tokenizer is not None:
             self._check_tokenizers(source_tokenizer)
         self._decoders: dict[Strategy, Any] = {}
@@ -342,23 +344,6 @@ class TextGenerator:
         return self._token_functions[id(tokenizer)](ids)
 
     # Checks before there is a graph
-
-    def _check_model(self) -> None:
-        sources = self.incremental_model.sources
-        if not sources:
-            return
-        self.config.target_start()
-        if self.incremental_model.joined:
-            raise ValueError(
-                "`model` must not add the embeddings of several sources: an export takes padding out of each one by "
-                f"itself. Received: a model that adds those of {list(self.incremental_model.joined)}"
-            )
-        without = [name for name in sources if self.incremental_model.padding_ids[name] is None]
-        if without:
-            raise ValueError(
-                "`model` must have a padding id for its sources, or rows of different lengths could not share a batch. "
-                f"Received: padding_id=None for {without}"
-            )
 
     def _check_tokenizers(self, given: Any) -> None:
         model = self.incremental_model
