@@ -124,11 +124,19 @@ def test_what_is_added_must_have_a_row_for_each_example_of_the_same_length():
         generate(model, {"source": [[0, 0]], "segments": [[0, 0]]}, **WRITE)
 
 
-def test_sources_of_which_one_is_a_mean_need_not_be_of_one_length():
-    ids, kinds = ids_of("source"), ids_of("kinds")
-    mean = ops.mean(TokenEmbedding(7, D, padding_id=None)(kinds), axis=1, keepdims=True)
-    model = with_memory(ids, kinds, memory=Encoder(1, F, N)(embedded(ids) + mean))
-    check(model, {"source": IDS[:1], "kinds": [[3, 0]]}, [(IDS[0], [3, 0])])
+def beside_a_mean(x, y):
+    return x + ops.mean(y, axis=1, keepdims=True)
+
+
+def one_after_the_other(x, y):
+    return layers.Concatenate(axis=1)([x, y])
+
+
+@pytest.mark.filterwarnings("ignore:Padding may change the outputs")
+@pytest.mark.parametrize("join", [beside_a_mean, one_after_the_other])
+def test_sources_that_are_not_added_token_by_token_need_not_be_of_one_length(join):
+    model = with_added(TokenEmbedding(7, D, padding_id=None), join)
+    check(model, {"source": IDS[:1], "segments": [[3, 0]]}, [(IDS[0], [3, 0])])
 
 
 @pytest.mark.parametrize(
