@@ -105,6 +105,7 @@ def side_by_side(x, y):
 def test_embeddings_that_are_added_keep_their_columns(join, padding_id):
     """The zeros of segments are no padding, whatever their embedding takes for it."""
     model = with_added(TokenEmbedding(3, D, padding_id=padding_id), join)
+    assert IncrementalModel(model).buckets_sources is (join is not side_by_side)
     check(model, {"source": IDS[:1], "segments": SEGMENTS[:1]}, [(IDS[0], SEGMENTS[0])])
     for side in (left, right):
         check(model, {"source": side([IDS[1]]), "segments": side([[0, 0, 2]])}, [(IDS[1], [0, 0, 2])])
