@@ -81,13 +81,14 @@ def joined_sources(graph: ModelGraph, embeddings: Mapping[str, Any]) -> list[lis
     joined = {name: {name} for name in graph.sources if embeddings[name] is not None}
     made_of = {numbers[name]: {name} for name in joined}  # {number of a value: the sources whose columns it has}
     for node in graph.source_nodes:
-        values = operations.joined_values(node) or node.inputs.values()
-        found = [made_of[value] for value in dict.fromkeys(values) if value in made_of]
-        if len(found) > 1 and operations.joined_values(node):
-            group = set().union(*[joined[name] for names in found for name in names])
-            joined.update(dict.fromkeys(group, group))
-        if len(found) == 1 or (found and operations.joined_values(node)):
-            made_of.update(dict.fromkeys(node.outputs, set().union(*found)))
+        joining = operations.joined_values(node)
+        found = [made_of[value] for value in joining or node.inputs.values() if value in made_of]
+        names = set().union(*found)
+        if not found or (not joining and any(one != names for one in found)):  # it attends to another source, or is new
+            continue
+        group = set().union(*[joined[name] for name in names])
+        joined.update(dict.fromkeys(group, group))
+        made_of.update(dict.fromkeys(node.outputs, names))
     groups = {id(group): group for group in joined.values() if len(group) > 1}
     return [[name for name in graph.sources if name in group] for group in groups.values()]
 

@@ -6,9 +6,10 @@ from tests.tools import randomize
 
 
 @pytest.fixture(scope="module")
-def lm():
+def lm(request):
+    """A language model of `built`, by default "causal_lm", otherwise the one that a file of tests calls `LM`."""
     keras.utils.set_random_seed(7)  # fixtures of modules come before that of each test
-    return built.made("causal_lm")
+    return built.made(getattr(request.module, "LM", "causal_lm"))
 
 
 @pytest.fixture(scope="module")

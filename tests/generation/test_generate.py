@@ -25,6 +25,8 @@ from tests.generation.asked import (
 from tests.generation.built import V, naive
 from tests.tools import assert_close
 
+LM = "untied"
+
 
 @pytest.fixture(autouse=True)
 def eager_unless_compiled(request):
@@ -40,12 +42,6 @@ def compiled(lm, translator):
     yield
     for model in (lm, translator):
         vars(model).pop("_keras_tx_loops", None)
-
-
-@pytest.fixture(scope="module")
-def lm():
-    keras.utils.set_random_seed(7)  # fixtures of modules come before that of each test
-    return built.made("untied")
 
 
 @pytest.mark.usefixtures("compiled")

@@ -11,13 +11,9 @@ from tests.generation.asked import FAST, NEW, PROMPTS, SHORT, SHORT_WRITE, SOURC
 from tests.generation.built import LENGTH, SOURCE_V, V, naive
 from tests.tools import randomize
 
+LM = "untied"
+
 pytestmark = pytest.mark.usefixtures("eager")
-
-
-@pytest.fixture(scope="module")
-def lm():
-    keras.utils.set_random_seed(7)
-    return built.made("untied")
 
 
 def test_a_saved_model_generates_what_it_did_before(tmp_path):

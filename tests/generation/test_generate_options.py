@@ -22,13 +22,9 @@ from tests.generation.asked import (
 from tests.generation.built import V, logits_of, naive
 from tests.tools import assert_close
 
+LM = "untied"
+
 pytestmark = pytest.mark.usefixtures("eager")
-
-
-@pytest.fixture(scope="module")
-def lm():
-    keras.utils.set_random_seed(7)  # fixtures of modules come before that of each test
-    return built.made("untied")
 
 
 @pytest.mark.parametrize("name", ["attention_and_operators", "biases_and_a_skip", "sequential", "encoder_and_decoder"])

@@ -125,6 +125,17 @@ def test_what_is_added_must_have_a_row_for_each_example_of_the_same_length():
         generate(model, {"source": [[0, 0]], "segments": [[0, 0]]}, **WRITE)
 
 
+@pytest.mark.filterwarnings("ignore:.*mask", "ignore:Padding may change the outputs")
+def test_sources_are_joined_behind_layers_too_but_not_by_attention():
+    ids, kinds = ids_of("source"), ids_of("kinds")
+    x, y = embedded(ids), TokenEmbedding(3, D)(kinds)
+    behind = layers.MultiHeadAttention(2, 5)(x, x * 2.0) + y
+    group = ["source", "kinds"]
+    assert IncrementalModel(with_memory(ids, kinds, memory=behind)).joined == {"source": group, "kinds": group}
+    attending = x + DecoderLayer(F, N, cross_attention=True)(x, y)
+    assert IncrementalModel(with_memory(ids, kinds, memory=attending), "target").joined == {}
+
+
 def beside_a_mean(x, y):
     return x + ops.mean(y, axis=1, keepdims=True)
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -12,6 +11,8 @@ from tests.generation import built
 from tests.generation.built import V, logits_of
 from tests.generation.driver import drive, markov
 from tests.tools import to_numpy
+
+LM = "untied"
 
 PROMPTS, NEW = [[5, 7, 11, 3, 17], [9], [2, 2, 13]], 6
 
@@ -36,12 +37,6 @@ class Noisy(Strategy):
 @dataclass
 class Unhashable(Strategy):
     tokens: list
-
-
-@pytest.fixture(scope="module")
-def lm():
-    keras.utils.set_random_seed(7)
-    return built.made("untied")
 
 
 def by_hand(model, rows, rank=2):
