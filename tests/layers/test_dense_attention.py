@@ -153,8 +153,10 @@ def test_attention_to_a_single_key_has_gradients_of_zero_and_no_warning():
     model.compile(keras.optimizers.SGD(1.0), "mse")
     before = [to_numpy(weight) for weight in model.get_layer("one").query_dense.weights]
     model.train_on_batch([normal(2, 5, 6), normal(2, 1, 3)], np.ones((2, 5, 6)))
+    # PyTorch's kernel computes the gradient of a logit as a difference of two sums, which may be rounded differently.
+    atol = 1e-7 if keras.backend.backend() == "torch" else 0
     for weight, old in zip(model.get_layer("one").query_dense.weights, before, strict=True):
-        assert_close(weight, old, atol=0)
+        assert_close(weight, old, atol=atol)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="about JAX")
