@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 
 from keras_tx import checks
-from keras_tx.generation.state import State, append_tokens, as_int32, fill, initial_state, is_one_of, largest
+from keras_tx.generation.state import State, append_tokens, as_int32, best_tokens, fill, initial_state, is_one_of
 from keras_tx.generation.strategy import Strategy
 from keras_tx.layers.cache import repeat_rows
 from keras_tx.types import Tensor
@@ -217,7 +217,7 @@ class Beam(Strategy):
 def _candidates(scores: Tensor, width: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """The `count` best of all continuations of a prompt: scores (R, V) -> scores, tokens and rows, each (B, C)."""
     kept = min(count, scores.shape[-1])
-    scores, tokens = largest(scores, kept)  # the best of all are among the best of each beam
+    scores, tokens = best_tokens(scores, kept)  # the best of all are among the best of each beam
     scores, places = ops.top_k(ops.reshape(scores, (-1, width * kept)), count)
     tokens = ops.take_along_axis(ops.reshape(tokens, (-1, width * kept)), places, axis=1)
     first_row = ops.arange(ops.shape(scores)[0], dtype="int32")[:, None] * width

@@ -30,7 +30,7 @@ tf = Lazy("tensorflow")
 
 State: TypeAlias = dict[str, Tensor]
 
-_PART = 128  # the scores of a part of a row in which `largest` searches
+_PART = 128  # the scores of a part of a row in which `best_tokens` searches
 
 
 def initial_state(
@@ -117,8 +117,8 @@ def argmax(scores: Tensor) -> Tensor:
     return ops.argmax(scores, axis=-1)
 
 
-def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest scores of each row (R, V) and their places, as `ops.top_k` returns them.
+def best_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest scores of each row (R, V) and the tokens that have them, as `ops.top_k` returns both.
 
     On CPUs, TensorFlow and XLA find a maximum several times as fast as the `count` largest of many scores. So the row
     is cut into parts, and only the `count` parts with the largest maxima are searched. No other part has a score that

@@ -1,4 +1,4 @@
-"""The largest scores of each row, found in parts of the row, are those of `keras.ops.top_k`."""
+"""The best tokens of each row, found in parts of the row, are those of `keras.ops.top_k`."""
 
 import keras
 import numpy as np
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import keras_tx
 from keras_tx.generation import state
-from keras_tx.generation.state import largest
+from keras_tx.generation.state import best_tokens
 from tests.tools import to_numpy
 
 INFINITY = float("inf")
@@ -26,7 +26,7 @@ def test_they_are_those_of_top_k_and_the_first_of_equal_ones(shape, levels, rows
     size, random = shape[1], np.random.default_rng(seed)
     scores = random.integers(0, levels, (rows, size)).astype("float32")  # many are equal
     scores[random.random((rows, size)) < share_removed] = -INFINITY
-    actual = [to_numpy(x) for x in largest(keras.ops.convert_to_tensor(scores), shape[0])]
+    actual = [to_numpy(x) for x in best_tokens(keras.ops.convert_to_tensor(scores), shape[0])]
     order = np.argsort(-scores, axis=1, kind="stable")[:, : shape[0]]
     np.testing.assert_array_equal(actual[0], np.take_along_axis(scores, order, axis=1))
     np.testing.assert_array_equal(actual[1], order)
@@ -39,7 +39,7 @@ def test_no_place_is_outside_of_the_row(jit_compile):
 
     scores = np.full((3, 7919), np.nan, "float32")
     scores[1, ::2], scores[2, 5] = -INFINITY, 1.0
-    places = tf.function(largest, jit_compile=jit_compile)(tf.constant(scores), 4)[1].numpy()
+    places = tf.function(best_tokens, jit_compile=jit_compile)(tf.constant(scores), 4)[1].numpy()
     assert places.min() >= 0 and places.max() < 7919
 
 
@@ -50,7 +50,7 @@ def test_a_graph_for_any_number_of_rows_does_the_same():
     scores = np.random.default_rng(7).normal(size=(5, 3089)).astype("float32")
     for jit_compile in (False, True):
         found = tf.function(
-            lambda x: largest(x, 3), input_signature=[tf.TensorSpec((None, 3089))], jit_compile=jit_compile
+            lambda x: best_tokens(x, 3), input_signature=[tf.TensorSpec((None, 3089))], jit_compile=jit_compile
         )
         for rows in (5, 0, 1):
             expected = tf.math.top_k(scores[:rows], 3)
