@@ -123,10 +123,10 @@ def best_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     On CPUs, TensorFlow and XLA find a maximum several times as fast as the `count` largest of many scores. So the row
     is cut into parts, and only the `count` parts with the largest maxima are searched. No other part has a score that
     is needed, since each of these has one that is larger, or is equal and comes first. Of equal scores the first ones
-    are taken, as by `ops.top_k`.
+    are taken, as by `ops.top_k`. With fewer scores than 16 for each one that is searched, XLA gains nothing by it.
     """
     size = scores.shape[-1]
-    if keras.backend.backend() != "tensorflow" or size < 8 * count * _PART:
+    if keras.backend.backend() != "tensorflow" or size < 16 * count * _PART:
         found: tuple[Tensor, Tensor] = ops.top_k(scores, count)
         return found
     if size % _PART:
@@ -135,4 +135,4 @@ def best_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     best = tf.sort(tf.math.top_k(tf.reduce_max(parts, axis=-1), count)[1])  # in the order of the row
     scores, places = tf.math.top_k(tf.reshape(tf.gather(parts, best, batch_dims=1), (-1, count * _PART)), count)
     places = tf.gather(best, places // _PART, batch_dims=1) * _PART + places % _PART
-    return scores, tf.minimum(places, size - 1)  # with NaN, the kernels may choose what fills the last part up
+    return scores, places
