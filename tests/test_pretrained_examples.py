@@ -130,7 +130,7 @@ def test_finetune_bert_saves_what_it_trained_with_the_names_of_the_labels(finetu
     tokens = to_numpy(text.load_tokenizer(out / "checkpoint")([sentence for *_, sentence in sentences])["token_ids"])
     logits = to_numpy(model(tokens, attention_mask=tokens != 0)["logits"]).astype("float64")
     chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    assert len(sentences) == 2  # the test part
+    assert len(sentences) == 2  # the test split
     for (label, chance, _), row in zip(sentences, chances, strict=True):
         assert model.config["id2label"][str(row.argmax())] == label and abs(row.max() - float(chance)) < 0.02
 
@@ -141,7 +141,7 @@ def test_finetune_bert_saves_lora_as_part_of_the_kernels(finetuned, adapted):
     assert "the checkpoint has 11 positions: longer texts are cut there\n" in printed
     assert text.load_tokenizer(out / "checkpoint").max_length == 11
     classified = re.findall(r"^ *(?:negative|positive) [01]\.\d{3}  a .*film number \d+$", printed, re.MULTILINE)
-    assert len(classified) == 2  # the test part
+    assert len(classified) == 2  # the test split
     found = re.search(r"test accuracy (\S+), loaded again (\S+); largest difference (\S+)\n", printed)
     assert found[1] == found[2] and float(found[3]) <= 1e-4
     before, after = tensors_of(finetuned[0] / "small_bert"), tensors_of(out / "checkpoint")

@@ -19,7 +19,7 @@ class TextDataset(NamedTuple):
 
     Attributes:
         train: a `tf.data.Dataset` of unbatched pairs (text, label), a string scalar and an int32 scalar.
-        test: the same for the test part.
+        test: the same for the test split.
         labels: the names of the classes; `labels[label]` is the name of `label`.
 
     Examples:
@@ -50,11 +50,11 @@ def load_dataset(
     num_shards: int | None = None,
     shard_index: int | None = None,
 ) -> TextDataset:
-    """Loads a dataset for text classification into memory and shuffles its train part, or streams it from files.
+    """Loads a dataset for text classification into memory and shuffles its training split, or streams it from files.
 
-    In memory, the train part is shuffled because files are often sorted by class. The order is the same in every call
-    and every epoch: add `.shuffle(...)` if epochs should differ. Examples of TFDS without a label (-1) are left out; in
-    files a missing label is an error.
+    In memory, the training split is shuffled because files are often sorted by class. The order is the same in every
+    call and every epoch: add `.shuffle(...)` if epochs should differ. Examples of TFDS without a label (-1) are left
+    out; in files a missing label is an error.
 
     A stream (`in_memory=False`) reads files row by row, again in each epoch, and needs little memory however large they
     are. The rows keep the order of the files. If they are sorted by class, shuffle them in the files:
@@ -68,19 +68,19 @@ def load_dataset(
             file names the columns; a .tsv file is a .csv file with tabs for commas, also as to quotation marks. Labels
             are strings or integers; the sorted labels are the class names. Parquet and .zst need pyarrow:
             `pip install keras-tx[files]`.
-        test: the files of the test part, if `name_or_path` names files. None: `test_fraction` of each class is held out
-            from those; from a stream, every n-th example of the class, with n = 1 / `test_fraction`, so a class with
-            fewer than n has none. With TFDS the test part is the first of the splits "test" and "validation" that has
-            labels, otherwise a part of "train".
+        test: the files of the test split, if `name_or_path` names files. None: `test_fraction` of each class is held
+            out from those; from a stream, every n-th example of the class, with n = 1 / `test_fraction`, so a class
+            with fewer than n has none. With TFDS the test split is the first of the splits "test" and "validation" that
+            has labels, otherwise a part of "train".
         data_dir: the folder in which TFDS keeps prepared datasets. None: the default of TFDS. A prepared dataset needs
             no network.
         text_column: the column or feature with the texts. None: "text" in files; with TFDS it is found by its type.
         label_column: the column or feature with the labels. None: "label" in files; with TFDS it is found by its type.
-        test_fraction: the part of the examples, between 0 and 1, to hold out for testing if there is no test part.
+        test_fraction: the part of the examples, between 0 and 1, to hold out for testing if there is no test split.
         labels: the names of the classes in files, in the order of their ids. None: they are found, for which a stream
             is read once when it is loaded.
-        seed: an integer of at least 0 that decides the order of the train part and which examples are held out. Not for
-            streams.
+        seed: an integer of at least 0 that decides the order of the training split and which examples are held out. Not
+            for streams.
         in_memory: False streams files.
         num_shards: for streams, the number of workers that share the examples. None: what TF_CONFIG says, or the number
             of processes of JAX or `torch.distributed`; otherwise one. Each worker reads all files and keeps its rows.
@@ -92,8 +92,8 @@ def load_dataset(
     Raises:
         FileNotFoundError: there is no such file, or TFDS has not prepared the dataset and cannot download it.
         TypeError: `name_or_path` is neither a string nor a path, nor a list of them.
-        ValueError: an argument or a file is not valid; the message has the line, or suggests similar names. When a
-            stream is read, the error is `tf.errors.InvalidArgumentError` with the message.
+        ValueError: an argument or a file is not valid; the message has the line, or suggests similar names. While a
+            stream is read, such an error is a `tf.errors.InvalidArgumentError` with the same message.
 
     Examples:
         >>> import pathlib
@@ -156,7 +156,7 @@ def _streamed(
     test_fraction: float,
     share: tuple[int, int],
 ) -> TextDataset:
-    """The dataset of the files of the train part and, if there are any, those of the test part."""
+    """The dataset of the files of the training split and, if there are any, those of the test split."""
     names = from_files.class_names((e[1] for e in from_files.examples(paths[0], *columns)), paths[0], labels)
     to_id = from_files.label_ids(names)
 

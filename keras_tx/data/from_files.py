@@ -78,7 +78,7 @@ def label_ids(names: Collection[str]) -> Callable[[Example], int]:
         _, label, path, line = example
         if label not in ids:
             raise ValueError(
-                f"A label must be one of {list(names)}, the labels of the train part. Received: {label!r} in "
+                f"A label must be one of {list(names)}, the labels of the training split. Received: {label!r} in "
                 f"{str(path)!r}, line {line}"
             )
         return ids[label]

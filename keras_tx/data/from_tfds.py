@@ -31,7 +31,7 @@ def read(
     """Reads labelled texts.
 
     Returns:
-        The examples of the train part and, if there is one, of the test part; and the names of the classes.
+        The examples of the training split and, if there is one, of the test split; and the names of the classes.
     """
     with _quiet():
         builder = _builder(name, data_dir, _LABELLED)
@@ -86,7 +86,7 @@ def _builder(name: str, data_dir: DataDir, files: str) -> Any:
     near = difflib.get_close_matches(dataset, known, n=5)
     raise ValueError(
         f"`name_or_path` must be 'sample', {files} or the name of a TFDS dataset. Received: name_or_path={name!r}. "
-        + (f"Names near it: {', '.join(near)}" if near else "No name of TFDS is near it")
+        + (f"Similar names: {', '.join(near)}" if near else "No dataset of TFDS has a similar name")
     )
 
 

@@ -39,7 +39,8 @@ def pack_sequences(
     Every sequence is put, undivided, into the first row that has room for it (first fit). Empty sequences are left out.
     The rows are elements `(features, labels)`, or `(features, labels, sample_weight)`, of tensors (L,). `features` is a
     dictionary with "token_ids", "document_ids" (1, 2, 3, ... in each row), "positions" (from 0 in each document) and
-    the other features of `sequences`. At padding tokens all but the ids are 0.
+    the other features of `sequences`. At padding tokens the token ids are `padding_id`, the labels `label_padding`, and
+    all else is 0.
 
     Args:
         sequences: a `tf.data.Dataset` of unpadded elements `features`, `(features, labels)` or `(features, labels,

@@ -114,6 +114,19 @@ def fill_arrays(multiple_of: int, x: Any, y: Any = None, sample_weight: Any = No
     )
 
 
+def filled_rows(sample_weight: Any) -> Any:
+    """Which rows of a batch in a `tf.data.Dataset` are of padding, by their weights: booleans (B,), or False for none.
+
+    Keras may have any backend.
+    """
+    given = [one for one in tf.nest.flatten(sample_weight) if one is not None]
+    if not given:
+        return False
+    weights = tf.cast(given[0], "float32")
+    is_filled = (weights == 0) & (tf.bitcast(weights, "int32") < 0)
+    return tf.reduce_all(is_filled, axis=list(range(1, weights.shape.rank)))
+
+
 def _padded(tensors: Any, missing: Tensor, values: Any) -> Any:
     if values is None or not tf.nest.is_nested(values):
         values = tf.nest.map_structure(lambda _: 0 if values is None else values, tensors)

@@ -65,8 +65,8 @@ def load_text(
         FileNotFoundError: there is no such file, or no file matches a pattern.
         TypeError: `name_or_path` is neither a string nor a path nor a list of them.
         ValueError: a file is damaged, is not UTF-8 (the error names the line), lacks the column or has another ending,
-            or the text is too short to be cut in two. When a stream is read, the same errors are those of
-            `tf.data.Dataset.from_generator`, `tf.errors.InvalidArgumentError` with the message.
+            or the text is too short to be cut in two. While a stream is read, such an error is a
+            `tf.errors.InvalidArgumentError` with the same message.
 
     Examples:
         >>> import pathlib

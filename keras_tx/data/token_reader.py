@@ -114,8 +114,8 @@ def read_tokens(
     count, worker = workers.share(num_shards, shard_index)
     if index["num_shards"] % count:
         raise ValueError(
-            "The number of workers must divide the number of files, or `num_shards=1, shard_index=0` be given. "
-            f"Received: {count} workers, {index['num_shards']} files in {str(directory)!r}"
+            "The number of files must be a multiple of the number of workers; otherwise pass `num_shards=1, "
+            f"shard_index=0`. Received: {count} workers, {index['num_shards']} files in {str(directory)!r}"
         )
     labelled = _check_next_tokens(next_tokens, index["kind"])
     source = TokenSource(Path(directory), index, (count, worker), order, labelled)

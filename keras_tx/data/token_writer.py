@@ -49,10 +49,11 @@ def write_tokens(
             `load_translation` with `in_memory=False`. Not batched.
         tokenizer: a `keras_tx.text.Tokenizer` with a padding token. For pairs of texts also two of them; a tokenizer
             with an attribute `target`, as `MarianTokenizer` has it, uses that for targets.
-        directory: the folder to write. It must be empty, not exist, or hold an earlier call with the same arguments.
-        num_shards: the number of files; a multiple of the number of workers that will read them. Each file has texts if
-            there are as many texts as files. Of more than 64 files some can be empty if there are more than about
-            16 MB of text, or 500,000 texts.
+        directory: the folder to write. It must be empty, not exist, or hold what a call with the same arguments has
+            written.
+        num_shards: the number of files; a multiple of the number of workers that will read them. No file is empty if
+            there are at least as many texts as files, with one exception: if there are more than 64 files, and more
+            than about 16 MB of text or 500,000 texts, some can be empty.
         max_length: the largest number of tokens of a text, special tokens included; longer texts are truncated at the
             end. None: no limit, also if the tokenizer has one.
         special_tokens: whether to put the special tokens of the tokenizer around every text, as `tokenizer(text)` does.
@@ -129,8 +130,8 @@ def _write(
         bar.update(seen)
     if (seen, texts) != (state["rows"], state["texts"]) or (state["finished"] and next(blocks, None)):
         raise ValueError(
-            "`dataset` must give the texts of the earlier call, in the same order, or `directory` be another. "
-            f"Received: other texts than the {state['rows']} that {str(folder)!r} holds"
+            "`dataset` must give the texts of the earlier call in the same order; other texts need another "
+            f"`directory`. Received: other texts than the {state['rows']} that {str(folder)!r} holds"
         )
     if state["finished"]:
         bar.update(seen, finalize=True)
@@ -170,8 +171,8 @@ def _begin(folder: Path, settings: dict[str, Any], features: list[str]) -> dict[
         for name, value in settings.items():
             if state.get(name) != value:
                 raise ValueError(
-                    "`directory` must be empty, or hold an earlier call with the same arguments. Received: "
-                    f"directory={str(folder)!r}, written with another {name.removesuffix('s')}: "
+                    "`directory` must be empty, or hold what a call with the same arguments has written. "
+                    f"Received: directory={str(folder)!r}, written with another {name.removesuffix('s')}: "
                     f"{state.get(name)!r:.150} instead of {value!r:.150}"
                 )
         return state | {"finished": finished}

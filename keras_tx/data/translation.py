@@ -22,8 +22,8 @@ class TranslationDataset(NamedTuple):
 
     Attributes:
         train: a `tf.data.Dataset` of unbatched pairs (source, target), two string scalars.
-        validation: the same for the validation part.
-        test: the same for the test part.
+        validation: the same for the validation split.
+        test: the same for the test split.
         languages: the names of the source and the target language.
 
     Examples:
@@ -52,9 +52,9 @@ def load_translation(
     num_shards: int | None = None,
     shard_index: int | None = None,
 ) -> TranslationDataset:
-    """Loads sentence pairs into memory and shuffles the train part, or streams them from files.
+    """Loads sentence pairs into memory and shuffles the training split, or streams them from files.
 
-    Pairs with an empty sentence are left out of the train part, and a warning has their number. Validation and test
+    Pairs with an empty sentence are left out of the training split, and a warning has their number. Validation and test
     keep every line in its place, because BLEU compares line by line.
 
     A stream (`in_memory=False`) reads files line by line, again in each epoch, and needs little memory however large
@@ -69,7 +69,7 @@ def load_translation(
             - A folder of parallel files (UTF-8, one sentence per line) whose names consist of part and language, such
               as `train.en.gz`, `train.de.gz`, `val.en.gz` and `test_2016.en.gz`.
             - Such a folder and a prefix that the names begin with, such as "corpus/news.".
-            - The two files of the train part, source and target; or two patterns, or two lists of files.
+            - The two files of the training split, source and target; or two patterns, or two lists of files.
             - .jsonl, .csv, .tsv or Parquet files with a column for each language: one file, a pattern, a folder
               "pairs.parquet" of Parquet files, as Spark writes it, or a list.
         source: the source language: the last suffix of the files, the name of the column, or a language of the sample
@@ -78,13 +78,13 @@ def load_translation(
         target: the target language, likewise.
         data_dir: the folder in which TFDS keeps prepared datasets. None: the default of TFDS. A prepared dataset needs
             no network.
-        validation: the two files of the validation part, or its tables, or, with a folder, the prefix of their names.
-        test: the two files of the test part, its tables, or the prefix of their names, such as "test_2017".
+        validation: the two files of the validation split, or its tables, or, with a folder, the prefix of their names.
+        test: the two files of the test split, its tables, or the prefix of their names, such as "test_2017".
         test_fraction: the fraction of the pairs, between 0 and 1, to hold out for validation if there are no files for
-            it, and likewise for test. From a stream, every n-th pair, with n = 1 / `test_fraction`: fewer than n pairs
-            have no such part.
-        seed: an integer of at least 0 that decides the order of the train part and which pairs are held out. Not for
-            streams.
+            it, and likewise for test. From a stream, every n-th pair is held out, with n = 1 / `test_fraction`; with
+            fewer than n pairs none is.
+        seed: an integer of at least 0 that decides the order of the training split and which pairs are held out. Not
+            for streams.
         in_memory: False streams files.
         num_shards: for streams, the number of workers that share the pairs. None: what TF_CONFIG says, or the number of
             processes of JAX or `torch.distributed`; otherwise one. Each worker reads all files and keeps its pairs.
@@ -96,8 +96,8 @@ def load_translation(
     Raises:
         FileNotFoundError: a file is missing, or TFDS has not prepared the dataset and cannot download it.
         TypeError: `name_or_path` is neither a string, a path nor two of them.
-        ValueError: an argument or a file is not valid; the message has the file and line. When a stream is read, the
-            error is `tf.errors.InvalidArgumentError` with the message.
+        ValueError: an argument or a file is not valid; the message has the file and line. While a stream is read, such
+            an error is a `tf.errors.InvalidArgumentError` with the same message.
 
     Examples:
         >>> import pathlib
@@ -124,8 +124,8 @@ def load_translation(
         readers, languages = _of_files({"train": name_or_path, **chosen}, source, target)
     elif not isinstance(name_or_path, (str, PathLike)):
         raise TypeError(
-            "`name_or_path` must be a string, a path, or two of them for the two files of the train part. Received: "
-            f"name_or_path={name_or_path!r}"
+            "`name_or_path` must be a string, a path, or two of them for the two files of the training split. "
+            f"Received: name_or_path={name_or_path!r}"
         )
     elif name_or_path != "sample" and parallel_files.has_files(name_or_path):
         prefixes: Any = {part: name for part, name in {"train": None, **chosen}.items() if not _is_pair(name)}
@@ -171,13 +171,15 @@ def _is_pair(paths: Any) -> bool:
 
 
 def _of_files(given: dict[str, Any], source: str | None, target: str | None) -> tuple[Readers, tuple[str, str]]:
-    """Functions that read each part. The languages, if not given, are the last suffixes of the train part's files."""
+    """Functions that read each split. The languages, if not given, are the last suffixes of the training files."""
     paths: dict[str, Any] = {}
     for part, names in given.items():
         if _is_pair(names):
             paths[part] = parallel_files.expand("name_or_path" if part == "train" else part, names)
         elif names is not None:
-            raise ValueError(f"`{part}` must be two files where `name_or_path` is. Received: {part}={names!r}")
+            raise ValueError(
+                f"`{part}` must be two files, source and target, as `name_or_path` is. Received: {part}={names!r}"
+            )
     suffixes = [parallel_files.language_of(side[0]) for side in paths["train"]]
     readers: Readers = {part: partial(parallel_files.read, both) for part, both in paths.items()}
     return readers, (source or suffixes[0], target or suffixes[1])
@@ -242,7 +244,7 @@ def _without_empty(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]
             empty, first = empty + 1, first or count
     if empty:
         warnings.warn(
-            f"{empty} of {count} pairs have an empty side and are left out of the train part, the first in line "
+            f"{empty} of {count} pairs have an empty side and are left out of the training split, the first in line "
             f"{first}",
             stacklevel=3,
         )

@@ -55,7 +55,7 @@ def from_environment() -> Cluster:
     if not isinstance(config, dict):
         raise ValueError(
             'The environment variable TF_CONFIG must be JSON such as {"cluster": {"worker": ["host1:12345", '
-            '"host2:12345"]}, "task": {"type": "worker", "index": 0}}, with the own index in each process. For the '
+            '"host2:12345"]}, "task": {"type": "worker", "index": 0}}, with another index in each process. For the '
             f"devices of one machine use `mirrored_strategy`. Received: TF_CONFIG={text!r}"
         )
     if "cluster" not in config:

@@ -143,4 +143,4 @@ def _check_devices(devices: Any) -> None:
     is_list = isinstance(devices, (list, tuple)) and all(isinstance(one, str) for one in devices)
     names = [one.rpartition("device:")[2].lstrip("/").upper() for one in devices] if is_list else []
     if not names or not set(names) <= set(known) or len(set(names)) < len(names):
-        raise ValueError(f"`devices` must be different ones of {known}. Received: devices={devices!r}")
+        raise ValueError(f"`devices` must be names from {known}, each at most once. Received: devices={devices!r}")

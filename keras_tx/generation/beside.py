@@ -54,8 +54,8 @@ def inputs_beside(graph: ModelGraph, embeddings: Mapping[str, Any]) -> dict[str,
         ]
         if len(owners) > 1 and any(operations.padding_id(embeddings[source]) is not None for source in owners):
             raise ValueError(
-                f"Beside several sources with padding, an input without an embedding must be the `segment_ids` of one. "
-                f"Received: the input '{name}' beside {owners}"
+                "In a model of several sources with padding, each input without an embedding must be the `segment_ids` "
+                f"of one source. Received: the input '{name}' beside {owners}"
             )
         if len(owners) == 1:
             found[name] = Beside(owners[0], numbers[owners[0]] == owner)
@@ -147,7 +147,7 @@ def array_beside(name: str, rows: list[np.ndarray], beside: Beside, real: list[n
         moved.append((row[np.argsort(~is_real, kind="stable")] if len(row) == len(is_real) else row)[:width])
     if not beside.has_segments and any(len(row) < width for row in moved):
         raise ValueError(
-            f"`{name}` must be an array (B, S) as `{beside.source}` is, with numbers beside padding, too. Received: "
-            f"rows of lengths {[len(row) for row in moved]}"
+            f"`{name}` must have the shape (B, S) of `{beside.source}`, with a number for each padding token, too. "
+            f"Received: rows of lengths {[len(row) for row in moved]}"
         )
     return padded(moved, width, 0, left=False)

@@ -47,15 +47,15 @@ def generate(
     As in transformers, the padding id can be generated like any other token, unless it is in `forbidden_tokens`.
 
     Args:
-        model: a functional model whose output is logits (B, T, V). If V is larger than the embedding of the generated
-            ids, those without a row in it are never generated, except as stop tokens.
+        model: a functional model whose output is logits (B, T, V). If V is larger than the embedding table of the
+            generated ids, ids without an embedding are generated only as stop tokens.
         inputs: the prompts, or the sources for a model with sources (`Seq2Seq`). Texts (a `str` or a list of them),
             with a `tokenizer`; or ids: an array (P,) or (B, P), in which padding is ignored, or a list of rows of any
-            lengths. A dict by the names of the model's inputs gives both the sources and the beginnings of the targets.
-            A target in a list, or alone, keeps ids equal to the padding id: that of T5 begins with it.
-            Segment ids, or a mask, have a number for each id of their source, also at its padding.
-            Sources that are texts are truncated to `max_length` tokens of their tokenizer, special tokens included;
-            prompts and ids are not truncated.
+            lengths. A dict with the names of the model's inputs as keys gives both the sources and the beginnings of
+            the targets. In a target that is one row, or a list of rows, the padding id counts as a token: targets of T5
+            begin with it. Segment ids and masks have one number for each id of their source, padding included. Sources
+            that are texts are truncated to `max_length` tokens of their tokenizer, special tokens included; prompts and
+            ids are not truncated.
         strategy: `Greedy()` (the default), `Sample(...)`, `Beam(...)`, `Speculative(...)` or another `Strategy`.
         max_new_tokens: the largest number of tokens to generate.
         min_new_tokens: the number of tokens before which no stop token is generated.

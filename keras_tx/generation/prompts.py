@@ -35,6 +35,16 @@ def _is_symbolic(x: Any) -> bool:
     return isinstance(x, keras.KerasTensor) or is_of_graph
 
 
+def of_sides(tokenizer: Any, source_tokenizer: Any, sources: Any) -> tuple[Any, Any]:
+    """The tokenizers of targets (or prompts) and of sources.
+
+    A `MarianTokenizer` alone is the one of its sources: its attribute `target` segments texts of the other language.
+    """
+    if sources and source_tokenizer is None and getattr(tokenizer, "target", None) is not None:
+        return tokenizer.target, tokenizer
+    return tokenizer, source_tokenizer or tokenizer
+
+
 def is_text(inputs: Any) -> bool:
     """Whether `inputs` are text: a string, or a list, an array or a tensor of strings."""
     if isinstance(inputs, (list, tuple)):

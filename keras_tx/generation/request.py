@@ -24,6 +24,7 @@ from keras_tx.generation.prompts import (
     bucketed,
     check_concrete,
     is_text,
+    of_sides,
     padded,
     until_stop,
 )
@@ -61,7 +62,7 @@ class GenerationRequest:
         model = model._generation_model() if hasattr(model, "_generation_model") else model
         self.model, loops = analysed(model, target)
         self.config = GenerationConfig(self.model, strategy, tokenizer, max_new_tokens=max_new_tokens, **options)
-        self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
+        self.tokenizer, self.source_tokenizer = of_sides(tokenizer, source_tokenizer, self.model.sources)
         self._given_source_tokenizer = source_tokenizer
         self._read_inputs(inputs)
         start_token = options.get("start_token")

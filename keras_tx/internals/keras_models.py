@@ -15,6 +15,7 @@ try:
     from keras.src import ops as _operations
     from keras.src.backend.common import global_state as _global_state
     from keras.src.backend.common.name_scope import current_path as _current_path
+    from keras.src.backend.common.symbolic_scope import in_symbolic_scope as _in_symbolic_scope
     from keras.src.backend.common.variables import AutocastScope as _AutocastScope
     from keras.src.backend.common.variables import initialize_all_variables as _initialize_all_variables
     from keras.src.models import Functional as _Functional
@@ -137,6 +138,11 @@ def is_of_keras(thing: Any) -> bool:
 # Layers.
 
 
+def values_are_made_up() -> bool:
+    """Whether Keras runs a function only for the shapes of its outputs: PyTorch's tensors are then full of ones."""
+    return bool(_in_symbolic_scope())
+
+
 def get_keras_mask(tensor: Tensor) -> Tensor | None:
     """The mask that Keras attached to a tensor, symbolic or not; None where there is none."""
     return _backend.get_keras_mask(tensor)
@@ -150,6 +156,11 @@ def set_keras_mask(tensor: Tensor, mask: Tensor | None) -> None:
 def layers_within(layer: Any, include_self: bool = True) -> list[Any]:
     """`layer` and all layers inside it, at any depth, each once."""
     return list(layer._flatten_layers(include_self=include_self))
+
+
+def seed_generators_within(layer: Any) -> list[Any]:
+    """The seed generators that `layer` and all layers inside it have as attributes, each once."""
+    return list(dict.fromkeys(one for inner in layers_within(layer) for one in inner._seed_generators))
 
 
 def direct_sublayers(layer: Any) -> list[Any]:

@@ -95,11 +95,13 @@ def in_float32(policy: Any) -> Any:
 
 
 def widened(layer: Any, compute_dtype: str) -> Any:
-    """`layer`, which computes positions for a layer of this dtype; one of keras_tx takes over float64.
+    """`layer`, which computes positions for a layer of this dtype; one of keras_tx takes it over if it is wider.
 
-    Positions in float32 would make the attention of a float64 model a float32 one.
+    Positions in float32 would make the attention of a float64 model a float32 one, and those in half precision, which a
+    layer gets from Keras' global policy, that of a float32 layer one in half precision.
     """
-    if isinstance(layer, StrictLayer) and compute_dtype == "float64":
+    narrower = {"float64": ("float32", "float16", "bfloat16"), "float32": ("float16", "bfloat16")}
+    if isinstance(layer, StrictLayer) and layer.compute_dtype in narrower.get(compute_dtype, ()):
         replace_dtype_policy(layer, compute_dtype)
     return layer
 

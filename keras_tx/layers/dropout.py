@@ -1,8 +1,5 @@
 """Dropout: any shape -> the same shape. Srivastava et al. 2014, jmlr.org/papers/v15/srivastava14a.html."""
 
-import contextlib
-import contextvars
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -10,6 +7,7 @@ import numpy as np
 
 from keras_tx.internals.keras_models import FixedSeed
 from keras_tx.layers.remat_scope import Rematerializable
+from keras_tx.layers.seeds import given_seed, is_given
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -18,22 +16,6 @@ tf = Lazy("tensorflow")
 _LOWEST_8_BIT_RATE = 1 / 32  # below this rate, 8 random bits are too coarse
 _MIXERS = -1640531527, -2048144777, -1028477379  # 2^32 / golden ratio and other odd numbers: evenly spread multiples
 HIGHEST_RATE = 1 - 2**-16
-_NEXT_USE = 1_000_003  # between the seeds of several calls of a dropout
-_GIVEN: contextvars.ContextVar[Any] = contextvars.ContextVar("given_seeds", default=None)
-
-
-@contextlib.contextmanager
-def given_seeds(seeds: dict[Any, Tensor]) -> Iterator[None]:
-    """Within this context the layers in `seeds`, {layer: seed (2,)}, derive their seeds from these and draw none.
-
-    A layer that is called several times in a context uses a different mask each time; a context with the same seeds
-    repeats the same masks.
-    """
-    token = _GIVEN.set({layer: [seed, 0] for layer, seed in seeds.items()})
-    try:
-        yield
-    finally:
-        _GIVEN.reset(token)
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -50,7 +32,7 @@ class Dropout(Rematerializable, keras.layers.Dropout):
         if not training or not self.rate:
             return inputs
         if keras.backend.backend() != "tensorflow":
-            seed = FixedSeed(self.next_seed()) if self in (_GIVEN.get() or ()) else self.seed_generator
+            seed = FixedSeed(self.next_seed()) if is_given(self.seed_generator) else self.seed_generator
             return keras.random.dropout(inputs, self.rate, noise_shape=self.noise_shape, seed=seed)
         static: Any = tuple(inputs.shape)
         shape = tf.shape(inputs) if None in static else static
@@ -63,17 +45,15 @@ class Dropout(Rematerializable, keras.layers.Dropout):
 
     def next_seed(self) -> Tensor:
         """The seed (2,) of the next call."""
-        given = (_GIVEN.get() or {}).get(self)
-        if given is None:
-            if keras.backend.backend() != "tensorflow":
-                return self.seed_generator.next()
-            state = self.seed_generator.state  # `next` makes twice as many operations of this
-            seed = tf.convert_to_tensor(state)
-            state.assign(seed + [0, 1])
-            return seed
-        seed, uses = given
-        given[1] += 1
-        return seed + keras.ops.convert_to_tensor([uses * _NEXT_USE, 0], dtype=seed.dtype)
+        given = given_seed(self.seed_generator)
+        if given is not None:
+            return given
+        if keras.backend.backend() != "tensorflow":
+            return self.seed_generator.next()
+        state = self.seed_generator.state  # `next` makes twice as many operations of this
+        seed = tf.convert_to_tensor(state)
+        state.assign(seed + [0, 1])
+        return seed
 
 
 def random_keep(shape: Any, rate: float, seed: Tensor, static_shape: Any = None) -> Tensor:

@@ -13,7 +13,7 @@ import keras
 from keras import initializers, ops
 
 from keras_tx import checks
-from keras_tx.layers.configs import Composite, serialized, set_untracked
+from keras_tx.layers.configs import Composite, serialized, set_untracked, widened
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.ids import check_ids, check_integers, from_floats, keep_outside, look_up
 from keras_tx.layers.initializers import Multiplied, ZeroRow, clone_initializer
@@ -58,9 +58,9 @@ class TokenEmbedding(Composite):
             values of positions and segments are multiplied by sqrt(E), as token embeddings are in the call. "uniform"
             gives values up to 0.05, which are lost beside sinusoidal positions of up to 1: use
             `RandomNormal(stddev=1.0)` there.
-        mask_zero: the argument of `keras.layers.Embedding`: whether 0 is padding. True needs the `padding_id` 0; False
-            means `padding_id=None`, unless that is another id than 0. None: as `padding_id` says. The attribute
-            `mask_zero` is True if `padding_id` is 0.
+        mask_zero: the argument of `keras.layers.Embedding`: whether 0 is padding. True requires the `padding_id` 0.
+            With False, 0 is not padding; a `padding_id` other than 0 still is. None: `padding_id` decides. The
+            attribute `mask_zero` is True if `padding_id` is 0.
 
     Call arguments:
         inputs: (B, T) ids: integers, or whole numbers of a float dtype, the default of `keras.Input`; with `reverse`,
@@ -153,7 +153,7 @@ class TokenEmbedding(Composite):
         if isinstance(self.position_encoding, dict):
             self.position_encoding = keras.saving.deserialize_keras_object(self.position_encoding)
         if isinstance(self.position_encoding, keras.layers.Layer):
-            return self.position_encoding
+            return widened(self.position_encoding, self.compute_dtype)
         checks.one_of("position_encoding", self.position_encoding, POSITIONS)
         if self.position_encoding == "sinusoidal":
             return SinusoidalPositionalEncoding(dtype=self.dtype_policy, name="positions")
@@ -295,8 +295,8 @@ class TokenEmbedding(Composite):
             )
 
     def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Any:
-        is_ids = "int" in keras.backend.standardize_dtype(inputs.dtype)
-        if mask is not None or self.padding_id is None or not is_ids:
+        are_vectors = len(inputs.shape) > 2 and "float" in keras.backend.standardize_dtype(inputs.dtype)  # `reverse`
+        if mask is not None or self.padding_id is None or are_vectors:
             return mask
         return ops.not_equal(inputs, self.padding_id)
 

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tx.internals.keras_models import values_are_made_up
 from keras_tx.layers.gradients import custom_gradient
 from keras_tx.layers.precision import wide_dtype
 from keras_tx.optional import Lazy
@@ -68,10 +69,13 @@ def check_range(name: str, values: Any, size: int) -> None:
         raise ValueError(f"`{name}` must be in [0, {size}). Received: {wrong} in {name} of shape {values.shape}")
 
 
-def check_in_each_row(name: str, values: Any, token: int, role: str) -> None:
-    """Raises unless each row of `values`, a NumPy array (B, T) or None, has the id `token`, whose name is `role`."""
+def check_in_each_row(name: str, values: Any, token: int, role: str, is_filled: Any = False) -> None:
+    """Raises unless each row of `values`, a NumPy array (B, T) or None, has the id `token`, whose name is `role`.
+
+    `is_filled`, booleans (B,), are True for rows that only fill a batch up, which need no such id.
+    """
     if values is not None and values.ndim == 2:
-        missing = np.flatnonzero(~(values == token).any(axis=1))
+        missing = np.flatnonzero(~((values == token).any(axis=1) | is_filled))
         if missing.size:
             raise ValueError(f"{rule_of_each_row(name, token, role)}{missing[0]}")
 
@@ -192,8 +196,9 @@ def check_positions(positions: Tensor, inputs: Tensor, num_axes: int = 1) -> Ten
 
 
 def values_of(x: Any) -> Any:
-    """The tensor as a NumPy array, or None if it is symbolic and has no values."""
-    if isinstance(x, keras.KerasTensor) or getattr(getattr(x, "device", None), "type", None) == "meta":
+    """The tensor as a NumPy array, or None if it is symbolic and has no values, or only made-up ones."""
+    is_meta = getattr(getattr(x, "device", None), "type", None) == "meta"
+    if isinstance(x, keras.KerasTensor) or is_meta or values_are_made_up():
         return None
     try:
         return np.asarray(ops.convert_to_numpy(x))

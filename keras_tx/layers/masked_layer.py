@@ -63,9 +63,9 @@ class MaskedLayer(Composite):
         return outputs
 
     def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor | None:
-        return (
-            mask if mask is None or mask.shape[-1] == inputs.shape[-2] else None
-        )  # else it is for the slots of a cache
+        if mask is None or None in (mask.shape[-1], inputs.shape[-2]) or mask.shape[-1] == inputs.shape[-2]:
+            return mask
+        return None  # it is for the slots of a cache
 
 
 _VECTORS = {"inputs", "memory", "query", "key", "value"}

@@ -8,8 +8,7 @@ from typing import Any
 import keras
 
 from keras_tx import checks
-from keras_tx.internals.keras_models import layers_within
-from keras_tx.layers.dropout import Dropout, given_seeds
+from keras_tx.layers.seeds import RepeatedSeeds
 from keras_tx.types import Tensor
 
 
@@ -25,13 +24,14 @@ def rematerialized(
         ValueError: for a layer with an activity regularizer, whose loss would be added twice.
     """
     checks.unregularized("remat", layer)
-    dropouts = [one for one in layers_within(layer) if isinstance(one, Dropout) and one.rate]
-    seeds = [one.seed_generator.next() for one in dropouts]
+    seeds = RepeatedSeeds(layer)
     named = {"memory": memory, "attention_bias": attention_bias}
     given = {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def call(inputs: Tensor, *tensors: Tensor) -> Any:
-        with given_seeds(dict(zip(dropouts, seeds, strict=True))):
+        with seeds.run():
             return layer(inputs, **dict(zip(given, tensors, strict=True)), **options)
 
-    return keras.remat(call)(inputs, *given.values())
+    outputs = keras.remat(call)(inputs, *given.values())
+    seeds.finish()
+    return outputs

@@ -65,7 +65,7 @@ def rotate_heads(
     query_positions = key_positions = positions
     if positions is None and start is not None:
         counted = count_positions(value_mask)
-        query_positions = key_positions = ops.slice(counted, (0, start), (ops.shape(counted)[0], query.shape[1]))
+        query_positions = key_positions = ops.slice(counted, (0, start), (ops.shape(counted)[0], ops.shape(query)[1]))
     elif positions is None:
         query_positions, key_positions = (x if x is None else count_positions(x) for x in (query_mask, value_mask))
     return rotary(query, query_positions), rotary(key, key_positions)
@@ -90,10 +90,10 @@ class RotaryEmbedding(StrictLayer):
         scaling: None, or a dict with the keys of Hugging Face's `rope_parameters`, for sequences longer than in
             training. Its "rope_type" (or "type") determines the other keys. "default": none. "linear": factor.
             "dynamic": factor and original_max_position_embeddings (`max_position_embeddings` in Hugging Face's
-            configs). "llama3": these two, low_freq_factor and high_freq_factor. "yarn": the two of "dynamic", and
-            optionally beta_fast, beta_slow, attention_factor, truncate, mscale and mscale_all_dim (the last two only
-            have an effect together). If it contains rope_theta or partial_rotary_factor, they must equal `base` and
-            `fraction`.
+            configs). "llama3": factor, original_max_position_embeddings, low_freq_factor and high_freq_factor. "yarn":
+            factor and original_max_position_embeddings, and optionally beta_fast, beta_slow, attention_factor,
+            truncate, mscale and mscale_all_dim (the last two only have an effect together). If it contains rope_theta
+            or partial_rotary_factor, they must equal `base` and `fraction`.
         fraction: in (0, 1]; `partial_rotary_factor` in Hugging Face's configs. The first R = int(H * fraction) features
             of each head are rotated, the others stay unchanged.
 

@@ -82,12 +82,12 @@ class SplitLayouts(keras.distribution.LayoutMap):
         axes, count = split.axes_of(name, shape), mesh[self.model_axis]
         divisible = [axis for axis in axes if shape[axis] % count == 0]
         if name in _KERNELS and axes and not (divisible or split.optional or is_integer):
+            other = "" if split.other is None else ", or the other axis of the embedding table must be divisible by it"
             sizes = f"{split.what}={shape[split.axis]}"
             sizes += "" if split.other is None else f", and the other axis is {shape[split.other]}"
             raise ValueError(
                 f"`{split.what}` must be divisible by the number of devices on the axis {self.model_axis!r} of the mesh"
-                f"{'' if split.other is None else ', or the other axis of the table must be'}. Received: {sizes}, in "
-                f"the weight {path!r} of shape {tuple(shape)}, with the mesh {mesh}"
+                f"{other}. Received: {sizes}, in the weight {path!r} of shape {tuple(shape)}, with the mesh {mesh}"
             )
         self._placed.pop(path, None)
         if divisible:

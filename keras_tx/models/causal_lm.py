@@ -143,7 +143,13 @@ class CausalLM(LanguageModel):
     def attention_scores(self, inputs: Any) -> Tensor:
         """Returns the attention scores of all layers at inference, (B, L, N, T, T) in float32.
 
-        `inputs` are those of the model.
+        `inputs` are those of the model; with `packed` also the token ids alone, which are then one document.
         """
-        embedded = self.embedding(self._listed(inputs)[0], training=False)
-        return self.decoder(embedded, return_attention_scores=True, training=False)[1]
+        token_ids, *documents = self._listed(inputs)
+        of_embedding, of_decoder = {}, {}
+        if documents:
+            document_ids, positions = documents
+            of_embedding = {} if self.embedding.positions is None else {"positions": positions}
+            of_decoder = {"document_ids": document_ids, "positions": positions}
+        embedded = self.embedding(token_ids, **of_embedding, training=False)
+        return self.decoder(embedded, **of_decoder, return_attention_scores=True, training=False)[1]

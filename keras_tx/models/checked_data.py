@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_tx.data.padding_rows import filled_rows
 from keras_tx.internals import keras_jax_steps, keras_training
 from keras_tx.internals.keras_models import is_of_keras, layers_within
 from keras_tx.layers import LearnedPositionalEncoding
@@ -30,7 +31,7 @@ from keras_tx.models.counted import CountedModel
 from keras_tx.models.filled_data import fill_arguments
 from keras_tx.models.shared_data import in_each_process, with_own_share
 from keras_tx.optional import Lazy
-from keras_tx.training import PaddedCrossentropy
+from keras_tx.training import PaddedCrossentropy, replicas
 from keras_tx.under_strategy import check_training
 
 tf = Lazy("tensorflow")
@@ -91,7 +92,7 @@ class DataCheck:
                 check_integers(name, ids)
                 check_range(name, values_of(ids), self.sizes[name])
                 if name in self.in_each_row:
-                    check_in_each_row(name, values_of(ids), *self.in_each_row[name])
+                    check_in_each_row(name, values_of(ids), *self.in_each_row[name], _filled_rows(sample_weight))
         for given, labels in self._labels(y, sample_weight):
             check_no_texts("y", given)
             values = values_of(given) if hasattr(given, "shape") else None
@@ -123,6 +124,7 @@ class DataCheck:
                 _assert_range(ids, self.sizes[name], None, f"`{name}` must be in [0, {self.sizes[name]}). Received: ")
                 if name in self.in_each_row and ids.shape.rank == 2:
                     has_it = tf.reduce_any(ids == self.in_each_row[name][0], axis=1)
+                    has_it |= filled_rows(sample_weight)
                     rule = rule_of_each_row(name, *self.in_each_row[name])
                     tf.debugging.Assert(tf.reduce_all(has_it), [rule, tf.argmin(tf.cast(has_it, "int32"))])
         for given, labels in self._labels(y, sample_weight):
@@ -147,6 +149,12 @@ class DataCheck:
             pairs = list(zip(y, self.labels, strict=False)) if isinstance(y, (list, tuple)) else []
         is_weighted = sample_weight is not None  # with Keras' loss, a label of weight 0 may be any number
         return [(y, one) for y, one in pairs if one and not (is_weighted and one.name == "ignore_class")]
+
+
+def _filled_rows(sample_weight: Any) -> Any:
+    """Which rows of a batch only fill it up, booleans (B,); False if there are none."""
+    examples = replicas.examples(sample_weight)
+    return False if examples is None else keras.ops.convert_to_numpy(examples) == 0
 
 
 class CheckedBatches(keras.utils.PyDataset):

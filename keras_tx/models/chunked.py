@@ -87,7 +87,8 @@ class VocabularyModel(TokenModel):
         loss_weights = keras_training.loss_weights(self)
         if loss_weights is not None:  # a number, or a list or dict of one number: the model has one output
             loss = loss * keras.tree.flatten(loss_weights)[0]
-        return loss + keras_training.sum_of_added_losses(self) if self.losses else loss
+        loss = loss + keras_training.sum_of_added_losses(self) if self.losses else loss
+        return self._with_added_losses_once(loss)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         return self._loss_alone() if _TRAINED.get() is self else super().compute_metrics(x, y, y_pred, sample_weight)

@@ -87,6 +87,10 @@ class CountedModel(BaseModel):
     ) -> Any:
         keras_training.wrap_losses(self, _over_replicas, _by_examples)
         loss = super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+        return self._with_added_losses_once(loss)
+
+    def _with_added_losses_once(self, loss: Tensor) -> Tensor:
+        """The loss of a batch with its share of the added losses, such as regularizers, which count once an update."""
         if _MICRO_BATCH.get() is None or self._reduction() in _MEANS or not self.losses:
             return loss
         # The sums of an update's batches are added up, and so would be what does not depend on the examples.

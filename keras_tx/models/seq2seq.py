@@ -9,7 +9,7 @@ import keras
 
 from keras_tx import checks
 from keras_tx.layers import Decoder, Encoder, TokenEmbedding
-from keras_tx.layers.configs import set_untracked
+from keras_tx.layers.configs import checked_copy, set_untracked
 from keras_tx.models.base import clonable
 from keras_tx.models.language_model import Head, LanguageModel, language_embedding
 from keras_tx.models.token_model import options
@@ -107,8 +107,11 @@ class Seq2Seq(LanguageModel):
         )
         target_embedding = embedding
         if not shared:
+            of_target = dict(embedding_options)
+            if isinstance(of_target.get("position_encoding"), keras.layers.Layer):  # else both would have one table
+                of_target["position_encoding"] = checked_copy("position_encoding", of_target["position_encoding"])
             target_embedding = TokenEmbedding(
-                target_vocabulary_size, hidden_dim, **embedding_options, dtype=dtype, name="target_embedding"
+                target_vocabulary_size, hidden_dim, **of_target, dtype=dtype, name="target_embedding"
             )
         sizes = (intermediate_dim, num_heads)
         encoder = Encoder(num_layers, *sizes, **encoder_options, dtype=dtype, name="encoder")

@@ -51,10 +51,15 @@ def check_source(rows: RealRows, padding_id: int | None) -> None:
             )
 
 
-def longest(prompts: Any, tokenizer: Any = None) -> int:
+def longest(prompts: Any, tokenizer: Any = None, start_token: Any = None) -> int:
     """The number of tokens of the longest prompt; for an array its width, padding tokens included.
 
     For what are no prompts it is 0: `generate` raises for these.
+
+    Args:
+        prompts: texts or ids.
+        tokenizer: of texts.
+        start_token: the token that begins each text; None or False if there is none.
     """
     if hasattr(prompts, "shape") and is_array(prompts):
         return int(prompts.shape[-1])
@@ -64,7 +69,7 @@ def longest(prompts: Any, tokenizer: Any = None) -> int:
         texts, _ = as_strings(prompts)
         rows = tokenizer.tokenize(texts) if tokenizer is not None else [[]]
         rows = rows.to_list() if hasattr(rows, "to_list") else rows
-        return max(len(row) for row in rows) + (getattr(tokenizer, "cls_id", None) is not None)
+        return max(len(row) for row in rows) + (start_token is not None and start_token is not False)
     if not isinstance(prompts, (list, tuple)):
         return 0
     if all(isinstance(one, Integral) for one in prompts):

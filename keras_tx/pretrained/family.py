@@ -120,19 +120,23 @@ class Family(HasLayers):
         """The same layers as a functional model from ids to logits, for `generate`; None if the task has none."""
         return None
 
-    def generation_options(self, values: dict[str, Any]) -> dict[str, Any]:
+    def generation_options(self, values: dict[str, Any], begins_with: int = 1) -> dict[str, Any]:
         """The keyword arguments of `generate` that generation_config.json sets.
 
         The configs of some small models have stop tokens of larger vocabularies, which never occur: they are left out.
+
+        Args:
+            values: those of generation_config.json.
+            begins_with: the number of tokens that a target begins with.
         """
-        options = self._generation_options(values)
+        options = self._generation_options(values, begins_with)
         if "stop_tokens" in options:
             embedding = getattr(self, "target_embedding", None) or self.embedding
             known = range(embedding.vocabulary_size)
             options["stop_tokens"] = tuple(token for token in options["stop_tokens"] if token in known)
         return options
 
-    def _generation_options(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _generation_options(self, values: dict[str, Any], begins_with: int) -> dict[str, Any]:
         """The keyword arguments of `generate`, as they stand in the file."""
         return {}
 
@@ -141,7 +145,7 @@ class Family(HasLayers):
 
         Args:
             values: those of generation_config.json.
-            longest: the number of tokens of the longest prompt.
+            longest: the number of tokens of the longest prompt, or of the longest beginning of a target.
         """
         return None
 

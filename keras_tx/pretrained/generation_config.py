@@ -107,10 +107,15 @@ def check(values: dict[str, Any], where: str) -> None:
             raise ValueError(f"`{name}` in {where} must be {rule}. Received: {name}={reprlib.repr(value)}")
 
 
-def generate_options(values: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments for a target that begins with one start token.
+def generate_options(values: dict[str, Any], begins_with: int = 1) -> dict[str, Any]:
+    """The keyword arguments of `generate` for a target.
 
-    Lengths in the file count the start token; those of `generate` do not.
+    Lengths in the file count the tokens that the target begins with; those of `generate` do not. As in transformers,
+    the first new token is forced only after the start token.
+
+    Args:
+        values: the settings.
+        begins_with: the number of tokens that the target begins with: 1 if it is the start token alone.
 
     Raises:
         ValueError: a setting would change the generated text and is not supported; the message names it.
@@ -123,10 +128,12 @@ def generate_options(values: dict[str, Any]) -> dict[str, Any]:
             )
     stop_tokens = _listed(values.get("eos_token_id"))
     start = values.get("decoder_start_token_id")
-    length = values.get("max_new_tokens") or (values.get("max_length") or 1 + DEFAULT_LENGTH) - 1
-    least = max(values.get("min_new_tokens") or 0, (values.get("min_length") or 0) - 1)
+    length = values.get("max_new_tokens") or (values.get("max_length") or begins_with + DEFAULT_LENGTH) - begins_with
+    least = max(values.get("min_new_tokens") or 0, (values.get("min_length") or 0) - begins_with)
     forced = {}
-    if values.get("forced_bos_token_id") is not None:
+    if begins_with > 1:
+        pass
+    elif values.get("forced_bos_token_id") is not None:
         forced[0] = values["forced_bos_token_id"]
     elif values.get("force_bos_token_to_be_generated") and values.get("bos_token_id") is not None:
         forced[0] = values["bos_token_id"]  # in config.json of older summarization models

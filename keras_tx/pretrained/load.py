@@ -13,7 +13,7 @@ from keras_tx.optional import Lazy
 from keras_tx.pretrained import audit, generation_config, headers
 from keras_tx.pretrained.config import MOST_LABELS, Config, check_layers
 from keras_tx.pretrained.files import PICKLES, Tensors, pickled, tensors_in
-from keras_tx.pretrained.model import PretrainedModel
+from keras_tx.pretrained.model import CLASSIFYING, PretrainedModel
 from keras_tx.pretrained.new_layers import NewLayers
 from keras_tx.pretrained.registry import family_of
 from keras_tx.pretrained.snapshot import Snapshot, consistent
@@ -62,7 +62,7 @@ def from_pretrained(
         num_labels: the number of classes. If the checkpoint has a different number, the classification layer gets
             random weights.
         labels: the names of the classes, which are stored in the config (`id2label`). None: the names of the
-            checkpoint, or LABEL_0, LABEL_1, ...
+            checkpoint, or, if it has none or `num_labels` differs, LABEL_0, LABEL_1, ...
 
     Returns:
         A `PretrainedModel`. Its attribute `source` is the directory of the checkpoint, for `text.load_tokenizer`.
@@ -71,7 +71,8 @@ def from_pretrained(
         ValueError: the model type or task is unknown; the config lacks a key or has an unsupported value; a tensor is
             unknown, missing, has NaN or infinite numbers, or does not have the shape that follows from the config;
             files are damaged, or change while they are read; weights are pickled; the directory has a PEFT adapter
-            (adapter_config.json); `skip_padding` is set for a model without an `Encoder`. The message names the cause.
+            (adapter_config.json); `skip_padding` is set for a model without an `Encoder`; `labels` or `num_labels` are
+            given for a task without classes. The message names the cause.
         OSError: a file cannot be read, or the directory changes during each of several attempts to open its files.
         ImportError: for the id of a model on the hub, if huggingface_hub is not installed.
 
@@ -87,8 +88,11 @@ def from_pretrained(
     """
     directory = _directory(path)
     values, generation, tensors = consistent(directory, read_files)
+    asks_for_labels = labels is not None or num_labels is not None
     labels = _labels(values, labels, num_labels)
     if labels is not None:
+        if len(labels) != len(values.get("id2label") or labels):
+            values.pop("problem_type", None)  # it describes the labels of another head
         values["id2label"] = {str(index): label for index, label in enumerate(labels)}
         values["label2id"] = {label: index for index, label in enumerate(labels)}
         values.pop("num_labels", None)  # it would contradict the names
@@ -114,6 +118,11 @@ def from_pretrained(
             generation_config=generation,
             dtype=dtype,
         )
+        if asks_for_labels and model.task not in CLASSIFYING:
+            raise ValueError(
+                f"`labels` and `num_labels` are for the tasks {list(CLASSIFYING)}. Received: labels={labels!r:.200}, "
+                f"num_labels={num_labels}, task={model.task!r}"
+            )
         rows = list(model.family.rows())
         zeros = [name for name in kind.zeros if name not in names]
         relabeled, asked = labels is not None, task is not None

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from keras_tx import generation
-from keras_tx.generation.prompts import check_concrete, is_text
+from keras_tx.generation.prompts import check_concrete, is_text, of_sides
 from keras_tx.generation.strategy import Strategy
 from keras_tx.internals.keras_jax_steps import sync_variables
 from keras_tx.internals.keras_models import set_initializer, variables_initialized_at_end
@@ -31,6 +31,7 @@ _IDS = {
     "decoder_input_ids": "target_embedding",
 }  # {input: the attribute of the family that embeds it}
 GENERATIVE = ("causal_lm", "conditional_generation")  # tasks
+CLASSIFYING = ("sequence_classification", "token_classification", "image_classification")
 _TOKEN_TASKS = ("masked_lm", "token_classification")  # whose losses leave padding out
 _MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 
@@ -279,7 +280,7 @@ class PretrainedModel(CheckedModel):
         masks = {name: given.pop(_MASKS[name], None) for name in names if name in given}
         if not given.keys() <= set(names):
             raise ValueError(
-                f"`inputs` must have only names of {names}, and the masks of those given. Received: {[*inputs]}"
+                f"The keys of `inputs` must be among {names}, or be masks of the inputs given. Received: {[*inputs]}"
             )
         are_arrays = {name: array_prompts.is_array(value) and len(value.shape) == 2 for name, value in given.items()}
         # As in transformers, all ids of a target are real without a mask.
@@ -298,21 +299,25 @@ class PretrainedModel(CheckedModel):
     ) -> tuple[Strategy, dict[str, Any]]:
         self._check_generation_config()
         strategy = self.family.strategy(self.generation_config) if strategy is None else strategy
-        if self.task == "causal_lm" and "max_new_tokens" not in options:
+        found, tokenizer = self.family.generation_options(self.generation_config), options.get("tokenizer")
+        if self.task == "causal_lm":
             prompt = next(iter(inputs.values()), None) if isinstance(inputs, dict) else inputs
-            longest = array_prompts.longest(prompt, options.get("tokenizer"))
-            most = self.family.max_length(self.generation_config, longest)
-            if most is not None and longest >= most:
-                raise ValueError(
-                    "`max_new_tokens` must be given if the prompt is as long as `max_length` of the generation config. "
-                    f"Received: a prompt of {longest}, max_length={most}"
-                )
-            options = options if most is None else {**options, "max_new_tokens": most - longest}
-        found = self.family.generation_options(self.generation_config)
-        target = inputs.get("decoder_input_ids") if isinstance(inputs, dict) else None
-        if target is not None and not is_text(target):
-            found.pop("start_token", None)  # ids of a target already begin with theirs
-        return strategy, {**found, **options}
+            longest = array_prompts.longest(prompt, tokenizer, getattr(tokenizer, "cls_id", None))
+        else:
+            target = inputs.get("decoder_input_ids") if isinstance(inputs, dict) else None
+            start = options.get("start_token", found.get("start_token"))
+            tokenizer, _ = of_sides(tokenizer, options.get("source_tokenizer"), True)
+            longest = 1 if target is None else array_prompts.longest(target, tokenizer, start)
+            found = self.family.generation_options(self.generation_config, longest)
+            if target is not None and not is_text(target):
+                found.pop("start_token", None)  # ids of a target already begin with theirs
+        most = None if "max_new_tokens" in options else self.family.max_length(self.generation_config, longest)
+        if most is not None and longest >= most:
+            raise ValueError(
+                "`max_new_tokens` must be given if the prompt is as long as `max_length` of the generation config. "
+                f"Received: a prompt of {longest}, max_length={most}"
+            )
+        return strategy, {**found, **({} if most is None else {"max_new_tokens": most - longest}), **options}
 
     def _check_generation_config(self) -> None:
         """Checks the settings of `generate`, which older checkpoints have in config.json."""

@@ -47,8 +47,8 @@ def written_by_first(arrays: Iterator[Any], write: Callable[[Iterator[Any]], Non
         failed = multihost_utils.process_allgather(np.array(error is not None)).reshape(-1)
         if failed.any() and error is None:
             raise OSError(
-                f"The checkpoint must be saved by process {int(failed.argmax())} for all. Received: an error that it "
-                "raised"
+                "Every process must save the checkpoint without an error. Received: an error in process "
+                f"{int(failed.argmax())}"
             )
     if error is not None:
         raise error

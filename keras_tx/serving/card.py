@@ -39,7 +39,7 @@ def write_card(
     Args:
         folder: the version's folder.
         name: the model's name, which is that of the folder above.
-        model: the live model.
+        model: the Keras model.
         signatures: {name: function} of the loaded version.
         tokenizers: {argument: tokenizer or None}.
         labels, generation: arguments of `export`, or None.
@@ -141,7 +141,7 @@ def _precision_of_products(model: keras.Model, exported: str | None) -> str:
     """The precision of products with weights, such as "bfloat16"; for layers after `quantize` its mode, such as "int8".
 
     Args:
-        model: the live model.
+        model: the Keras model.
         exported: the precision that the export gave to products of layers that are not quantized; None: their own.
     """
     layers = _layers_with_weights(model)

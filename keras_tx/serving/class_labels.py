@@ -85,7 +85,10 @@ def check_labels(encoder: TextEncoder, labels: Sequence[str] | None, multi_label
     added = {"labels" if multi_label else "label", "probabilities"}
     taken = sorted(added & (set(encoder.outputs) - {name}))
     if taken:
-        raise ValueError(f"`model` must not have outputs of the names that `labels` add. Received: outputs {taken}")
+        raise ValueError(
+            f"The outputs of `model` must not have the names {sorted(added)}, which `labels` adds. "
+            f"Received: outputs {taken}"
+        )
     if count == 1 and activation in (keras.activations.linear, keras.activations.sigmoid):
         count = 2  # no or yes
     elif count == 1 and activation is None:

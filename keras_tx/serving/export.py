@@ -47,7 +47,7 @@ def export(
 
     The version is written under a temporary name and renamed when it is complete, so that a server that watches the
     folder never sees an incomplete version. Before the renaming, the version is loaded, its answers are compared with
-    those of the live model, and its warm-up requests are run. MODEL_CARD.json describes the version. On the JAX and
+    those of the Keras model, and its warm-up requests are run. MODEL_CARD.json describes the version. On the JAX and
     PyTorch backends, a separate process in which Keras runs on TensorFlow does all this. It imports the modules in
     which your own classes and functions are defined, which must be registered with Keras.
 
@@ -125,7 +125,7 @@ def export(
         format: "tf_saved_model", or "onnx" for ONNX Runtime: model.onnx with the inputs and outputs of the model by
             name, and the tokenizer's files, which transformers and `keras_tx.text.load_tokenizer` load. For models
             that classify or encode, in float32, on Keras' TensorFlow backend; needs the extra `formats` and
-            onnxruntime. The answers of ONNX Runtime are compared with those of the live model.
+            onnxruntime. The answers of ONNX Runtime are compared with those of the Keras model.
 
     Returns:
         The version's folder.

@@ -60,7 +60,7 @@ class Exporter(Protocol):
         """Returns {name: tf.function with an input signature}."""
 
     def parity(self, signatures: Mapping[str, Any], texts: Sequence[Any] = ()) -> dict[str, Any]:
-        """Returns requests with the answers of the live model, which `check` compares with those of the export."""
+        """Returns requests with the answers of the Keras model, which `check` compares with those of the export."""
 
     def id_inputs(self, texts: Sequence[Any]) -> dict[str, Tensor]:
         """Texts -> the inputs of signatures over ids, by name."""
@@ -171,7 +171,7 @@ class EncoderExporter:
         return known[0] if known else (-1 if self.encoder.has_mask else 0)
 
     def parity(self, signatures: Mapping[str, Any], texts: Sequence[Any] = ()) -> dict[str, Any]:
-        """Returns the answers of the live model to fixed texts and to the first of `texts`, for `check` to compare.
+        """Returns the answers of the Keras model to fixed texts and to the first of `texts`, for `check` to compare.
 
         Without a tokenizer, there is only the answer to one row of ids.
         """
@@ -248,6 +248,7 @@ def _labels_of_config(model: keras.Model) -> list[str] | None:
         return None
     names = model.config.get("id2label") or {}
     labels = [name for _, name in sorted((int(index), str(name)) for index, name in names.items())]
+    labels = labels or [f"LABEL_{index}" for index in range(model.output["logits"].shape[-1])]  # as in transformers
     return None if model.config.get("problem_type") == "regression" or len(labels) < 2 else labels
 
 

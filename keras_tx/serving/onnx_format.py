@@ -27,7 +27,7 @@ def export_onnx(exporter: Exporter, path: Path, given: Mapping[str, Any]) -> Pat
     """Writes the next version: model.onnx, the tokenizer's files and MODEL_CARD.json.
 
     Before the version gets its number, ONNX Runtime answers texts, or rows of ids, and the answers are compared with
-    those of the live model.
+    those of the Keras model.
 
     Args:
         exporter: that of the model.

@@ -1,4 +1,4 @@
-"""Saves answers of the live model in a file, with which `check` compares, and figures for the model card.
+"""Saves answers of the Keras model in a file, with which `check` compares, and figures for the model card.
 
 The file is {"signatures": {name: [{"inputs": ..., "outputs": ..., "tolerance": ...}]}} with strings and numbers in
 lists, bytes that are not UTF-8 as {"b64": ...}, and None for what is not compared. `check` also times the first
@@ -107,7 +107,7 @@ def generator_example(
     """One example: what a signature of a generative model answers.
 
     The answer is left out if it is random or too large, or if rounding in half precision or int8 may change a token.
-    There Keras computes the answers that are kept layer by layer, with the weights of the live model.
+    There Keras computes the answers that are kept layer by layer, with the weights of the Keras model.
     """
     request: Example = {"inputs": _to_lists(inputs), "outputs": {}, "tolerance": 0}
     if is_random or (half_dtype and name not in WITHOUT_CHOICES):
@@ -180,9 +180,9 @@ def _without_near_ties(outputs: Mapping[str, np.ndarray], distance: float) -> di
 
 
 def differences(signatures: Mapping[str, Any], examples: Mapping[str, list[Example]]) -> dict[str, dict[str, Any]]:
-    """{name: figures} of how far the answers of a loaded version are from those of the live model.
+    """{name: figures} of how far the answers of a loaded version are from those of the Keras model.
 
-    Where no answer of the live model was saved, "examples" is 0, the other figures are None, and the requests only run.
+    If no answer of the Keras model was saved, "examples" is 0, the other figures are None, and the requests only run.
 
     Raises:
         ValueError: an answer has another shape, or its difference is larger than rounding explains.

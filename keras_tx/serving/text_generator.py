@@ -6,6 +6,7 @@ becomes part of TensorFlow graphs.
 """
 
 import inspect
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -18,6 +19,7 @@ from keras_tx.generation.config import GenerationConfig
 from keras_tx.generation.incremental_model import IncrementalModel
 from keras_tx.generation.model_checks import check_sources, has_two_vocabularies
 from keras_tx.generation.per_row import PerRowStrategy
+from keras_tx.generation.prompts import of_sides
 from keras_tx.generation.speculative import Speculative, without_drafts
 from keras_tx.models.language_model import LanguageModel
 from keras_tx.optional import Lazy
@@ -82,7 +84,7 @@ class TextGenerator:
                 f"source_tokenizer of type {type(source_tokenizer).__name__}, sources {sources}, "
                 f"tokenizer={tokenizer!r}"
             )
-        self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
+        self.tokenizer, self.source_tokenizer = of_sides(tokenizer, source_tokenizer, sources)
         positions = self.incremental_model.max_length or 2 * MAX_NEW_TOKENS
         options.setdefault("max_new_tokens", min(MAX_NEW_TOKENS, positions // 2))
         self.config = GenerationConfig(self.incremental_model, tokenizer=tokenizer, **options)
@@ -280,6 +282,8 @@ class TextGenerator:
     def score(self, prompts: Tensor, sources: list[Tensor], target: Tensor, name: str) -> dict[str, Tensor]:
         """The log-probabilities of the texts `target` (B,) after the prompts, each with a stop token at its end."""
         rows = self._token_rows(target)
+        for token in self._forced_beginning():
+            prompts = tf.concat([prompts, tf.fill([prompts.nrows(), 1], tf.cast(token, prompts.dtype))], axis=1)
         if self.config.stop_tokens:
             rows = tf.concat([rows, tf.fill([rows.nrows(), 1], self.config.stop_tokens[0])], axis=1)
         same_number = tf.equal(rows.nrows(), prompts.nrows())
@@ -308,6 +312,12 @@ class TextGenerator:
             "token_log_probabilities": log_probs,
             "num_tokens": tf.cast(rows.row_lengths(), "int32"),
         }
+
+    def _forced_beginning(self) -> list[int]:
+        """The special tokens that decoding forces first, such as one of BART, which are no part of texts."""
+        forced: dict[int, int] = dict(self.config.constraints.forced_tokens)
+        special: Any = getattr(self.tokenizer, "_special_ids", list)()
+        return list(itertools.takewhile(special.__contains__, (forced.get(i, -1) for i in range(len(forced)))))
 
     def widened(self, sources: list[Tensor]) -> list[Tensor]:
         """Sources (B, S), padded so that the products of an export get enough rows: see `in_graph.least_columns`."""

@@ -91,8 +91,8 @@ def write_warmup(
     requests = _requests(signatures, warmup, source, max_batch)
     if len(requests) > MAX_REQUESTS:
         raise ValueError(
-            f"`warmup` must make at most {MAX_REQUESTS} requests, one for each text and signature and one more. "
-            f"Received: {len(warmup)} entries, which make {len(requests)}"
+            f"`warmup` must make at most {MAX_REQUESTS} requests: for each signature one for each text and one full "
+            f"batch. Received: {len(warmup)} entries, which make {len(requests)}"
         )
     records = []
     for signature, inputs, entry in requests:
@@ -167,7 +167,7 @@ def _given_request(
         tensors = {key: tf.constant(inputs[key], spec.dtype) for key, spec in specs.items()}
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"`warmup` must have inputs of their dtypes { ({key: spec.dtype.name for key, spec in specs.items()}) }. "
+            f"The inputs in `warmup` must have the dtypes { ({key: spec.dtype.name for key, spec in specs.items()}) }. "
             f"Received: {reprlib.repr(entry)}: {one_line(error)}"
         ) from error
     rows = max([x.shape[0] for x in tensors.values() if x.shape.rank], default=0)  # others fail when they are run

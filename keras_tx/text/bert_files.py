@@ -63,6 +63,11 @@ def read_arguments(directory: str | Path) -> dict[str, Any]:
             f"{absent[0]}=None in {folder / 'tokenizer_config.json'}"
         )
     options |= {ours: settings.tokens[theirs] for theirs, ours in TOKENS.items() if theirs in settings.tokens}
+    if settings.options.get("truncation_side") == "left":
+        raise ValueError(
+            "`directory` must not ask for truncation on the left, which `BertTokenizer` does not have. Received: "
+            f"truncation_side='left' in {folder / 'tokenizer_config.json'}"
+        )
     options |= {name: value for name, value in settings.options.items() if name == "max_length"}
     added |= {token["content"]: token["id"] for token in settings.added if token["id"] is not None}
     if extra := sorted(set(added).difference((SPECIAL_TOKENS | options)[name] for name in SPECIAL_TOKENS)):

@@ -12,6 +12,8 @@ from keras_tx.text.library_tokenizer import LibraryTokenizer
 from keras_tx.text.template import Template
 from keras_tx.text.tokenizer_json import call_library, parse_tokenizer_json
 
+# A key of tokenizer_config.json for arguments of ours that transformers does not read from it.
+OWN = "keras_tx"
 PROBES = ("a", "b", "1", ".")  # a definition may delete some of them, such as a pre-tokenizer that splits at "."
 
 
@@ -72,9 +74,20 @@ class JsonTokenizer(LibraryTokenizer):
         config["truncation_side"] = self.truncation_side
         config["clean_up_tokenization_spaces"] = self.clean_up_tokenization_spaces
         config["split_special_tokens"] = self.split_special_tokens
+        config |= {OWN: self._own_arguments()} if self._own_arguments() else {}
         text = json.dumps(config, indent=2, ensure_ascii=False)
         (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
         remove_other_tokenizer(folder, "tokenizer.json")
+
+    def _own_arguments(self) -> dict[str, Any]:
+        """The arguments of the constructor that the other keys of tokenizer_config.json do not bring back."""
+        own: dict[str, Any] = {}
+        token = self.special_tokens.get("cls_token")
+        if token is not None and self._id_of[token] not in self.template.before[:1]:
+            own["cls_token"] = token
+        if self.clean_up_tokenization_spaces and self.parts["model"]["type"] == "BPE":
+            own["clean_up_tokenization_spaces"] = True
+        return own
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
@@ -128,12 +141,16 @@ class JsonTokenizer(LibraryTokenizer):
         return None
 
     def _special_ids(self) -> set[int]:
-        return {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        added = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        # The unknown token may be the one of the model, which nobody named, and which transformers then keeps.
+        return added | {self._id_of[token] for name, token in self.special_tokens.items() if name != "unknown_token"}
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _decode(self, rows: Sequence[list[int]], skip_special_tokens: bool) -> list[str]:
+        if skip_special_tokens:
+            rows = [[i for i in row if not self._is_special[i]] for row in rows]
         texts: list[str] = self._tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens)
         return texts
 
@@ -142,7 +159,8 @@ def constructor_arguments(tokenizer: Any, settings: Settings, folder: Path) -> d
     """Returns the arguments of `JsonTokenizer`'s subclasses for a tokenizer of the `tokenizers` library.
 
     Raises:
-        ValueError: the tokenizer does not number its tokens without gaps.
+        ValueError: the tokenizer does not number its tokens without gaps, or the arguments that `save` wrote for this
+            package are damaged.
     """
     tokens_in_order(tokenizer.get_vocab(with_added_tokens=True), folder)
     found: dict[str, Any] = {"definition": tokenizer.to_str()} | settings.options
@@ -154,7 +172,14 @@ def constructor_arguments(tokenizer: Any, settings: Settings, folder: Path) -> d
             found.setdefault(ours, settings.tokens[theirs])
     if padding.get("pad_token"):
         found.setdefault("pad_token", padding["pad_token"])
-    return found
+    own = settings.config.get(OWN, {})
+    kinds = {"cls_token": str, "clean_up_tokenization_spaces": bool}
+    if not isinstance(own, dict) or not all(isinstance(own.get(name), kinds.get(name, ())) for name in own):
+        raise ValueError(
+            f"`directory` must have in {OWN!r} only a string `cls_token` and a boolean `clean_up_tokenization_spaces`. "
+            f"Received: {own!r:.200} in {folder / 'tokenizer_config.json'}"
+        )
+    return found | own
 
 
 def _unknown_token(model: dict[str, Any]) -> str | None:

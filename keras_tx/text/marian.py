@@ -111,7 +111,7 @@ class MarianTokenizer(LibraryTokenizer):
         special = sorted(self.special_tokens.values(), key=lambda token: -len(token))
         self._special_pattern = re.compile("(" + "|".join(map(re.escape, special)) + ")")
 
-    @property
+    @cached_property
     def target(self) -> Self:
         """The tokenizer of the target language: the same vocabulary with `target_model`."""
         return type(self)(**(self.get_config() | {"source_model": self.target_model}))

@@ -39,7 +39,7 @@ class EpochData:
         count = first.cardinality()
         if count == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
-                "`make` must return the data of one epoch, which end: leave `repeat()` out, or end them with "
+                "`make` must return the data of one epoch, a finite dataset: leave `repeat()` out, or limit it with "
                 "`take(number_of_batches)`. Received: a dataset without an end"
             )
 

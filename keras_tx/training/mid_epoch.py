@@ -120,6 +120,6 @@ class SkippedSteps:
     def too_few(self, batches: int) -> ValueError:
         """The error for data that have ended before the position."""
         return ValueError(
-            f"The data of epoch {self._position['epoch'] + 1} must be those of the backup, which has seen "
-            f"{self._position['steps']} batches of it. Received: {batches} batches"
+            f"The data of epoch {self._position['epoch'] + 1} must have at least the {self._position['steps']} batches "
+            f"that training had seen when the backup was written. Received: {batches} batches"
         )

@@ -44,7 +44,7 @@ class Resume(keras.callbacks.Callback):
     JAX): every worker has a `Resume`, and the first one, the chief, writes the backup. At the start all workers agree:
     they begin with the backup of the chief, which sends it to those that do not find it in their own directory. If the
     chief has none but another worker knows of one, all of them raise an error. So `directory` may be shared, or be on
-    the own disk of each machine. Each worker gets its own random states; workers that were added keep theirs.
+    each machine's own disk. Each worker gets its own random states; workers that were added keep theirs.
 
     `keras.callbacks.BackupAndRestore`, in comparison, overwrites its files in place, does not restore the seeds of
     dropout, the history or other callbacks, and deletes the backup at the end.

@@ -48,8 +48,8 @@ def checked_inputs(
     if len(outputs.shape) < 3 and not _has_strategy():
         raise ValueError(
             "The predictions must be (B, T, V), for labels (B, T). For one label in each row use "
-            "`keras.losses.SparseCategoricalCrossentropy` and Keras' metrics, which have no padding; flattened tokens "
-            f"need one more axis. Received: predictions.shape={tuple(outputs.shape)}"
+            "`keras.losses.SparseCategoricalCrossentropy` and Keras' metrics, which have no padding; if you flattened "
+            f"the tokens, restore their batch axis. Received: predictions.shape={tuple(outputs.shape)}"
         )
     labels, real, weights = checked_labels(labels, outputs.shape[:-1], outputs.shape[-1], padding_id, sample_weight)
     return labels, ops.cast(outputs, "float32"), real, weights

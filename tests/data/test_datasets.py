@@ -169,7 +169,7 @@ def test_a_label_that_only_the_test_file_has_is_refused(tmp_path):
     train = write(tmp_path / "train.csv", "text,label\na,x\nb,y\n")
     test = write(tmp_path / "test.csv", "text,label\na,x\nb,z\n")
     with pytest.raises(
-        ValueError, match=r"one of \['x', 'y'\], the labels of the train part. Received: 'z' in .*test.csv', line 3"
+        ValueError, match=r"one of \['x', 'y'\], the labels of the training split. Received: 'z' in .*test.csv', line 3"
     ):
         load_dataset(train, test=test)
 
@@ -198,9 +198,9 @@ def test_wrong_arguments_are_named(arguments, error, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("imdb_revews", r"name of a TFDS dataset. Received: name_or_path='imdb_revews'. Names near it: imdb_reviews$"),
+        ("imdb_revews", r"name of a TFDS dataset. Received: name_or_path='imdb_revews'. Similar names: imdb_reviews$"),
         ("huggingface:imdb", r"Received: name_or_path='huggingface:imdb'"),
-        ("qqqqqqqq.txt", r"Received: name_or_path='qqqqqqqq.txt'. No name of TFDS is near it"),
+        ("qqqqqqqq.txt", r"Received: name_or_path='qqqqqqqq.txt'. No dataset of TFDS has a similar name"),
         ("glue/sst3", r"config and version that TFDS has. Received: 'glue/sst3'. .*BuilderConfig sst3 not found"),
         ("imdb_reviews:9.9.9", r"config and version that TFDS has. Received: 'imdb_reviews:9.9.9'. .*only: 1.0.0"),
         ("glue/mnli", r"`text_column` must be .* \['premise', 'hypothesis'\]. Received: text_column=None"),

@@ -32,7 +32,7 @@ def test_half_of_each_part_is_positive(parts):
 
 
 def test_every_template_is_in_both_parts(parts):
-    """Each template, with its open places as wildcards, is found in the train and in the test part."""
+    """Each template, with its open places as wildcards, is found in the train and in the test split."""
     for template, _ in sample.TEMPLATES + sample.PLAIN:
         pattern = re.compile(re.sub(r"\\{\w+\\}", r"[\\w ]+", re.escape(template)))
         assert all(any(pattern.search(text) for text, _ in part) for part in parts), template

@@ -532,7 +532,11 @@ def test_an_unfinished_write_whose_files_are_gone(tokenizer, tmp_path):
         ({"seed": 2**63}, ValueError, r"`seed` must be an integer from 0 to .* Received: seed=9223372036854775808"),
         ({"steps": 0}, ValueError, r"`steps` must be a positive integer or None"),
         ({"shuffle": 1}, TypeError, r"`shuffle` must be"),
-        ({"num_shards": 4, "shard_index": 0}, ValueError, r"must divide the number of files, .*4 workers, 6 files in"),
+        (
+            {"num_shards": 4, "shard_index": 0},
+            ValueError,
+            r"must be a multiple of the number of workers.*4 workers, 6 files in",
+        ),
         ({"tokenizer": "a"}, TypeError, r"`tokenizer` must be a keras_tx.text.Tokenizer, or two of them"),
     ],
 )

@@ -181,7 +181,7 @@ def test_wrong_arguments_for_files(folder):
     with pytest.raises(ValueError, match=r"must be given, .* source='cs', target=None for .* with \['de', 'en'\]"):
         load_translation(folder, source="cs")
     pair = (folder / "valid.en", folder / "valid.de")
-    with pytest.raises(ValueError, match=r"`test` must be two files where .* Received: test='flickr'"):
+    with pytest.raises(ValueError, match=r"`test` must be two files, source and target, .* Received: test='flickr'"):
         load_translation(pair, test="flickr")
     one = write_pairs(folder, ("one.en", "one.de"), TRAIN[:1])
     with pytest.raises(
@@ -224,7 +224,7 @@ def test_a_tfds_dataset_without_train(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("ted_hrlr_translat", r"'sample', parallel files or the name of a .*Names near it: ted_hrlr_translate"),
+        ("ted_hrlr_translat", r"'sample', parallel files or the name of a .*Similar names: ted_hrlr_translate"),
         ("imdb_reviews", r"must be a dataset of translations. Received: 'imdb_reviews' with Feat.*\n.*'label'"),
     ],
 )

@@ -413,7 +413,7 @@ def test_another_backend_is_refused(strategy, monkeypatch):
 
 @pytest.mark.parametrize("wrong", [["CPU:9"], ["CPU:0", "/device:cpu:0"], [], "CPU:0", ["XPU:0"], [0]])
 def test_devices_that_do_not_exist_or_come_twice_are_refused(wrong):
-    with pytest.raises(ValueError, match=re.escape("`devices` must be different ones of ['CPU:0'")):
+    with pytest.raises(ValueError, match=re.escape("`devices` must be names from ['CPU:0'")):
         mirrored_strategy(wrong)
 
 

@@ -200,7 +200,7 @@ def test_inputs_that_belong_to_no_single_source_are_refused():
     first, second, real = (ids_of(name) for name in ("first", "second", "real"))
     memory = Encoder(1, F, N)(embedded(first), mask=real)
     x = DecoderLayer(F, N, cross_attention=True)(memory, embedded(second))
-    with pytest.raises(ValueError, match=r"must be the `segment_ids` of one. Received: the input 'real' "):
+    with pytest.raises(ValueError, match=r"must be the `segment_ids` of one source. Received: the input 'real' "):
         IncrementalModel(with_memory(first, second, real, memory=x))
     target, segments = ids_of("target"), ids_of("segments")
     x = DecoderLayer(F, N)(TokenEmbedding(V, D, num_segments=2)(target, segment_ids=segments))

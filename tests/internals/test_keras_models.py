@@ -307,6 +307,31 @@ def test_positions_of_keras_hub():
     assert keras_models.keras_hub_positions(hub.layers.PositionEmbedding(sequence_length=7)) == 7
 
 
+@still("tells whether a function runs only for the shapes of its outputs")
+def test_made_up_values():
+    seen = []
+
+    class Asks(layers.Layer):
+        def call(self, x):
+            seen.append(keras_models.values_are_made_up())
+            return x
+
+    Asks()(keras.Input((3,)))
+    Asks()(ops.ones((2, 3)))
+    assert seen[0] is True and seen[-1] is False
+
+
+@still("lists the seed generators of a layer")
+def test_seed_generators_within():
+    class Mine(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.random, self.within = keras.random.SeedGenerator(3), layers.Dropout(0.5)
+
+    layer = Mine()
+    assert keras_models.seed_generators_within(layer) == [layer.random, layer.within.seed_generator]
+
+
 @still("takes a seed generator that has its seed already")
 def test_fixed_seed():
     def dropped(seed):

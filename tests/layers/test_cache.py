@@ -191,6 +191,37 @@ def test_positions_and_masks_and_biases_over_the_slots_are_taken_with_a_cache():
     assert_close(np.concatenate(outputs, axis=1), whole, atol=1e-5)
 
 
+@pytest.mark.parametrize("with_values", [False, True])
+def test_a_mask_of_the_keys_counts_with_a_cache(with_values):
+    """`key_mask` and `value_mask` are both masks of the slots."""
+    attention, x = MultiHeadAttention(N, 3), normal(B, T, D)
+    attention(x, x)
+    slots = np.pad(MASK, [(0, 0), (0, SLOTS - T)], constant_values=True)
+    others = {"value_mask": np.arange(SLOTS)[None] != [[4], [5]]} if with_values else {}
+    whole = attention(x, x, key_mask=MASK, use_causal_mask=True, **{name: mask[:, :T] for name, mask in others.items()})
+    state, start, outputs = attention.new_cache(B, SLOTS), 0, []
+    for length in PIECES:
+        here = x[:, start : start + length]
+        output, state = attention(here, here, key_mask=slots, **others, cache=state, start=start)
+        outputs.append(to_numpy(output))
+        start += length
+    assert_close(np.concatenate(outputs, axis=1), whole, atol=1e-5)
+
+
+@pytest.mark.tensorflow
+def test_a_graph_of_an_unknown_length_counts_rotary_positions_with_a_cache():
+    import tensorflow as tf
+
+    attention, x = MultiHeadAttention(N, 4, rotary=True), normal(B, T, D)
+    whole = attention(x, x, use_causal_mask=True)
+
+    @tf.function(input_signature=[tf.TensorSpec((B, None, D)), tf.TensorSpec((), "int32")])
+    def step(x, start):
+        return attention(x, x, cache=attention.new_cache(B, SLOTS), start=start)[0]
+
+    assert_close(step(x, 0), whole, atol=1e-5)
+
+
 def test_a_memory_is_computed_once_and_used_in_place_of_value_and_key():
     attention = MultiHeadAttention(N, 3, num_key_value_heads=2, qk_norm=True)
     attention(normal(B, T, D), MEMORY)

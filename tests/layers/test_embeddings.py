@@ -117,6 +117,8 @@ def test_the_mask_is_where_there_is_no_padding_id():
     assert to_numpy(embedding().compute_mask(IDS)).astype(int).tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
     assert to_numpy(embedding(padding_id=9).compute_mask(IDS)).astype(int)[1].tolist() == [1, 1, 1, 1, 0]
     assert embedding(padding_id=None).compute_mask(IDS) is None
+    assert to_numpy(embedding().compute_mask(IDS.astype("float32"))).astype(int)[0].tolist() == [1, 1, 1, 1, 0]
+    assert embedding().compute_mask(normal(2, 5, D)) is None  # the vectors of `reverse`
 
 
 def test_a_given_mask_counts_instead_of_the_padding_id():

@@ -164,3 +164,16 @@ def test_a_padding_mask_of_the_wrong_shape_is_refused(mask):
     for layer in (layers.EncoderLayer(17, 3), layers.SinusoidalPositionalEncoding(), TokenPooling()):
         with pytest.raises(ValueError, match=r"mask` must have the shape \(2, 3.*Received: .*mask.shape=\(2, "):
             layer(x, mask=mask)
+
+
+@pytest.mark.tensorflow
+def test_a_mask_of_an_unknown_length_is_handed_on_beside_a_known_one():
+    import tensorflow as tf
+
+    values, mask = keras.Input((24, D), name="values"), keras.Input((None,), dtype="bool", name="mask")
+    x = layers.Encoder(1, 17, 3)(values, mask=mask)
+    model = keras.Model([values, mask], keras.layers.GlobalAveragePooling1D()(x))
+    given = np.random.default_rng(0).normal(size=(2, 24, D)).astype("float32"), np.arange(24) < np.array([[24], [5]])
+    spec = [tf.TensorSpec((None, 24, D)), tf.TensorSpec((None, None), "bool")]
+    traced = tf.function(lambda *inputs: model(list(inputs)), input_signature=spec)
+    assert_close(traced(*map(tf.constant, given)), model(list(given)), atol=2e-6)

@@ -198,3 +198,34 @@ def test_symbolic_outputs_have_the_dtype_of_the_computed_ones(policy):
         computed = keras.tree.flatten(layer(given, **options))
         specs = keras.tree.flatten(layer.compute_output_spec(keras.KerasTensor(given.shape, "float32"), **options))
         assert [y.dtype for y in specs] == [keras.backend.standardize_dtype(y.dtype) for y in computed]
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: layers.MultiHeadAttention(N, 4, rotary=True, dtype="float32"),
+        lambda: layers.Encoder(1, 7, N, position_bias="relative", dtype="float32"),
+        lambda: layers.Encoder(1, 7, N, attention_options={"rotary": True}, dtype="float32"),
+        lambda: layers.TokenEmbedding(9, 12, position_encoding=layers.SinusoidalPositionalEncoding(), dtype="float32"),
+    ],
+    ids=["rotary", "bias", "rotary of a stack", "positions"],
+)
+def test_a_float32_layer_is_one_under_a_policy_of_half_precision(make, policy):
+    made = []
+    for one in ("float32", policy):
+        keras.config.set_dtype_policy(one)
+        try:
+            keras.utils.set_random_seed(1)
+            layer = make()
+            x = (
+                np.arange(18).reshape(2, 9) % 9
+                if isinstance(layer, layers.TokenEmbedding)
+                else float32_normal(2, 9, 12)
+            )
+            arguments = (x, x) if isinstance(layer, layers.MultiHeadAttention) else (x,)
+            layer(*arguments)
+            made.append(to_numpy(randomize(layer)(*arguments)))
+        finally:
+            keras.config.set_dtype_policy("float32")
+    np.testing.assert_array_equal(*made)

@@ -333,7 +333,7 @@ def test_a_checkpoint_is_quantized_and_saved(config, options, mode, tmp_path, ea
     ],
 )
 def test_a_quantized_model_is_exported(name, quantize, options, tmp_path):
-    """`export` compares the answers of the loaded version, which runs without XLA, with those of the live model."""
+    """`export` compares the answers of the loaded version, which runs without XLA, with those of the Keras model."""
     import tensorflow as tf
 
     model = MODELS[name][0]()

@@ -6,8 +6,9 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx.layers import Decoder, Encoder, MultiHeadAttention
-from keras_tx.layers.dropout import Dropout, given_seeds
+from keras_tx.layers import Decoder, Encoder, EncoderLayer, MultiHeadAttention
+from keras_tx.layers.dropout import Dropout
+from keras_tx.layers.seeds import RepeatedSeeds
 from tests.tools import assert_close, gradients, normal, randomize, to_numpy
 
 STACKS = {
@@ -83,20 +84,81 @@ def test_dropout_drops_the_same_when_it_is_computed_again(monkeypatch, of, kind)
     monkeypatch.setattr(keras, "remat", lambda function: function)  # the same seeds, and nothing computed again
     for one, expected in zip(got, of(kind, **rates), strict=True):
         # JAX 0.11 fuses the computation that is done again in another way than the first.
-        assert_close(one, expected, atol=1e-5 if keras.backend.backend() == "jax" else 2e-6)
+        atol = 5e-5 if keras.backend.backend() == "jax" else 2e-6
+        assert_close(one, expected, atol=atol)
     if of is slopes:
         assert np.abs(got[0] - slopes(kind)[0]).max() > 1e-2
 
 
-def test_a_dropout_called_twice_drops_others_the_second_time():
-    layer = Dropout(0.5, seed=3)
-    ones, seed = np.ones((5, 101), "float32"), layer.seed_generator.next()
-    drawn = []
+def test_a_dropout_called_twice_drops_others_the_second_time_and_the_same_again():
+    plain, layer = (Dropout(0.5, seed=3) for _ in range(2))
+    ones = np.ones((5, 101), "float32")
+    expected = [to_numpy(plain(ones, training=True)) for _ in range(3)]
+    seeds, drawn = RepeatedSeeds(layer), []
     for _ in range(2):
-        with given_seeds({layer: seed}):
+        with seeds.run():
             drawn.append([to_numpy(layer(ones, training=True)) for _ in range(2)])
+    seeds.finish()
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert 0.4 < (drawn[0][0] != drawn[0][1]).mean() < 0.6
+    if keras.backend.backend() != "torch":  # where without given seeds PyTorch drops by the first of them alone
+        np.testing.assert_array_equal([*drawn[0], to_numpy(layer(ones, training=True))], expected)
+
+
+class WithDropout(EncoderLayer):
+    """A layer of a user's own, with Keras' dropout in it, which is called twice."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.own_dropout = keras.layers.Dropout(0.3, seed=4)
+
+    def call(self, inputs, mask=None, training=None, **options):
+        outputs = super().call(inputs, mask=mask, training=training, **options)
+        return self.own_dropout(outputs, training=training) + self.own_dropout(inputs, training=training)
+
+
+class OwnStack(Encoder):
+    layer_class = WithDropout
+
+
+def trained(cls, scope, **options):
+    """Outputs and gradients in training with dropout, twice, of a stack made in a scope."""
+    with scope:
+        keras.utils.set_random_seed(5)
+        stack = cls(2, 7, 3, dropout=0.4, attention_dropout=0.2, activation_dropout=0.3, **options)
+        stack.build((2, 11, 6))
+        randomize(stack)
+        found = [gradients(lambda x: stack(x, training=True), [normal(2, 11, 6)]) for _ in range(2)]
+    return [*found[0], *found[1]]
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="there dropout without a seed draws from one generator")
+@pytest.mark.parametrize(
+    ("cls", "mode", "options"),
+    [
+        (Encoder, "full", {}),
+        (Encoder, "full", {"remat": True}),
+        (Encoder, None, {"remat": True}),
+        (OwnStack, None, {"remat": True}),  # in a scope, Keras computes its own dropout again by itself, with new seeds
+    ],
+)
+def test_dropout_is_that_without_gradient_checkpointing(cls, mode, options):
+    scope = contextlib.nullcontext() if mode is None else keras.RematScope(mode=mode)
+    expected = trained(cls, contextlib.nullcontext())
+    for got, one in zip(trained(cls, scope, **options), expected, strict=True):
+        assert_close(got, one, atol=5e-5 if keras.backend.backend() == "jax" else 1e-5)
+    assert np.abs(expected[0] - expected[len(expected) // 2]).max() > 1e-2  # each call drops others
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="there `gradients` computes the output by itself")
+def test_in_a_scope_gradients_are_those_of_the_output_that_was_computed():
+    """For each element the output is a multiple of the input, and the gradient that multiple."""
+    with keras.RematScope(mode="full"):
+        layer = Dropout(0.4)
+    x = 1 + np.abs(normal(2, 11, 6))
+    outputs, gradient = gradients(lambda x: layer(x, training=True), [x])
+    assert 0.2 < (outputs == 0).mean() < 0.6
+    assert_close(gradient, normal(*outputs.shape, seed=99) * outputs / x, atol=1e-5)
 
 
 def of_attention(x, y, bias, layer):

@@ -103,6 +103,16 @@ def test_packed_documents_give_what_they_give_apart(positions):
     assert_close(together[0, 3:7], apart[1], atol=1e-5)
 
 
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_attention_scores_of_packed_documents_are_those_apart(positions):
+    packed, plain = pair(**POSITIONS[positions])
+    together, apart = to_numpy(packed.attention_scores(PACKED)), to_numpy(plain.attention_scores(APART))
+    assert_close(together[0, ..., :3, :3], apart[0, ..., :3, :3], atol=1e-5)
+    assert_close(together[0, ..., 3:7, 3:7], apart[1], atol=1e-5)
+    assert not together[0, ..., 3:7, :3].any()
+    assert_close(packed.attention_scores(APART), apart, atol=1e-5)  # ids alone are one document
+
+
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
 def test_packing_changes_neither_the_loss_nor_its_gradients(positions):

@@ -51,16 +51,22 @@ def test_a_step_learns_what_it_learns_from_whole_logits(name):
     assert set(logs[1]) == {"loss"} and len(logs[0]) == 2
 
 
-def test_loss_weights_and_regularizers_count_as_without_chunks():
-    losses = []
+@pytest.mark.parametrize(("reduction", "steps"), [("mean", None), ("mean", 2), ("sum", 2)])
+def test_loss_weights_and_regularizers_count_as_without_chunks(reduction, steps):
+    losses, after = [], []
     for chunk_size in (None, 4):
         keras.utils.set_random_seed(3)
         model = CausalLM(31, **SIZES, decoder_options={"attention_options": {"kernel_regularizer": "l2"}})
-        loss = PaddedCrossentropy(chunk_size=chunk_size)
+        loss = PaddedCrossentropy(chunk_size=chunk_size, reduction=reduction)
+        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=steps)
         eagerly = keras.backend.backend() == "tensorflow"
-        model.compile(keras.optimizers.SGD(0.5), loss, loss_weights=0.25, jit_compile=False, run_eagerly=eagerly)
-        losses.append(model.fit(*data_for(model), epochs=2, verbose=0).history["loss"])
+        model.compile(optimizer, loss, loss_weights=0.25, jit_compile=False, run_eagerly=eagerly)
+        options = {"batch_size": 3, "epochs": 2, "shuffle": False, "verbose": 0}
+        losses.append(model.fit(*data_for(model), **options).history["loss"])
+        after.append(model.get_weights())
     assert_close(losses[1], losses[0], rtol=1e-5)
+    for got, expected in zip(after[1], after[0], strict=True):
+        assert_close(got, expected, atol=3e-6)
 
 
 def test_evaluation_and_prediction_still_have_logits():

@@ -1,8 +1,10 @@
 """`Seq2Seq`: what it shares, what a token sees, and its scores."""
 
+import keras
 import numpy as np
 import pytest
 
+from keras_tx.layers import LearnedPositionalEncoding
 from keras_tx.models import Seq2Seq
 from tests.tools import assert_close, randomize, to_numpy
 
@@ -28,6 +30,18 @@ def test_vocabularies_and_logits_share_a_table_or_do_not():
     shared = made(V)
     assert shared.embedding is shared.target_embedding
     assert Seq2Seq(V, hidden_dim=D, num_heads=N).intermediate_dim == 4 * D
+
+
+def test_two_vocabularies_have_a_table_each_of_a_layer_of_positions(tmp_path):
+    position_encoding = LearnedPositionalEncoding(11, dtype="float32")
+    model = made(V, TARGET_V, embedding_options={"position_encoding": position_encoding})
+    named = made(V, TARGET_V, embedding_options={"position_encoding": "learned", "max_length": 11})
+    assert model.count_params() == named.count_params()
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    assert_close(again([SOURCE, TARGET]), model([SOURCE, TARGET]), atol=0)
+    shared = made(V, embedding_options={"position_encoding": LearnedPositionalEncoding(11)})
+    assert shared.embedding is shared.target_embedding
 
 
 def test_logits_are_over_the_target_vocabulary_and_depend_on_the_source_and_earlier_target_tokens():

@@ -286,7 +286,7 @@ def test_with_a_mask_the_padding_id_may_be_a_token_of_a_prompt(tmp_path, name, s
 @pytest.mark.parametrize("extra", ["bogus", "decoder_attention_mask"])
 @pytest.mark.parametrize("method", ["generate", "stream"])
 def test_unknown_names_of_inputs_are_refused(method, extra):
-    rule = r"`inputs` must have only names of \['input_ids'\], and the masks of those given."
+    rule = r"The keys of `inputs` must be among \['input_ids'\], or be masks of the inputs given."
     message = rf"{rule} Received: \['input_ids', '{extra}'\]"
     with pytest.raises(ValueError, match=message):
         getattr(made(), method)({"input_ids": [[5, 7]], extra: np.ones((1, 2))}, max_new_tokens=2)

@@ -70,3 +70,37 @@ def test_so_is_one_of_a_dataset():
         model.predict(tf.data.Dataset.from_tensors({"input_ids": WITHOUT_END}), verbose=0)
     with pytest.raises(ValueError, match="Received: x with shape|expected shape|incompatible"):  # of Keras
         model.predict(tf.data.Dataset.from_tensor_slices({"input_ids": WITHOUT_END[:2]}), verbose=0)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_rows_that_fill_a_batch_up_need_no_end(eagerly):
+    import tensorflow as tf
+
+    from keras_tx.data import fill_batches
+
+    ids, labels = np.array([[5, 7, 2], [2, 2, 9], [9, 8, 2]]), np.array([0, 1, 1])
+    rows, after = tf.data.Dataset.from_tensor_slices(({"input_ids": ids}, {"logits": labels})), []
+    for batches in (rows.batch(3), fill_batches(rows.batch(3), 5)):
+        model = classifier("t5", {**SEQ2SEQ["t5"], "dropout_rate": 0.0})
+        loss = {"logits": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+        model.compile(keras.optimizers.SGD(0.1), loss, run_eagerly=eagerly, jit_compile=False)
+        model.fit(batches, verbose=0)
+        after.append(model.get_weights())
+    for filled, plain in zip(*after, strict=True):
+        np.testing.assert_allclose(filled, plain, rtol=0, atol=1e-6)
+    without = rows.map(
+        lambda x, y: ({"input_ids": tf.where(x["input_ids"] == 2, tf.constant(3, "int64"), x["input_ids"])}, y)
+    )
+    with pytest.raises(ValueError, match=RULE.replace("row 2", "row 0")):
+        model.fit(fill_batches(without.batch(3), 5), verbose=0)
+
+
+def test_arrays_with_weights_of_such_rows_need_none_either():
+    ids = np.array([[5, 7, 2], [0, 0, 0]])
+    model = classifier("t5", SEQ2SEQ["t5"])
+    model.compile("sgd", {"logits": keras.losses.SparseCategoricalCrossentropy(from_logits=True)})
+    given = {"input_ids": ids}, {"logits": np.array([1, 0])}
+    model.fit(*given, sample_weight={"logits": np.array([1.0, -0.0], "float32")}, verbose=0)
+    with pytest.raises(ValueError, match=RULE.replace("row 2", "row 1")):
+        model.fit(*given, sample_weight={"logits": np.array([1.0, 0.0], "float32")}, verbose=0)

@@ -38,6 +38,18 @@ def test_weights_that_are_not_finite_do_not_replace_a_checkpoint(value, dtype, t
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_a_head_of_other_classes_of_modernbert_is_none_for_answers(tmp_path):
+    sizes = {name: BERT[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
+    config = {**sizes, "model_type": "modernbert", "intermediate_size": 14, "id2label": BERT["id2label"]}
+    save_pretrained(PretrainedModel(config, "sequence_classification"), tmp_path / "classifier")
+    with pytest.raises(ValueError, match=r"'classifier.weight' must have the shape \(2, 12\). Received: \(3, 12\)"):
+        from_pretrained(tmp_path / "classifier", task="question_answering")
+    model = PretrainedModel(config, "question_answering")
+    save_pretrained(model, tmp_path / "answers")
+    again = from_pretrained(tmp_path / "answers")
+    np.testing.assert_array_equal(to_numpy(again(IDS)["start_logits"]), to_numpy(model(IDS)["start_logits"]))
+
+
 @pytest.mark.parametrize("labels", [{}, {"num_labels": 2}])
 def test_answers_have_a_begin_and_an_end_whatever_labels_the_checkpoint_had(labels, tmp_path):
     save_pretrained(PretrainedModel({**BERT, **labels}, "sequence_classification"), tmp_path / "classifier")

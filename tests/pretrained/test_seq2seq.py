@@ -6,6 +6,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import transformers
 
 from keras_tx.generation import Beam, Greedy
 from keras_tx.pretrained import PretrainedModel, from_pretrained, generation_config, save_pretrained
@@ -229,6 +230,28 @@ def test_a_given_target_keeps_its_padding_ids(tmp_path):
     for sources, targets in ((source.tolist(), target.tolist()), (source.tolist(), target), (source, target.tolist())):
         inputs = {"input_ids": sources, "decoder_input_ids": targets}
         assert model.generate(inputs, max_new_tokens=4, jit_compile=False) == [until(row, 1) for row in found]
+
+
+@pytest.mark.parametrize("beginning", [[[2]], [[2, 0]], [[2, 0, 13, 6]]], ids=len)
+def test_a_given_target_counts_in_lengths_and_behind_it_no_first_token_is_forced(tmp_path, beginning):
+    import torch
+
+    config = {"vocab_size": 23, "bos_token_id": 0, "decoder_start_token_id": 2, **SMALL["bart"]}
+    theirs = torch_models.make(tmp_path, "BartForConditionalGeneration", **config)
+    said = {"forced_bos_token_id": 0, "max_length": 9, "min_length": 6, "decoder_start_token_id": 2, "pad_token_id": 1}
+    theirs.generation_config = transformers.GenerationConfig(**said, eos_token_id=[2, *range(14, 23)])
+    theirs.save_pretrained(tmp_path)
+    model, source = from_pretrained(tmp_path), np.array([[0, 5, 7, 9, 2], [0, 6, 3, 8, 2]])
+    target = np.repeat(beginning, 2, axis=0)
+    with torch.device("cpu"):
+        expected = theirs.generate(torch.tensor(source), decoder_input_ids=torch.tensor(target)).numpy()
+    found = model.generate({"input_ids": source, "decoder_input_ids": target}, jit_compile=False)
+    np.testing.assert_array_equal(found, expected[:, target.shape[1] :])
+    assert (found[:, 0] == 0).all() == (target.shape[1] == 1) or target.shape[1] == 1
+    with pytest.raises(
+        ValueError, match="`max_new_tokens` must be given if the prompt is as long as .* 9, max_length=9"
+    ):
+        model.generate({"input_ids": source, "decoder_input_ids": np.full((2, 9), 5)}, jit_compile=False)
 
 
 def test_a_base_model_does_not_write():

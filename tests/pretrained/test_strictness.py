@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+import warnings
 from types import SimpleNamespace
 
 import keras
@@ -365,6 +366,21 @@ def test_labels_have_the_names_that_are_given(tmp_path):
         ValueError, match="`labels` must have the length `num_labels`. Received: .*'so-so'], num_labels=4"
     ):
         pretrained.from_pretrained(checkpoint("bert_cls"), labels=names, num_labels=4)
+
+
+@pytest.mark.parametrize("given", [{"labels": ["good", "bad"]}, {"num_labels": 2}])
+@pytest.mark.parametrize("task", [None, "base", "question_answering"])
+def test_labels_for_a_task_without_classes_are_refused(given, task):
+    with pytest.raises(ValueError, match="`labels` and `num_labels` are for the tasks .* task='(masked_lm|base|quest)"):
+        pretrained.from_pretrained(checkpoint("bert"), task=task, **given)
+
+
+@pytest.mark.parametrize(("count", "kept"), [(3, "multi_label_classification"), (5, None)])
+def test_another_number_of_labels_is_no_longer_the_old_kind_of_problem(tmp_path, count, kept):
+    folder = with_config("bert_cls", tmp_path, problem_type="multi_label_classification")
+    with warnings.catch_warnings(action="ignore"):
+        model = pretrained.from_pretrained(folder, labels=[f"class {index}" for index in range(count)])
+    assert model.config.get("problem_type") == kept
 
 
 def test_tasks_that_a_family_has_not_are_refused():

@@ -196,7 +196,7 @@ def test_a_version_in_order_is_reported_with_what_it_answers(reports, copies, mo
         "  tokens: lengths int32[-1], token_ids int32[-1, -1] -> label string[-1], probabilities float32[-1, 3]",
     ]
     assert saved == f"  saved by TensorFlow {version('tensorflow')}; an older server may not read it"
-    assert parity.startswith("  clean process, XLA off: 40 requests, largest difference to the live model ")
+    assert parity.startswith("  clean process, XLA off: 40 requests, largest difference to the Keras model ")
     assert reports["classifier"].parity["difference"] <= 1e-6
 
 
@@ -236,12 +236,12 @@ def test_no_version_at_all_is_exit_code_2(tmp_path, capsys):
 def test_probabilities_that_are_not_the_live_models_are_a_problem(reports):
     report = reports["off_by_a_thousandth"]
     assert not report.ok
-    assert report.problems == ["numbers differ from the live model's by 1.0e-03, over 1.0e-05"]
+    assert report.problems == ["numbers differ from the Keras model's by 1.0e-03, over 1.0e-05"]
 
 
 @pytest.mark.process
 def test_the_difference_that_exceeds_its_tolerance_most_is_reported(reports):
-    assert reports["off_by_times"].problems == ["numbers differ from the live model's by 1.0e-03, over 1.0e-05"]
+    assert reports["off_by_times"].problems == ["numbers differ from the Keras model's by 1.0e-03, over 1.0e-05"]
 
 
 @pytest.mark.process
@@ -267,7 +267,7 @@ def test_if_no_difference_exceeds_its_tolerance_the_largest_is_reported_with_its
 def test_versions_with_several_labels_and_of_pairs_of_texts_are_in_order(reports):
     assert reports["multi_label"].ok and reports["multi_label"].parity["texts"] == 6 * 5
     assert reports["pairs"].ok and reports["pairs"].parity["texts"] == (7 + 2) * 5
-    assert reports["multi_label_another"].problems == ["labels or texts differ from the live model's"]
+    assert reports["multi_label_another"].problems == ["labels or texts differ from the Keras model's"]
     assert reports["pairs_off_by_a_thousandth"].problems == reports["off_by_a_thousandth"].problems
 
 
@@ -282,14 +282,14 @@ def test_words_that_rounding_may_change_are_no_problem(reports, copies, name):
 
 @pytest.mark.process
 def test_another_word_where_one_is_clearly_the_best_is_a_problem(reports):
-    assert reports["masked_another"].problems == ["labels or texts differ from the live model's"]
+    assert reports["masked_another"].problems == ["labels or texts differ from the Keras model's"]
 
 
 @pytest.mark.process
 def test_a_difference_that_is_no_number_and_another_label_are_problems(reports):
     assert reports["not_a_number"].problems == [
-        "numbers differ from the live model's by nan, over 1.0e-05",
-        "labels or texts differ from the live model's",
+        "numbers differ from the Keras model's by nan, over 1.0e-05",
+        "labels or texts differ from the Keras model's",
     ]
 
 
@@ -312,7 +312,7 @@ def test_what_needs_xla_python_or_other_text_ops_is_named(reports):
     assert set(by_name) == {"serving_default", "python", "compiled"}
     assert all("fails on made-up inputs: " in problem for problem in by_name.values())
     assert "XLA compilation disabled" in by_name["compiled"]  # no Xla op tells of it: only running does
-    assert runs[-1] == "it cannot answer what the live model did: KeyError: 'text'"
+    assert runs[-1] == "it cannot answer what the Keras model did: KeyError: 'text'"
     assert report.signatures["python"]["outputs"] == {"y": ["float32", None]}
     assert "  python: numbers float32[-1] -> y float32[...]" in str(report).splitlines()
 
@@ -343,8 +343,8 @@ def test_a_server_that_takes_too_long_is_a_problem(exported, monkeypatch):
 @pytest.mark.process
 def test_answers_of_models_without_labels_are_compared_too(reports):
     assert reports["encoder"].ok and reports["encoder"].parity["texts"] > 1
-    assert "numbers differ from the live model's by 5.0e-01" in reports["encoder_off_by_half"].problems[0]
-    assert "numbers differ from the live model's by nan" in reports["encoder_not_a_number"].problems[0]
+    assert "numbers differ from the Keras model's by 5.0e-01" in reports["encoder_off_by_half"].problems[0]
+    assert "numbers differ from the Keras model's by nan" in reports["encoder_not_a_number"].problems[0]
 
 
 @pytest.mark.process
@@ -356,7 +356,7 @@ def test_a_generative_model_is_asked_what_it_takes(reports, generator):
 
 
 def test_the_answers_that_check_compares_with_are_those_of_keras(exported, tokenizer, live):
-    """So a report that is in order says that TensorFlow's C API, without Keras, answers as the live model."""
+    """So a report that is in order says that TensorFlow's C API, without Keras, answers as the Keras model."""
     answers = json.loads((exported.path / PARITY).read_text())
     rows = [(row["inputs"]["text"][0], row["outputs"]) for row in answers["signatures"]["serving_default"]]
     assert answers["text"] == [text for text, _ in rows][: len(answers["text"])]

@@ -1,4 +1,4 @@
-"""An exported classifier answers as the live model does."""
+"""An exported classifier answers as the Keras model does."""
 
 import contextlib
 import json

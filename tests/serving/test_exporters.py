@@ -254,6 +254,12 @@ def test_a_checkpoint_that_classifies_is_exported_with_the_labels_of_its_config(
         logits = to_numpy(model({"input_ids": ids, "attention_mask": tf.ones_like(ids)})["logits"])[0]
         assert_close(answer["probabilities"][row], np.exp(logits) / np.exp(logits).sum())
         assert answer["label"][row].numpy().decode() == ["bad", "so-so", "good"][logits.argmax()]
+    del config["id2label"]  # as transformers 4 writes a config of two classes
+    unnamed = randomize(PretrainedModel(config), seed=2)
+    answer = signatures_of(unnamed, tokenizer)["serving_default"](text=tf.constant(texts))
+    assert {label.decode() for label in answer["label"].numpy()} <= {"LABEL_0", "LABEL_1"}
+    assert answer["probabilities"].shape == (3, 2)
+    config["id2label"] = {"0": "bad", "1": "so-so", "2": "good"}
     multiple = PretrainedModel({**config, "problem_type": "multi_label_classification"})
     multiple.set_weights(model.get_weights())
     answer = signatures_of(multiple, tokenizer)["serving_default"](text=tf.constant(texts[:1]))
@@ -291,7 +297,8 @@ def test_ids_of_a_checkpoint_without_a_tokenizer_are_tokens_up_to_their_lengths(
 
     sizes = dict(hidden_size=6, num_hidden_layers=1, num_attention_heads=2, intermediate_size=5, vocab_size=SIZE)
     config = {"model_type": "roberta", "architectures": ["RobertaForSequenceClassification"], "pad_token_id": 1}
-    model = randomize(PretrainedModel({**config, **sizes, "max_position_embeddings": 16, "type_vocab_size": 1}), seed=2)
+    config |= {**sizes, "max_position_embeddings": 16, "type_vocab_size": 1, "problem_type": "regression"}
+    model = randomize(PretrainedModel(config), seed=2)
     ids = np.array([[0, 7, 8, 2], [0, 5, 9, 9]], "int32")
     tokens = signatures_of(model)["tokens"]
     answer = tokens(token_ids=tf.constant(ids), lengths=tf.constant([4, 2]))["logits"]

@@ -65,7 +65,7 @@ def test_in_half_precision_scores_and_vectors_are_compared_and_chosen_tokens_are
 @pytest.mark.process
 def test_a_version_in_half_precision_without_its_weights_is_not_in_order(half):
     (problem,) = half.of_zeros.problems
-    assert problem.startswith("numbers differ from the live model's by ")
+    assert problem.startswith("numbers differ from the Keras model's by ")
 
 
 @pytest.mark.process
@@ -75,7 +75,7 @@ def test_of_samples_of_ids_nothing_is_compared_and_the_report_says_so(tmp_path):
     assert figures_of(path) == {"serving_default": NOT_COMPARED, "tokens": NOT_COMPARED}
     report = check(path)
     assert report.ok and report.parity["texts"] == 0 and report.parity["difference"] is None
-    assert str(report).endswith("XLA off: no answers of the live model to compare with")
+    assert str(report).endswith("XLA off: no answers of the Keras model to compare with")
 
 
 def test_answers_without_numbers_have_no_largest_difference():

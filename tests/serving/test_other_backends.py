@@ -36,7 +36,7 @@ while [ -e "$0.job" ]; do sleep 0.05; done
 
 
 def answers(backend, folder, *what):
-    """What a process on another backend exported, how it was refused, and what the live models answer there."""
+    """What a process on another backend exported, how it was refused, and what the Keras models answer there."""
     pytest.importorskip(backend)
     python, job = folder / "python", folder / "python.job"
     python.write_text(PYTHON)

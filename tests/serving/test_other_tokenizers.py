@@ -1,4 +1,4 @@
-"""Exports with tokenizers of words and of characters: the graph answers texts as the live models do."""
+"""Exports with tokenizers of words and of characters: the graph answers texts as the Keras models do."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,7 @@
 """Requests that a generative model cannot answer are refused by the name of the input."""
 
 import keras
+import numpy as np
 import pytest
 
 from keras_tx.generation import generate
@@ -8,6 +9,7 @@ from keras_tx.layers import DecoderLayer, TokenEmbedding
 from keras_tx.models import CausalLM, Seq2Seq
 from keras_tx.serving.text_generator import TextGenerator
 from tests.serving.generative import RULES, SIZES, TEXTS, V
+from tests.tools import assert_close, to_numpy
 
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tensorflow
@@ -122,3 +124,19 @@ def test_several_sources_must_have_the_same_number_of_rows(tokenizer):
     rule = "context must be one for each question"
     texts = [tf.constant(TEXTS[:2]), tf.constant(TEXTS[:1])]
     refused(rule, generator.tokenize, texts, ["question", "context"])
+
+
+def test_a_score_follows_the_special_tokens_that_are_forced_at_the_beginning(generative_models, tokenizer):
+    """As BART's first token, which texts do not have; a forced word is a part of them."""
+    model, (start, stop, source, target) = generative_models["translator"], (2, 3, "the cat sat", "dull cat .")
+    found = []
+    for forced in ({}, {0: 9}, {0: 3, 1: 2}, {1: 2}):
+        options = {"start_token": start, "stop_tokens": stop, "max_new_tokens": 7, "forced_tokens": forced}
+        generator = TextGenerator(model, tokenizer, None, options)
+        prompts, sources = generator.tokenize([tf.constant([source])], ["text"])
+        found.append(generator.score(prompts, sources, tf.constant([target]), "text")["log_probability"][0])
+    ids = [*to_numpy(tokenizer.tokenize(target)), stop]
+    for got, before in zip(found, ([start], [start], [start, 3, 2], [start]), strict=True):
+        logits = model([np.array([to_numpy(tokenizer(source)["token_ids"])]), np.array([[*before, *ids[:-1]]])])
+        log_probs = to_numpy(keras.ops.log_softmax(logits))[0, len(before) - 1 :]
+        assert_close(got, log_probs[np.arange(len(ids)), ids].sum(), atol=1e-4)

@@ -1,4 +1,4 @@
-"""Exported models of pairs of texts answer as the live models do of `tokenizer(text, text_pair)`."""
+"""Exported models of pairs of texts answer as the Keras models do of `tokenizer(text, text_pair)`."""
 
 import json
 

@@ -72,7 +72,10 @@ def test_fields_of_any_length_are_read_back(size):
         ([{"text": ["a"]}], "must be a list of texts.*Received: {'text': \\['a'\\]}"),
         ([{"inputs": {"texts": ["a"]}}], "must name a signature and all its inputs.*Received: {'inputs': {'texts'"),
         ([{"signature_name": "no", "inputs": {}}], "must name a signature and all its inputs.*'no'"),
-        ([{"inputs": {"text": [5]}}], "must have inputs of their dtypes {'text': 'string'}. Received: {'inputs'"),
+        (
+            [{"inputs": {"text": [5]}}],
+            "The inputs in `warmup` must have the dtypes {'text': 'string'}. Received: {'inputs'",
+        ),
         (
             [{"inputs": {"text": ["a", "b"]}}],
             "must have requests of at most `max_batch` rows. Received: max_batch=1, .*has 2 rows",

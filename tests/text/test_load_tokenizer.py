@@ -8,6 +8,8 @@ import shutil
 import numpy as np
 import pytest
 import sentencepiece
+import tokenizers
+import transformers
 from sentencepiece import sentencepiece_model_pb2 as pb2
 
 from keras_tx import text
@@ -246,6 +248,9 @@ def test_t5_ends_texts_with_one_token(copy):
             {"added_tokens_decoder": {"3": "<mask>"}},
             r"the same token ids in all files. Received: '<mask>' with ids 3 and 400 in",
         ),
+        ({"keras_tx": 7}, r"must have in 'keras_tx' only a string .* Received: 7 in"),
+        ({"keras_tx": {"cls_token": 7}}, r"must have in 'keras_tx' only .* Received: {'cls_token': 7} in"),
+        ({"keras_tx": {"max_length": 7}}, r"must have in 'keras_tx' only .* Received: {'max_length': 7} in"),
         ({"add_prefix_space": 1}, r"must give one of \(True, False\). Received: add_prefix_space=1 in"),
         ({"truncation_side": "top"}, r"must give one of \('right', 'left'\). Received: truncation_side='top' in"),
         ({"clean_up_tokenization_spaces": 1}, r"one of \(True, False\). Received: clean_up_tokenization_spaces=1 in"),
@@ -320,6 +325,8 @@ def test_bert_s_files_too(uncased, tmp_path):
     uncased.save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
     refused(tmp_path, r"must hold JSON in tokenizer_config.json. Received: .*tokenizer_config.json: ")
+    (tmp_path / "tokenizer_config.json").write_text('{"truncation_side": "left"}')
+    refused(tmp_path, "must not ask for truncation on the left, .* Received: truncation_side='left' in")
     (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "vocab.txt").unlink()
     normalizer = {"type": "BertNormalizer", "clean_text": True}
@@ -471,6 +478,36 @@ def test_what_was_saved_last_is_what_is_loaded(tmp_path):
         tokenizer.save(tmp_path)
         again = text.load_tokenizer(tmp_path)
         assert type(again) is type(tokenizer) and again.get_config() == tokenizer.get_config()
+
+
+def test_arguments_that_transformers_does_not_read_come_back(tmp_path):
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[P]": 0, "[U]": 1, "[C]": 2, "a": 3}, "[U]"))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    words = text.WordLevelTokenizer(plain.to_str(), pad_token="[P]", cls_token="[C]")
+    words.save(tmp_path / "words")
+    again = text.load_tokenizer(tmp_path / "words")
+    assert again.cls_id == words.cls_id == 2 and again(["a a"])["token_ids"].tolist() == [[3, 3]]
+    pairs = text.BytePairTokenizer.train(["the dog"] * 3, 270, clean_up_tokenization_spaces=True)
+    pairs.save(tmp_path / "pairs")
+    again = text.load_tokenizer(tmp_path / "pairs")
+    assert again.get_config() == pairs.get_config() and again.clean_up_tokenization_spaces
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "pairs")
+    assert theirs("the dog", add_special_tokens=False)["input_ids"] == pairs.tokenize("the dog")
+
+
+@pytest.mark.tensorflow
+def test_a_padding_token_of_the_vocabulary_alone_is_left_out_of_texts():
+    import tensorflow as tf
+
+    vocabulary = {"[P]": 0, "[U]": 1, "a": 2, "dog": 3}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "[U]"))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer = text.WordLevelTokenizer(plain.to_str(), pad_token="[P]")
+    ids = tokenizer(["a dog", "cat"])["token_ids"]
+    assert tokenizer.decode(ids) == ["a dog", "[U]"]  # the unknown token is no added token, and stays
+    assert tokenizer.decode(ids, skip_special_tokens=False)[1] == "[U] [P]"
+    in_graph = tf.function(tokenizer.decode)(tf.constant(ids))
+    assert [one.decode() for one in in_graph.numpy()] == ["a dog", "[U]"]
 
 
 def test_a_vocabulary_file_may_begin_with_a_mark_and_must_be_in_utf_8(tmp_path):

@@ -6,12 +6,15 @@ import re
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
+from keras import ops
 
 from keras_tx import text
 from keras_tx.generation import generate
 from keras_tx.models import CausalLM, Seq2Seq
+from keras_tx.serving.text_generator import TextGenerator
 
 GPT2 = {"max_length": 1024, "pad_id": None, "cls_id": None}
 
@@ -93,6 +96,32 @@ def test_it_generates(made):
     options = {"max_new_tokens": 3, "start_token": marian.pad_id, "jit_compile": False}
     rows = generate(translator, marian(["a dog", "Hi"])["token_ids"], stop_tokens=marian.sep_id, **options)
     assert generate(translator, ["a dog", "Hi"], tokenizer=marian, **options) == marian.decode(rows)
+
+
+def test_targets_of_marian_are_cut_by_the_model_of_their_language(made, sentences):
+    marian = text.load_tokenizer(made / "marian")
+    words = " ".join(sentences).split()
+    targets = [word for word in words if marian.target.tokenize(word) != marian.tokenize(word)][:2]
+    ids = [marian.target.tokenize(one) for one in targets]
+    assert len(ids) == 2
+    sizes = {"num_layers": 1, "hidden_dim": 6, "num_heads": 2, "intermediate_dim": 5}
+    model = Seq2Seq(marian.vocabulary_size, embedding_options={"padding_id": marian.pad_id}, **sizes)
+    options = {"max_new_tokens": 3, "jit_compile": False, "stop_tokens": marian.sep_id, "tokenizer": marian}
+    begun = {"source_ids": ["a dog", "a"], "target_ids": targets}
+    found = generate(model, begun, start_token=marian.pad_id, **options)
+    given = {"source_ids": begun["source_ids"], "target_ids": [[marian.pad_id, *row] for row in ids]}
+    assert found == generate(model, given, **options)
+    if keras.backend.backend() == "tensorflow":
+        made_of = {"start_token": marian.pad_id, "stop_tokens": marian.sep_id, "max_new_tokens": 3}
+        for generator in (
+            TextGenerator(model, marian, None, made_of),
+            TextGenerator(model, marian.target, marian, made_of),
+        ):
+            prompts, sources = generator.tokenize([ops.convert_to_tensor(["a dog", "a"])], ["text"])
+            score = generator.score(prompts, sources, ops.convert_to_tensor(targets), "text")
+            assert score["num_tokens"].numpy().tolist() == [len(row) + 1 for row in ids]
+            strings = [[token.decode() for token in row if token] for row in score["tokens"].numpy()]
+            assert strings == [[*[marian.vocabulary[token] for token in row], "</s>"] for row in ids]
 
 
 WITHOUT_TENSORFLOW = """

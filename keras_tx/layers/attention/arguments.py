@@ -93,6 +93,17 @@ def check_call(layer: Any, query: Any, value: Any, key: Any, others: dict[str, A
         raise ValueError("`positions` must be given only with `rotary`. Received: positions, rotary=None")
 
 
+def mask_slots(given: dict[str, Any]) -> None:
+    """Sets `value_mask` among the call arguments to the mask of all slots of a cache, without which all are real.
+
+    For a `KeyValue` a `key_mask` is a part of it. Without a mask Keras would fill in that of the queries.
+    """
+    if isinstance(given["cache"], KeyValue):
+        given["value_mask"] = join(given.get("value_mask"), given.pop("key_mask", None))
+    if given.get("value_mask") is None:
+        given["value_mask"] = ops.ones((ops.shape(given["query"])[0], ops.shape(given["cache"].key)[2]), dtype="bool")
+
+
 def slot(start: Any) -> Any:
     """`start`, an integer or a scalar tensor of any integer dtype, or None -> a Python integer, int32 or None."""
     if start is None:

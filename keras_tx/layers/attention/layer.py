@@ -231,10 +231,8 @@ class MultiHeadAttention(Composite):
             if isinstance(tensor, keras.KerasTensor) and kwargs.get(name) is None:
                 kwargs[name] = find_mask(tensor, self, name)
         kwargs = convert_inputs(self, {"query": query, "value": value, "key": key, **kwargs})
-        if kwargs.get("cache") is not None and kwargs.get("value_mask") is None:
-            # All slots count as real; without a mask Keras would fill in that of the queries.
-            batch, slots = ops.shape(kwargs["query"])[0], ops.shape(kwargs["cache"].key)[2]
-            kwargs["value_mask"] = ops.ones((batch, slots), dtype="bool")
+        if kwargs.get("cache") is not None:
+            arguments.mask_slots(kwargs)
         return super().__call__(kwargs.pop("query"), kwargs.pop("value"), kwargs.pop("key"), **kwargs)
 
     def new_cache(self, batch_size: int, num_slots: int) -> caches.KeyValue:

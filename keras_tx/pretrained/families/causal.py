@@ -125,7 +125,7 @@ class CausalFamily(Family):
         embedded = self.embedding(ids, mask=self.padding_mask(ids))
         return keras.Model(ids, self._logits(self.decoder(embedded)))
 
-    def _generation_options(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _generation_options(self, values: dict[str, Any], begins_with: int) -> dict[str, Any]:
         # Lengths in the file include the prompt, which is unknown here; and prompts contain their start token.
         values = values or self.config.values
         for name, off in _DEPEND_ON_THE_PROMPT.items():

@@ -149,7 +149,8 @@ class ModernBert(Family):
             self.norm = make_norm(self.normalization, self.epsilon, dtype=dtype, name="head_norm")
             rate = config.rate("classifier_dropout", default=0.0)
             self.dropout = Dropout(rate, dtype=dtype, name="head_dropout")
-            self.classes = Projection(config.num_labels, dtype=dtype, name="head_output")
+            classes = 2 if self.task == "question_answering" else config.num_labels  # start and end of an answer
+            self.classes = Projection(classes, dtype=dtype, name="head_output")
         config.refuse("classifier_pooling", "cls", "mean")
         self.pooling = TokenPooling("mean", name="pooling")
 

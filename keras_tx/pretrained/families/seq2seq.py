@@ -49,7 +49,8 @@ class TargetIds(keras.layers.Layer):
 class AtLast(keras.layers.Layer):
     """Vectors (B, T, D), ids (B, T) -> the vectors (B, D) at the last occurrence of `token_id`, the end of a text.
 
-    As in transformers, an eager call raises an error for a row without it.
+    As in transformers, an eager call raises an error for a row without it, but for rows of zeros, with which `fit` and
+    `keras_tx.data.fill_batches` fill a batch up.
     """
 
     def __init__(self, token_id: int, **kwargs: Any) -> None:
@@ -59,7 +60,9 @@ class AtLast(keras.layers.Layer):
         keep_call_arguments(self)
 
     def call(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        check_in_each_row("input_ids", values_of(ids), self.token_id, "eos_token_id")
+        values = values_of(ids)
+        if values is not None:
+            check_in_each_row("input_ids", values, self.token_id, "eos_token_id", (values == 0).all(axis=-1))
         slots = ops.arange(ops.shape(ids)[1], dtype="int32")
         last = ops.max(ops.where(ops.equal(ids, self.token_id), slots, 0), axis=1)
         return ops.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
@@ -182,9 +185,14 @@ class Seq2SeqFamily(Family):
         embedded = self._embed("decoder", target, self.target_mask(target))
         return keras.Model([ids, target], self._logits(self._decoded(self.decoder(embedded, memory))))
 
-    def _generation_options(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _generation_options(self, values: dict[str, Any], begins_with: int) -> dict[str, Any]:
         # Older checkpoints have these values in config.json.
-        return generation_config.generate_options(values or self.config.values)
+        return generation_config.generate_options(values or self.config.values, begins_with)
+
+    def max_length(self, values: dict[str, Any], longest: int) -> int | None:
+        values = values or self.config.values
+        most: int | None = values.get("max_length")
+        return None if values.get("max_new_tokens") is not None else most
 
     def _head_rows(self) -> Iterator[Row]:
         if self.task == "sequence_classification":

@@ -1,4 +1,4 @@
-"""Checks whether an unmodified TensorFlow Serving loads a version and gives the answers of the live model."""
+"""Checks whether an unmodified TensorFlow Serving loads a version and gives the answers of the Keras model."""
 
 import json
 import subprocess
@@ -34,11 +34,11 @@ class Report:
         milliseconds: {name of a signature: the median duration in milliseconds of a call with the first request, after
             a warm-up call}.
         saved_by: the version of TensorFlow that saved it.
-        parity: the comparison with the answers of the live model, a dict: the number of requests whose answers are
-            compared ("texts"), the "difference" of a number that exceeds its "tolerance" most, or the largest one if
-            none does (both are None if no numbers are compared), whether strings and integers are equal
+        parity: the comparison with the answers of the Keras model, a dict: the number of requests whose answers are
+            compared ("texts"), the "difference" that exceeds its "tolerance" most, or the largest one if all are within
+            their tolerances (both are None if no numbers are compared), whether strings and integers are equal
             ("same_labels"), and whether an empty batch gives an empty answer ("empty_batch"). Empty if the version has
-            no requests of the live model.
+            no requests of the Keras model.
         problems: one sentence for each problem.
 
     Examples:
@@ -79,27 +79,27 @@ class Report:
             of_numbers = (
                 "strings and integers only"
                 if largest is None
-                else f"largest difference to the live model {largest:.1e}"
+                else f"largest difference to the Keras model {largest:.1e}"
             )
             lines.append(f"  clean process, XLA off: {self.parity['texts']} requests, {of_numbers}")
         elif self.ok:
-            lines.append("  clean process, XLA off: no answers of the live model to compare with")
+            lines.append("  clean process, XLA off: no answers of the Keras model to compare with")
         return "\n".join(lines)
 
 
 def check(path: str | Path) -> Report:
-    """Checks that a version runs on an unmodified TensorFlow Serving and gives the answers of the live model.
+    """Checks that a version runs on an unmodified TensorFlow Serving and gives the answers of the Keras model.
 
     A separate process loads the version with TensorFlow's C++ loader, without Keras and with XLA off, as a server does.
     The check succeeds if the version loads, if an unmodified server has all of its ops, and if every signature gives
-    the answers of the live model to the requests that `export` saved with the version (texts of `warmup` among them):
+    the answers of the Keras model to the requests that `export` saved with the version (texts of `warmup` among them):
     the same labels and texts, and probabilities that differ by at most 1e-5, in half precision by eight times the
     machine epsilon, or in int8 by 1/8. For other numbers, and for all numbers of `explain`, the tolerance is up to ten
-    times that, multiplied by the largest number of the answer if it exceeds 1. A label, id or word is not
-    compared if its probability is so near to that of the next one, or to the threshold of a multi-label head, that
-    rounding may change it. Nor are samples and, in half precision or int8, what follows from the tokens that a
-    generative model chooses. A signature without saved requests must accept made-up inputs of its dtypes. The process
-    has a time limit of 300 seconds.
+    times that, multiplied by the largest number of the answer if it exceeds 1. A label, id or word is not compared if
+    its probability is so near to that of the next one, or to the threshold of a multi-label head, that rounding may
+    change it. Sampled text is not compared either, and in half precision or int8 nothing that depends on the tokens
+    that a generative model chooses. A signature without saved requests must accept made-up inputs of its dtypes. The
+    process has a time limit of 300 seconds.
 
     Args:
         path: the version's folder, such as "saved_models/reviews/1".
@@ -154,9 +154,9 @@ def report_of(path: str | Path, line: str) -> Report:
         problems.append("it has no signatures, so nothing to answer")
     difference = parity.get("difference")
     if difference is not None and not difference <= parity["tolerance"]:  # also for NaN
-        problems.append(f"numbers differ from the live model's by {difference:.1e}, over {parity['tolerance']:.1e}")
+        problems.append(f"numbers differ from the Keras model's by {difference:.1e}, over {parity['tolerance']:.1e}")
     if parity and not parity["same_labels"]:
-        problems.append("labels or texts differ from the live model's")
+        problems.append("labels or texts differ from the Keras model's")
     if parity and not parity["empty_batch"]:
         problems.append("an empty batch has no empty answer")
     return Report(path, found["signatures"], found.get("milliseconds", {}), found.get("saved_by", ""), parity, problems)

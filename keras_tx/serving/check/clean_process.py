@@ -64,7 +64,7 @@ def _run_signatures(version: str, signatures: Mapping[str, Any], found: dict[str
     for name, signature in signatures.items():
         found["signatures"][name] = {"inputs": _specs(signature.inputs), "outputs": _specs(signature.outputs)}
         examples = (expected or {}).get("signatures", {}).get(name)
-        kind = "the requests of the live model" if examples else "made-up inputs"
+        kind = "the requests of the Keras model" if examples else "made-up inputs"
         try:
             if examples:
                 inputs = {key: _from_json(value) for key, value in examples[0]["inputs"].items()}
@@ -82,11 +82,11 @@ def _run_signatures(version: str, signatures: Mapping[str, Any], found: dict[str
             by_example = _compare_examples(signatures, examples)
             found["parity"] = _worse(found.get("parity"), by_example)
     except Exception as error:
-        found["problems"].append(f"it cannot answer what the live model did: {_one_line(error)}")
+        found["problems"].append(f"it cannot answer what the Keras model did: {_one_line(error)}")
 
 
 def _expected_answers(version: str, found: dict[str, Any]) -> dict[str, Any] | None:
-    """The answers of the live model, from the file that `serving.parity` wrote; None if there is no file."""
+    """The answers of the Keras model, from the file that `serving.parity` wrote; None if there is no file."""
     path = os.path.join(version, "assets.extra", "keras_tx_parity.json")
     if not os.path.exists(path):
         return None
@@ -94,7 +94,7 @@ def _expected_answers(version: str, found: dict[str, Any]) -> dict[str, Any] | N
         with open(path, encoding="utf-8") as file:
             return dict(json.load(file))
     except Exception as error:
-        found["problems"].append(f"it cannot answer what the live model did: {_one_line(error)}")
+        found["problems"].append(f"it cannot answer what the Keras model did: {_one_line(error)}")
         return None
 
 
@@ -152,7 +152,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _compare_classifier(function: Any, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Compares the answers to all texts in one batch, and to each text alone, with those of the live model."""
+    """Compares the answers to all texts in one batch, and to each text alone, with those of the Keras model."""
     inputs = {key: expected[key] for key in ("text", "text_pair") if key in expected}
     count, wanted, tolerance = len(expected["text"]), np.array(expected["probabilities"]), expected["tolerance"]
     together = function(**inputs)
@@ -175,7 +175,7 @@ def _compare_classifier(function: Any, expected: Mapping[str, Any]) -> dict[str,
 
 
 def _compare_examples(signatures: Mapping[str, Any], examples: Mapping[str, Any]) -> dict[str, Any]:
-    """Compares the answers of every signature with those of the live model; strings and integers must be equal.
+    """Compares the answers of every signature with those of the Keras model; strings and integers must be equal.
 
     An expected string or integer that is None is not compared, since rounding may change it.
     """
