@@ -102,7 +102,7 @@ def stage(base: Path) -> str:
     for name, told in (
         ("MODEL_CARD.json", "all files written"),
         ("tf_serving_warmup_requests", "warm-up written"),
-        ("keras_tx_parity.json", "answers of the live model written"),
+        ("keras_tx_parity.json", "answers of the Keras model written"),
         ("saved_model.pb", "graph written"),
         ("variables", "weights being written"),
     ):

@@ -43,7 +43,7 @@ source.add_argument("--data", help="a file of your own: .csv, .tsv, .jsonl or .p
 source.add_argument("--dataset", default="sample", help='"sample" or the name of a TFDS dataset (default: sample)')
 parser.add_argument("--text-column", help='the column with the texts (default: "text"; TFDS: found by its type)')
 parser.add_argument("--label-column", help='the column with the labels (default: "label"; TFDS: found by its type)')
-parser.add_argument("--test", help="a file with the test part, with the same columns (default: a tenth of --data)")
+parser.add_argument("--test", help="a file with the test split, with the same columns (default: a tenth of --data)")
 parser.add_argument("--data-dir", help="the folder in which TFDS keeps prepared datasets (default: that of TFDS)")
 parser.add_argument(
     "--epochs", type=int, help="the largest number of epochs; training may stop earlier (default: by the data)"
@@ -180,7 +180,7 @@ model.compile(keras.optimizers.AdamW(schedule, settings["weight_decay"]), loss, 
 name = os.path.basename(name_or_path).split(".")[0]
 out = os.path.join(arguments.out, name)
 callbacks = [keras.callbacks.TensorBoard(os.path.join("logs", name))]
-if settings["stop_early"]:  # a validation part of a few texts can't say when
+if settings["stop_early"]:  # a validation split of a few texts can't say when
     callbacks.append(keras.callbacks.EarlyStopping("val_accuracy", patience=2, restore_best_weights=True))
 verbose = "auto" if epochs <= 10 else 0
 history = model.fit(
@@ -208,7 +208,7 @@ version = serving.export(model, out, tokenizer=tokenizer, labels=dataset.labels)
 report = serving.check(version)
 print(report)
 
-# 7. Classify texts of the test part with the export, and draw pictures
+# 7. Classify texts of the test split with the export, and draw pictures
 served = tf.saved_model.load(str(version)).signatures
 examples = list(islice(dataset.test.shuffle(len(dataset.test), seed=1).as_numpy_iterator(), 3))
 answers = served["serving_default"](text=tf.constant([sentence for sentence, _ in examples]))

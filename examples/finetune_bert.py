@@ -173,7 +173,7 @@ accuracy = [float(np.mean(one.argmax(axis=-1) == labels)) for one in answers]
 difference = np.abs(answers[0] - answers[1]).max()
 print(f"test accuracy {accuracy[0]:.4f}, loaded again {accuracy[1]:.4f}; largest difference {difference:.1e}")
 
-# 8. Classify three texts of the test part
+# 8. Classify three texts of the test split
 sentences = [sentence.decode() for sentence, _ in dataset.test.take(3).as_numpy_iterator()]
 tokens = text.load_tokenizer(saved)(sentences)
 logits = again(tokens["token_ids"], attention_mask=tokens["token_ids"] != tokenizer.pad_id)["logits"]

@@ -242,7 +242,7 @@ if not is_chief:
 model.save(os.path.join(out, "model.keras"))
 plots.training_curves(history, os.path.join(out, "training_curves.png"))
 
-# 5. Translate the test part
+# 5. Translate the test split
 sources, references = (list(side) for side in zip(*parts["test"], strict=True))
 order = np.argsort([len(source) for source in sources])
 for label, strategy in (("greedy", None), ("beam 5", BEAM)):

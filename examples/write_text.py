@@ -43,7 +43,7 @@ parser.add_argument("--data", default="sample", help='"sample", or a text file, 
 parser.add_argument("--level", choices=("character", "wordpiece"), default="character", help="the kind of tokens")
 parser.add_argument("--vocabulary-size", type=int, default=2000, help="the number of WordPieces, for --level wordpiece")
 parser.add_argument("--steps", type=int, default=1000, help="training steps, of 12 rows of 64 tokens each")
-parser.add_argument("--prompt", help="the beginning of the generated text (default: a line of the validation part)")
+parser.add_argument("--prompt", help="the beginning of the generated text (default: a line of the validation split)")
 parser.add_argument("--length", type=int, default=400, help="the number of tokens to generate")
 parser.add_argument("--temperature", type=float, default=0.8, help="the temperature of sampling (default: 0.8)")
 parser.add_argument("--resume", action="store_true", help="continue from the last backup, if there is one")
