@@ -38,7 +38,7 @@ def consumers_of(tensor: Any, model: Any) -> Iterator[Call]:
         if nested is None:
             yield call
         else:
-            for place, given in enumerate(keras.tree.flatten(call.args[0])):
+            for place, given in enumerate(keras_models.inputs_of_nested(nested, call)):
                 if given is tensor:
                     yield from consumers_of(nested.inputs[place], nested)
 
@@ -106,7 +106,7 @@ class FunctionalGraph:
                 continue
             nested = functional_model(call.operation)
             if nested is not None:
-                outputs = self._inline(nested, [numbers[id(x)] for x in keras.tree.flatten(call.args[0])])
+                outputs = self._inline(nested, [numbers[id(x)] for x in keras_models.inputs_of_nested(nested, call)])
             else:
                 outputs = self._numbers(call.outputs)
                 self.nodes.append(Node(call, {id(x): numbers[id(x)] for x in call.inputs}, outputs))

@@ -10,6 +10,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -34,11 +35,20 @@ def remember(strategy: Any) -> None:
 
 def guard_training() -> None:
     """Mends Keras in this process, and lets `fit` and the like of every model check what a strategy needs."""
-    keras_replicas.mend()
+    _outside_of_scopes(keras_replicas.mend)
     for name in _METHODS:
         if name not in _guarded:
             _guarded.add(name)
             setattr(keras.Model, name, _with_guard(name, getattr(keras.Model, name)))
+
+
+def _outside_of_scopes(function: Callable[[], None]) -> None:
+    """Calls `function` where no scope of a strategy is entered: in another thread, if the caller is in one."""
+    if not tf.distribute.has_strategy():
+        function()
+        return
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(function).result()
 
 
 def check_training(model: Any, method: str, arguments: Mapping[str, Any]) -> None:

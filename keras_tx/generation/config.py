@@ -15,6 +15,7 @@ from keras_tx.generation.incremental_model import IncrementalModel
 from keras_tx.generation.speculative import Speculative
 from keras_tx.generation.speculative_loop import SpeculativeLoop
 from keras_tx.generation.strategy import Strategy
+from keras_tx.internals.keras_jax_steps import sync_variables
 
 MOST_NEW_TOKENS = 2**30  # rounded up to a power of two, the number of slots must fit into int32
 
@@ -160,6 +161,7 @@ def _checked_draft(strategy: Strategy, model: IncrementalModel) -> IncrementalMo
     given = strategy.draft_model if isinstance(strategy, Speculative) else None
     if given is None:
         return None
+    sync_variables(given)
     draft = analysed(given._generation_model() if hasattr(given, "_generation_model") else given, None)[0]
     sizes = [draft.vocabulary_size, model.vocabulary_size]
     if sizes[0] == sizes[1]:

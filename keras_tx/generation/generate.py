@@ -132,7 +132,7 @@ def generate(
 
 
 def stream(model: keras.Model, inputs: Any, strategy: Strategy | None = None, **options: Any) -> Iterator[Any]:
-    """Yields the new tokens of `generate` one by one, as soon as they are chosen.
+    """Yields the new tokens of `generate` one by one as soon as they are chosen; pieces of texts three tokens later.
 
     Args:
         model, inputs, strategy, options: see `generate`. `return_scores` is not available, and neither is `Beam`, whose

@@ -248,7 +248,8 @@ def _tied_logits(operation: Any, args: Any, kwargs: Any) -> Tensor | None:
 
     TensorFlow would transpose the table in every step; this transposes the logits instead, which are smaller.
     """
-    is_tied = isinstance(operation, TokenEmbedding) and kwargs.get("reverse")
+    is_ours = isinstance(operation, TokenEmbedding) and type(operation).call is TokenEmbedding.call
+    is_tied = is_ours and kwargs.get("reverse")
     if not is_tied or operation.tokens.quantization_mode or not without_xla():
         return None
     if exported_weights.current([operation.tokens]) is not None:

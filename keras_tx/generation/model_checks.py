@@ -35,7 +35,10 @@ def checked_functional(model: Any) -> Any:
     """The functional model that `model` is, or that a `Sequential` contains."""
     functional = keras_models.functional_model(model)
     if functional is None:
-        raise TypeError(f"`model` must be a functional keras.Model, built. Received: model={model!r}")
+        raise TypeError(
+            "`model` must be a functional keras.Model, built, whose class has no `call` of its own. Received: "
+            f"model={model!r}"
+        )
     return functional
 
 

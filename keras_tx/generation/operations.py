@@ -64,7 +64,7 @@ def is_known(node: Node, depends_on_target: Callable[[Iterable[int]], bool]) -> 
     if type(operation) is keras.layers.Add:  # tokens of a source would be added to those of another length
         return all(depends_on_target([value]) for value in node.inputs.values())
     if type(operation).__module__.startswith("keras_tx."):
-        return True
+        return all(map(_is_known_within, layers_within(operation)))
     return type(operation) in (*_TREATING_EACH_TOKEN_SEPARATELY, keras_models.NOT_EQUAL)
 
 
@@ -91,6 +91,13 @@ def _is_elementwise(activation: Any) -> bool:
         return False
     module = str(getattr(activation, "__module__", None))
     return activation is None or module.startswith("keras_tx.") or keras_models.is_of_keras(activation)
+
+
+def _is_known_within(layer: keras.layers.Layer) -> bool:
+    """Whether a layer inside one of keras_tx, such as a norm that a user gave, treats each token separately."""
+    if type(layer) in _NORMALIZING:
+        return layer.axis in (-1, [-1])
+    return type(layer).__module__.startswith("keras_tx.") or type(layer) in _TREATING_EACH_TOKEN_SEPARATELY
 
 
 def _normalizes_last_axis(node: Node) -> bool:

@@ -62,6 +62,11 @@ class GenerationRequest:
         model = model._generation_model() if hasattr(model, "_generation_model") else model
         self.model, loops = analysed(model, target)
         self.config = GenerationConfig(self.model, strategy, tokenizer, max_new_tokens=max_new_tokens, **options)
+        if source_tokenizer is not None and not self.model.sources:
+            raise ValueError(
+                "`source_tokenizer` is for models with sources. Received: source_tokenizer of type "
+                f"{type(source_tokenizer).__name__}, a model without sources"
+            )
         self.tokenizer, self.source_tokenizer = of_sides(tokenizer, source_tokenizer, self.model.sources)
         self._given_source_tokenizer = source_tokenizer
         self._read_inputs(inputs)

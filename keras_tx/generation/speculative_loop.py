@@ -151,8 +151,9 @@ class SpeculativeLoop(DecodeLoop):
         for i in range(self.num_drafts):
             ids = tokens[:, None] if i else ops.stack([previous, tokens], axis=1)
             logits, cache = loop.step(ids, state, context, cache, num_before=0 if i else 1)
-            # Drafts after the limit are never used, but there must be a random number for them.
-            state = {**state, "step": ops.minimum(state["step"], self.num_new - 1)}
+            # Drafts after the limit are never used, but there must be a random number for them, and slots before them.
+            limits = {"step": self.num_new - 1, "slot": ops.shape(state["ids"])[1]}
+            state = {**state, **{name: ops.minimum(state[name], most) for name, most in limits.items()}}
             if self.samples_drafts:
                 scores = loop.constraints(logits, state, loop.stop_tokens)
                 probabilities.append(self.checking.strategy.probabilities(scores))

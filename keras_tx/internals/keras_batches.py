@@ -27,8 +27,8 @@ def batches_in_parts(model: Any, method: str) -> Iterator[None]:
     """
     strategy: Any = keras_replicas.strategy_of(model)
     name = f"{method.partition('_')[0]}_function"
-    getattr(model, f"make_{name}")()
-    function = getattr(model, name)
+    make: Any = getattr(model, f"make_{name}")
+    function: Any = None
     replicas = keras_replicas.replicas_here(strategy)
 
     def of_replica(rows: Any) -> Any:
@@ -51,8 +51,19 @@ def batches_in_parts(model: Any, method: str) -> Iterator[None]:
         # Keras returns the mean of what each replica has for a metric, and not the metric over all of them.
         return model._get_metrics_result_or_logs(function(parts))
 
-    setattr(model, name, in_parts)
+    def make_in_parts(force: bool = False) -> None:
+        """Keras calls this before each batch: the function is made anew for batches of other ranks."""
+        nonlocal function
+        if getattr(model, name) is in_parts:
+            setattr(model, name, function)
+        make(force)
+        function = getattr(model, name)
+        setattr(model, name, in_parts)
+
+    object.__setattr__(model, f"make_{name}", make_in_parts)
     try:
+        make_in_parts()
         yield
     finally:
+        object.__delattr__(model, f"make_{name}")
         setattr(model, name, function)

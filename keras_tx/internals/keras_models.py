@@ -80,10 +80,26 @@ def calls_in_order(model: Any) -> list[Call]:
     return [_call(node) for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
 
 
-def functional_model(model: Any) -> Any | None:
-    """`model` if it is functional, the functional model inside a built `keras.Sequential`, or None."""
+def functional_model(model: Any) -> Any:
+    """`model` if it is functional, the functional model inside a built `keras.Sequential`, or None.
+
+    It is None also for a class of a user's own with another `call`, which runs in place of the graph.
+    """
     function = model._functional if isinstance(model, keras.Sequential) else model
-    return function if isinstance(function, _Functional) else None
+    if not isinstance(function, _Functional):
+        return None
+    call = type(model).call
+    return function if is_of_keras(call) or call.__module__.startswith("keras_tx.") else None
+
+
+def inputs_of_nested(model: Any, call: Call) -> list[Any]:
+    """What a call of a nested functional model gives to each of `model.inputs`; Keras finds those of a dict by name."""
+    given, expected = call.args[0] if call.args else call.kwargs["inputs"], model.input
+    if isinstance(given, dict):
+        names = list(expected) if isinstance(expected, dict) else [x.name for x in keras.tree.flatten(expected)]
+        if set(names) <= set(given):
+            given = {name: given[name] for name in names} if isinstance(expected, dict) else [given[x] for x in names]
+    return list(keras.tree.flatten(given))
 
 
 class Cloned(keras.Model):
@@ -295,14 +311,3 @@ def keras_hub_positions(layer: Any) -> int | None:
     """The number of positions that a `PositionEmbedding` of KerasHub has; None for any other layer."""
     is_one = type(layer).__name__ == "PositionEmbedding"  # to import KerasHub for this would take seconds
     return layer.sequence_length if is_one else None
-
-
-class FixedSeed(keras.random.SeedGenerator):
-    """A seed generator for `keras.random` that always returns the given seed."""
-
-    def __init__(self, seed: Tensor):  # not Keras' own, which makes a variable
-        self.fixed = seed
-        self._initial_seed = 0  # if this is None, PyTorch uses its global generator
-
-    def next(self, ordered: bool = True) -> Tensor:
-        return self.fixed

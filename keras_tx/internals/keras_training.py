@@ -16,6 +16,7 @@ tf = Lazy("tensorflow")
 try:
     from keras.src.trainers import data_adapters as _data_adapters
     from keras.src.trainers.data_adapters import array_slicing as _array_slicing
+    from keras.src.trainers.data_adapters import data_adapter_utils as _adapter_utils
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter as _DataAdapter
     from keras.src.trainers.epoch_iterator import EpochIterator as _EpochIterator
 except (ImportError, AttributeError) as _error:
@@ -178,6 +179,11 @@ def is_checked(x: Any) -> bool:
 def is_filled(x: Any) -> bool:
     """Whether data come from `map_batches` that `fills` them, so that nothing is left to do with them."""
     return isinstance(x, _MappedAdapter) and x.fills
+
+
+def as_sample_weight(y: Any, class_weight: Any) -> Any:
+    """The sample weights (B,) of labels `y` by `class_weight`, a dict from classes to weights."""
+    return _adapter_utils.class_weight_to_sample_weights(y, class_weight)
 
 
 def with_class_weight(dataset: Any, class_weight: Any) -> Any:

@@ -5,9 +5,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tx.internals.keras_models import FixedSeed
 from keras_tx.layers.remat_scope import Rematerializable
-from keras_tx.layers.seeds import given_seed, is_given
+from keras_tx.layers.seeds import given_seed
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -32,8 +31,7 @@ class Dropout(Rematerializable, keras.layers.Dropout):
         if not training or not self.rate:
             return inputs
         if keras.backend.backend() != "tensorflow":
-            seed = FixedSeed(self.next_seed()) if is_given(self.seed_generator) else self.seed_generator
-            return keras.random.dropout(inputs, self.rate, noise_shape=self.noise_shape, seed=seed)
+            return keras.random.dropout(inputs, self.rate, noise_shape=self.noise_shape, seed=self.seed_generator)
         static: Any = tuple(inputs.shape)
         shape = tf.shape(inputs) if None in static else static
         if self.noise_shape is not None:

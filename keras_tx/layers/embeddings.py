@@ -13,6 +13,7 @@ import keras
 from keras import initializers, ops
 
 from keras_tx import checks
+from keras_tx.internals.keras_models import get_keras_mask, set_keras_mask
 from keras_tx.layers.configs import Composite, serialized, set_untracked, widened
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.ids import check_ids, check_integers, from_floats, keep_outside, look_up
@@ -222,7 +223,10 @@ class TokenEmbedding(Composite):
         kwargs = {name: checked(name, value) if name == "mask" else value for name, value in kwargs.items()}
         if not is_reverse:  # `inputs` are ids; Keras would round floats
             inputs = from_floats("inputs", inputs, self.vocabulary_size)
-        return super().__call__(inputs, *args, **kwargs)
+        outputs = super().__call__(inputs, *args, **kwargs)
+        if is_reverse and len(inputs.shape) == 2:  # vectors (B, E), which `compute_mask` cannot tell from ids
+            set_keras_mask(outputs, get_keras_mask(inputs))
+        return outputs
 
     def call(
         self,

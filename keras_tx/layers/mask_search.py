@@ -20,6 +20,7 @@ from keras_tx.internals.keras_models import (
     call_that_made,
     functional_model,
     get_keras_mask,
+    inputs_of_nested,
     is_of_keras,
     layers_within,
 )
@@ -262,7 +263,7 @@ def _mask_inside(nested: Any, call: Call, place: int) -> Any:
     mask = _trace(nested.outputs[place]).mask
     if mask is None:
         return None
-    given = keras.tree.flatten(call.args[0])
+    given = inputs_of_nested(nested, call)
     if len(given) != len(nested.inputs):
         return None
     for inner, outer in zip(nested.inputs, given, strict=True):

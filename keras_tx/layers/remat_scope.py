@@ -24,7 +24,8 @@ class Rematerializable(keras.layers.Layer):
         def call(*args: Any, **kwargs: Any) -> Any:
             given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}  # by place or by name
             floats = {name: x for name, x in given.items() if _is_float_tensor(x)}
-            seeds = RepeatedSeeds(self) if given.get("training") else None
+            # A layer without the argument may have layers within that train.
+            seeds = RepeatedSeeds(self) if given.get("training", True) else None
 
             def call_with(*tensors: Any) -> Any:
                 every = {**given, **dict(zip(floats, tensors, strict=True))}

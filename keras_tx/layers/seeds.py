@@ -62,11 +62,6 @@ def given_seed(generator: Any) -> Tensor | None:
     return _later(given[0], given[1] - 1)
 
 
-def is_given(generator: Any) -> bool:
-    """Whether the seeds of a generator are given, in a `RepeatedSeeds.run`."""
-    return generator in (_GIVEN.get() or {})
-
-
 def _later(seed: Tensor, uses: int) -> Tensor:
     """The seed that a generator returns after so many others, as `keras.random.SeedGenerator` counts."""
     return seed + keras.ops.convert_to_tensor([0, uses], dtype=seed.dtype)
@@ -78,6 +73,6 @@ class _Next:
     def __init__(self, generator: Any) -> None:
         self.generator = generator
 
-    def __call__(self, ordered: bool = True) -> Tensor:
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         given = given_seed(self.generator)
-        return type(self.generator).next(self.generator, ordered) if given is None else given
+        return type(self.generator).next(self.generator, *args, **kwargs) if given is None else given

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 
 from keras_tx.data.padding_rows import filled_rows
 from keras_tx.internals import keras_jax_steps, keras_training
@@ -31,7 +32,7 @@ from keras_tx.models.counted import CountedModel
 from keras_tx.models.filled_data import fill_arguments
 from keras_tx.models.shared_data import in_each_process, with_own_share
 from keras_tx.optional import Lazy
-from keras_tx.training import PaddedCrossentropy, replicas
+from keras_tx.training import PaddedCrossentropy
 from keras_tx.under_strategy import check_training
 
 tf = Lazy("tensorflow")
@@ -88,6 +89,7 @@ class DataCheck:
         """Raises a ValueError for the first wrong value of arrays."""
         for name, ids in self._ids(x):
             check_no_texts(name, ids)
+            ids = ids.to_numpy() if hasattr(ids, "to_numpy") else ids  # a pandas DataFrame, which Keras takes
             if hasattr(ids, "shape"):
                 check_integers(name, ids)
                 check_range(name, values_of(ids), self.sizes[name])
@@ -153,8 +155,11 @@ class DataCheck:
 
 def _filled_rows(sample_weight: Any) -> Any:
     """Which rows of a batch only fill it up, booleans (B,); False if there are none."""
-    examples = replicas.examples(sample_weight)
-    return False if examples is None else keras.ops.convert_to_numpy(examples) == 0
+    given = [one for one in keras.tree.flatten(sample_weight) if one is not None]
+    if not given:
+        return False
+    weights = np.asarray(keras.ops.convert_to_numpy(given[0]), "float32")
+    return ((weights == 0) & np.signbit(weights)).all(axis=tuple(range(1, weights.ndim)))
 
 
 class CheckedBatches(keras.utils.PyDataset):

@@ -46,6 +46,8 @@ class CountedModel(BaseModel):
         overflow, does not count: the update takes one more batch. As everywhere in Keras, a schedule of the
         learning rate counts the batches, not the updates, and `use_ema` averages the weights after each batch.
         """
+        if not _IS_LOADED.get():
+            self._take_policy_of_layers()
         super().compile(*args, **kwargs)
         if not _IS_LOADED.get():
             warn_of_other_padding(self._padding_of_labels(), (args, kwargs))
@@ -56,10 +58,24 @@ class CountedModel(BaseModel):
             keras_optimizers.update_with_kernels(optimizer)
 
     def compile_from_config(self, config: Any) -> None:
+        if not type(self).compile.__module__.startswith("keras_tx."):  # Keras warns that it cannot know the arguments
+            super().compile_from_config(config)
+            return
         with _set(_IS_LOADED, True):
             self.compile(**keras.saving.deserialize_keras_object(config))
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
+
+    def _take_policy_of_layers(self) -> None:
+        """Lets Keras scale the loss if the layers have the policy "mixed_float16", and the global policy is another."""
+        policy = self._policy_of_layers()
+        policy = getattr(policy, "default_policy", policy)  # of a `DTypePolicyMap`
+        if policy is not None and "mixed_float16" in (policy.name, self.dtype_policy.name):
+            keras_models.replace_dtype_policy(self, policy)
+
+    def _policy_of_layers(self) -> Any:
+        """The dtype policy of the layers; None if it is not known to be another one than that of the model."""
+        return None
 
     def _padding_of_labels(self) -> int | None:
         """The padding id of labels that are ids of tokens; None if there is none, or if labels are something else."""

@@ -192,7 +192,12 @@ def _fill_one_batch(given: dict[str, Any], multiple_of: int) -> Callable[[Any], 
     x, size = given["x"], len(keras.tree.flatten(given["x"])[0])
     if size % multiple_of == 0:
         return _unchanged
-    given["x"], y, weights = fill_arrays(multiple_of, x, given.get("y"), given.get("sample_weight"))
+    weights, class_weight = given.get("sample_weight"), given.pop("class_weight", None)
+    if class_weight is not None and weights is None:
+        weights = keras_training.as_sample_weight(given["y"], class_weight)
+    elif class_weight is not None:
+        given["class_weight"] = class_weight  # Keras refuses both
+    given["x"], y, weights = fill_arrays(multiple_of, x, given.get("y"), weights)
     if y is not None:
         given.update(y=y, sample_weight=weights)
     return lambda outputs: keras.tree.map_structure(lambda one: one[:size] if np.ndim(one) else one, outputs)

@@ -89,6 +89,9 @@ class TokenModel(CheckedModel):
             sizes["positions"] = self.embedding.positions.max_length
         return {name: size for name, size in sizes.items() if name in self._input_names()}
 
+    def _policy_of_layers(self) -> Any:
+        return self.embedding.dtype_policy
+
     def _listed(self, inputs: Any) -> list[Tensor]:
         """`inputs` in the order of `self.inputs`."""
         if isinstance(inputs, dict):

@@ -3,6 +3,7 @@
 B prompts, P tokens of a padded prompt, N new tokens, n generated results for each prompt.
 """
 
+import math
 from numbers import Integral
 from typing import Any
 
@@ -65,6 +66,8 @@ def longest(prompts: Any, tokenizer: Any = None, start_token: Any = None) -> int
         return int(prompts.shape[-1])
     if hasattr(prompts, "to_list"):
         prompts = prompts.to_list()
+    if isinstance(prompts, np.ndarray) and not is_text(prompts):
+        prompts = prompts.tolist()
     if is_text(prompts):
         texts, _ = as_strings(prompts)
         rows = tokenizer.tokenize(texts) if tokenizer is not None else [[]]
@@ -74,7 +77,7 @@ def longest(prompts: Any, tokenizer: Any = None, start_token: Any = None) -> int
         return 0
     if all(isinstance(one, Integral) for one in prompts):
         return len(prompts)
-    return max(np.size(row) for row in prompts)
+    return max((math.prod(np.shape(row)) for row in prompts), default=0)
 
 
 def as_array(answers: Any, prompts: Any, padding_id: int) -> np.ndarray:

@@ -88,10 +88,10 @@ def from_pretrained(
     """
     directory = _directory(path)
     values, generation, tensors = consistent(directory, read_files)
-    asks_for_labels = labels is not None or num_labels is not None
+    asked_labels = labels
     labels = _labels(values, labels, num_labels)
     if labels is not None:
-        if len(labels) != len(values.get("id2label") or labels):
+        if len(labels) != (len(values.get("id2label") or ()) or values.get("num_labels") or 2):
             values.pop("problem_type", None)  # it describes the labels of another head
         values["id2label"] = {str(index): label for index, label in enumerate(labels)}
         values["label2id"] = {label: index for index, label in enumerate(labels)}
@@ -118,10 +118,10 @@ def from_pretrained(
             generation_config=generation,
             dtype=dtype,
         )
-        if asks_for_labels and model.task not in CLASSIFYING:
+        if (asked_labels, num_labels) != (None, None) and model.task not in CLASSIFYING:
             raise ValueError(
-                f"`labels` and `num_labels` are for the tasks {list(CLASSIFYING)}. Received: labels={labels!r:.200}, "
-                f"num_labels={num_labels}, task={model.task!r}"
+                f"`labels` and `num_labels` are for the tasks {list(CLASSIFYING)}. Received: "
+                f"labels={asked_labels!r:.200}, num_labels={num_labels}, task={model.task!r}"
             )
         rows = list(model.family.rows())
         zeros = [name for name in kind.zeros if name not in names]

@@ -120,7 +120,7 @@ class PretrainedModel(CheckedModel):
             family=family,
             generation_config=copy.deepcopy(dict(generation_config or {})),
             stored_dtypes=dict(stored_dtypes or {}),
-            _policy=keras.dtype_policies.get(dtype or keras.config.dtype_policy()),
+            _policy=keras.dtype_policies.get(keras.config.dtype_policy() if dtype is None else dtype),
             _output_hidden_states=bool(output_hidden_states),
         )
         self._check_generation_config()
@@ -273,6 +273,9 @@ class PretrainedModel(CheckedModel):
         pieces: Iterator[Any] = generation.stream(model, given if rows is None else rows, strategy, **options)
         return pieces
 
+    def _policy_of_layers(self) -> Any:
+        return self._policy
+
     def _prompts(self, inputs: Any, names: list[str]) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """What the caller gave for the inputs `names`, and the rows of its real tokens if it is arrays or has masks."""
         check_concrete(inputs)
@@ -300,10 +303,11 @@ class PretrainedModel(CheckedModel):
         self._check_generation_config()
         strategy = self.family.strategy(self.generation_config) if strategy is None else strategy
         found, tokenizer = self.family.generation_options(self.generation_config), options.get("tokenizer")
-        if self.task == "causal_lm":
+        longest, limits = 1, "max_new_tokens" not in options
+        if self.task == "causal_lm" and limits:
             prompt = next(iter(inputs.values()), None) if isinstance(inputs, dict) else inputs
             longest = array_prompts.longest(prompt, tokenizer, getattr(tokenizer, "cls_id", None))
-        else:
+        elif self.task != "causal_lm":
             target = inputs.get("decoder_input_ids") if isinstance(inputs, dict) else None
             start = options.get("start_token", found.get("start_token"))
             tokenizer, _ = of_sides(tokenizer, options.get("source_tokenizer"), True)
@@ -311,7 +315,7 @@ class PretrainedModel(CheckedModel):
             found = self.family.generation_options(self.generation_config, longest)
             if target is not None and not is_text(target):
                 found.pop("start_token", None)  # ids of a target already begin with theirs
-        most = None if "max_new_tokens" in options else self.family.max_length(self.generation_config, longest)
+        most = self.family.max_length(self.generation_config, longest) if limits else None
         if most is not None and longest >= most:
             raise ValueError(
                 "`max_new_tokens` must be given if the prompt is as long as `max_length` of the generation config. "

@@ -64,7 +64,8 @@ def export(
     - `classify`: `inputs` (B,), serialized tf.Examples with a feature "text" -> `classes`, `scores` (B, C), of all
       classes.
     - `explain`, of models with `attention_scores`: `text` (B,) -> the outputs of `serving_default`, `tokens` (B, T) and
-      attention `scores` (B, L, N, T, T).
+      attention `scores` (B, L, N, T, T). Of a generative model the `text` is greedy; a `Seq2Seq` has `source_tokens`,
+      `encoder_scores`, `decoder_scores` and `cross_scores` in place of `scores`.
     - `embed`: `text` (B,) -> `embedding` (B, D): the output `pooler_output`, or the mean of `last_hidden_state`; of a
       classifier the pooled vectors, which its last layer gets; of a `MaskedLM`, or of a checkpoint with the task
       "masked_lm", the mean of the encoder's hidden states; of a model with a single output (B, T, D) the mean of that.

@@ -167,7 +167,7 @@ def _given_request(
         tensors = {key: tf.constant(inputs[key], spec.dtype) for key, spec in specs.items()}
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"The inputs in `warmup` must have the dtypes { ({key: spec.dtype.name for key, spec in specs.items()}) }. "
+            f"`warmup` must give inputs of the dtypes { ({key: spec.dtype.name for key, spec in specs.items()}) }. "
             f"Received: {reprlib.repr(entry)}: {one_line(error)}"
         ) from error
     rows = max([x.shape[0] for x in tensors.values() if x.shape.rank], default=0)  # others fail when they are run

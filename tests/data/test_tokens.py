@@ -363,7 +363,7 @@ def test_a_finished_folder_is_checked_and_kept(written, tokenizer):
             data.write_tokens(other, tokenizer, written, num_shards=6, verbose=0)
     for options in ({"num_shards": 3}, {"max_length": 9}, {"special_tokens": False}):
         name = next(iter(options)).removesuffix("s")
-        with pytest.raises(ValueError, match=rf"same arguments. Received: .*written with another {name}: "):
+        with pytest.raises(ValueError, match=rf"same arguments has written. Received: .*written with another {name}: "):
             data.write_tokens(TEXTS, tokenizer, written, **{"num_shards": 6, "verbose": 0} | options)
     assert contents(written) == before
 

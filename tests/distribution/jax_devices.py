@@ -17,6 +17,7 @@ import keras
 import numpy as np
 
 import keras_tx
+from keras_tx.models import TextClassifier
 from keras_tx.training import PaddedCrossentropy
 from tests.distribution import equal
 from tests.pretrained.tiny import checkpoint
@@ -198,6 +199,15 @@ def shared(names):
     np.testing.assert_allclose(rows, model.predict(x[:5], verbose=0), atol=1e-6)
     whole = model.evaluate(x[:5], y[:5], verbose=0)
     np.testing.assert_allclose(model.test_on_batch(x[:5], y[:5]), whole, rtol=1e-5)
+    losses = []
+    for distribution in (devices, None):
+        keras.distribution.set_distribution(distribution)
+        keras.utils.set_random_seed(3)
+        model = TextClassifier(11, 2, num_layers=1, hidden_dim=6, num_heads=2, intermediate_dim=5, dropout=0.0)
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        ids, labels = np.arange(15).reshape(5, 3) % 11, np.array([0, 1, 1, 0, 1])
+        losses.append(model.train_on_batch(ids, labels, class_weight={0: 1.0, 1: 3.0}))
+    np.testing.assert_allclose(*losses, rtol=1e-5)
     return found
 
 

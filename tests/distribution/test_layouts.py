@@ -175,8 +175,8 @@ def test_a_mesh_that_does_not_fit_is_refused_before_any_weight_has_a_value(split
 
 def test_a_table_that_no_axis_of_can_be_split_is_refused(split):
     split()
-    message = "`vocabulary_size` must be divisible by .* or the other axis of the table must be. Received: "
-    with pytest.raises(ValueError, match=message + "vocabulary_size=27, and the other axis is 15"):
+    message = "`vocabulary_size` must be .* or the other axis of the embedding table must be divisible by it. "
+    with pytest.raises(ValueError, match=message + "Received: vocabulary_size=27, and the other axis is 15"):
         keras_tx.layers.TokenEmbedding(27, 15)(np.ones((1, 2), "int32"))
 
 

@@ -163,7 +163,7 @@ def test_a_mask_follows_the_padding_of_its_ids(make, name, values, at_padding):
     for side in (right, left):
         check(model, {"source": side(IDS), name: side(values, at_padding)}, rows)
     check(model, {"source": IDS[1:2], name: values[1:2]}, rows[1:2])
-    message = rf"`{name}` must be an array \(B, S\) as `source` is, .* Received: rows of lengths \[5, 3, 2\]"
+    message = rf"`{name}` must have the shape \(B, S\) of `source`, .* Received: rows of lengths \[5, 3, 2\]"
     with pytest.raises(ValueError, match=message):
         generate(model, {"source": IDS, name: values}, **WRITE)
 

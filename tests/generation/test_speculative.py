@@ -158,6 +158,16 @@ def test_samples_of_a_draft_model_keep_the_first_token_of_the_seed_and_all_rules
 
 
 @pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize(
+    "rules", [{"no_repeat_ngram_size": 3}, {"forbidden_tokens": [(5, 6), 0]}], ids=lambda x: [*x][0]
+)
+def test_rules_of_the_last_tokens_hold_up_to_the_last_slot(lm, draft_model, rules):
+    options = {**EAGER, "max_new_tokens": 16, **rules}  # all slots of the buffer
+    found = generate(lm, PROMPTS, Speculative(draft_model=draft_model, num_draft_tokens=7), **options)
+    assert found == generate(lm, PROMPTS, **options)
+
+
+@pytest.mark.usefixtures("eager")
 def test_a_stream_gets_all_right_drafts_from_one_step(monkeypatch):
     if keras.backend.backend() == "jax":
         pytest.skip("JAX calls the model only when it compiles")

@@ -307,6 +307,21 @@ def test_positions_of_keras_hub():
     assert keras_models.keras_hub_positions(hub.layers.PositionEmbedding(sequence_length=7)) == 7
 
 
+@still("finds the inputs of a nested model by their names in a dict")
+@pytest.mark.filterwarnings("ignore:(?s).*structure of `inputs` doesn't match")
+@pytest.mark.parametrize("of_dict", [False, True])
+def test_inputs_of_nested(of_dict):
+    inputs = [keras.Input((3,), name=name) for name in ("b", "a")]
+    nested = keras.Model({"b": inputs[0], "a": inputs[1]} if of_dict else inputs, inputs[0] - 2 * inputs[1])
+    one, two = keras.Input((3,)), keras.Input((3,))
+    for given in ({"a": two, "b": one}, {"a": two, "b": one, "c": two}):
+        (call,) = [keras_models.call_that_made(nested(given))[0]]
+        found = keras_models.inputs_of_nested(nested, call)
+        assert [one if x is one else two for x in found] == ([two, one] if of_dict else [one, two])
+        value = keras.Model([one, two], nested(given))([np.ones((1, 3)), np.full((1, 3), 5.0)])
+        assert float(value[0, 0]) == 1 - 10
+
+
 @still("tells whether a function runs only for the shapes of its outputs")
 def test_made_up_values():
     seen = []
@@ -330,15 +345,6 @@ def test_seed_generators_within():
 
     layer = Mine()
     assert keras_models.seed_generators_within(layer) == [layer.random, layer.within.seed_generator]
-
-
-@still("takes a seed generator that has its seed already")
-def test_fixed_seed():
-    def dropped(seed):
-        seeds = keras_models.FixedSeed(ops.convert_to_tensor(seed, dtype=keras.random.SeedGenerator(1).state.dtype))
-        return ops.convert_to_numpy(keras.random.dropout(ops.ones(64), 0.5, seed=seeds)).tolist()
-
-    assert dropped([3, 0]) == dropped([3, 0]) != dropped([4, 0])
 
 
 @pytest.mark.tensorflow

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from keras_tx.internals import keras_loss_scales, keras_replicas
+from keras_tx.models import TextClassifier
 from tests.internals.doors import REPLICAS, still
 
 tf = pytest.importorskip("tensorflow")
@@ -70,6 +71,23 @@ def test_what_is_not_faulty_stays(stock, monkeypatch):
     before = [trainer._maybe_symbolic_build, trainer._make_function]
     keras_replicas.mend()
     assert before == [trainer._maybe_symbolic_build, trainer._make_function]
+
+
+def depth(function):
+    """How often a function has been wrapped."""
+    return 1 + depth(function.__wrapped__) if hasattr(function, "__wrapped__") else 0
+
+
+def test_a_model_trains_in_the_scope_of_a_stock_strategy_and_keras_is_mended_once(stock):
+    x, y = np.ones((4, 3), int), np.zeros(4, int)
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = TextClassifier(11, 2, num_layers=1, hidden_dim=4, num_heads=1, intermediate_dim=4)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, run_eagerly=True)
+        for _ in range(3):
+            model.train_on_batch(x, y)
+    for name in ("_overwrite_model_variables_with_average_value", "_clip_gradients", "_backend_apply_gradients"):
+        assert depth(getattr(keras_replicas._optimizer.TFOptimizer, name)) == 1
 
 
 def model_of(strategy):

@@ -103,6 +103,7 @@ def test_class_weights_and_validation():
     dataset = tf.data.Dataset.from_tensor_slices((X, Y[:, 0])).batch(4)
     weights = next(iter(keras_training.with_class_weight(dataset, {0: 1.0, 1: 5.0, 3: 2.0})))[2]
     np.testing.assert_array_equal(weights, [1, 5, 1, 2])
+    np.testing.assert_array_equal(keras_training.as_sample_weight(Y, {0: 1.0, 1: 5.0, 3: 2.0}), weights)
     (x, y, weights), (_, last, _) = keras_training.split_for_validation((X, Y, Y), 0.25)
     np.testing.assert_array_equal(y, Y[:3])
     np.testing.assert_array_equal(last, Y[3:])

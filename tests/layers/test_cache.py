@@ -191,21 +191,28 @@ def test_positions_and_masks_and_biases_over_the_slots_are_taken_with_a_cache():
     assert_close(np.concatenate(outputs, axis=1), whole, atol=1e-5)
 
 
-@pytest.mark.parametrize("with_values", [False, True])
-def test_a_mask_of_the_keys_counts_with_a_cache(with_values):
-    """`key_mask` and `value_mask` are both masks of the slots."""
-    attention, x = MultiHeadAttention(N, 3), normal(B, T, D)
+@pytest.mark.parametrize("others", [(), ("value_mask",), ("attention_mask",), ("value_mask", "attention_mask")])
+@pytest.mark.parametrize("rotary", [False, True])
+def test_a_mask_of_the_keys_counts_with_a_cache(others, rotary):
+    """Rotary positions are counted by `value_mask` alone, with a cache and without."""
+    attention, x = MultiHeadAttention(N, 4, rotary=rotary), normal(B, T, D)
     attention(x, x)
     slots = np.pad(MASK, [(0, 0), (0, SLOTS - T)], constant_values=True)
-    others = {"value_mask": np.arange(SLOTS)[None] != [[4], [5]]} if with_values else {}
-    whole = attention(x, x, key_mask=MASK, use_causal_mask=True, **{name: mask[:, :T] for name, mask in others.items()})
+    slots[1, 3] = False  # between others
+    several = {"value_mask": np.arange(SLOTS)[None] != [[4], [5]], "attention_mask": np.arange(SLOTS)[None, None] != 1}
+    others = {name: several[name] for name in others}
+    here = {name: mask[..., :T] for name, mask in others.items()}
+    if "value_mask" in here:
+        here["query_mask"] = here["value_mask"]
+    whole = attention(x, x, key_mask=slots[:, :T], use_causal_mask=True, **here)
     state, start, outputs = attention.new_cache(B, SLOTS), 0, []
     for length in PIECES:
-        here = x[:, start : start + length]
-        output, state = attention(here, here, key_mask=slots, **others, cache=state, start=start)
+        piece = x[:, start : start + length]
+        output, state = attention(piece, piece, key_mask=slots, **others, cache=state, start=start)
         outputs.append(to_numpy(output))
         start += length
-    assert_close(np.concatenate(outputs, axis=1), whole, atol=1e-5)
+    real = here.get("query_mask", np.ones((B, T), bool))  # outputs of the others are 0 with the mask
+    assert_close(np.concatenate(outputs, axis=1)[real], to_numpy(whole)[real], atol=1e-5)
 
 
 @pytest.mark.tensorflow

@@ -121,6 +121,17 @@ def test_the_mask_is_where_there_is_no_padding_id():
     assert embedding().compute_mask(normal(2, 5, D)) is None  # the vectors of `reverse`
 
 
+def test_logits_of_one_vector_for_each_row_have_no_mask():
+    layer, ids = embedding(), keras.Input((None,), dtype="int32")
+    logits = layer(layer(ids)[:, -1], reverse=True)
+    assert get_keras_mask(logits) is None and get_keras_mask(layer(normal(2, D), reverse=True)) is None
+    model = keras.Model(ids, logits)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, jit_compile=False)
+    found = model.evaluate(IDS, np.array([4, 9]), verbose=0)
+    assert_close(found, loss(np.array([4, 9]), model(IDS)), rtol=1e-5)
+
+
 def test_a_given_mask_counts_instead_of_the_padding_id():
     layer = embedding(position_encoding="sinusoidal")
     mask = np.array([[False, False, True, True, True]] * 2)

@@ -354,6 +354,31 @@ def test_masks_come_out_of_nested_models(ids):
     assert mask_of(given([y, ids[:, 1:] != 0]) * 2.0) is not None
 
 
+def named_inputs(*names):
+    return [keras.Input((None,), dtype="int32", name=name) for name in names]
+
+
+@pytest.mark.parametrize("of_dict", [False, True])
+@pytest.mark.parametrize("given", ["dict", "more", "named", "list"])
+def test_inputs_of_a_nested_model_are_found_by_name(of_dict, given):
+    """The keys are sorted in another order than the inputs of the nested model."""
+    tokens, segments = named_inputs("token_ids", "segment_ids")
+    embedded = layers.TokenEmbedding(31, D, num_segments=2)(tokens, segment_ids=segments)
+    inputs = {"token_ids": tokens, "segment_ids": segments} if of_dict else [tokens, segments]
+    nested = keras.Model(inputs, layers.Encoder(1, 7, 3)(embedded))
+    a, b = named_inputs("a", "b")
+    by_name = {"token_ids": a, "segment_ids": b}
+    if given == "list" and not of_dict:
+        x = nested([a, b])
+    elif given == "named":
+        x = nested(inputs=by_name)
+    else:
+        x = nested({**by_name, "other": a} if given == "more" else by_name)
+    found = keras.Model([a, b], mask_of(x))
+    ids, kinds = np.array([[3, 5, 0]]), np.array([[0, 1, 1]])
+    assert to_numpy(found([ids, kinds])).astype(int).tolist() == [[1, 1, 0]]
+
+
 def test_a_nested_model_that_does_not_see_the_mask_is_told(ids, x):
     encoder = nested(lambda x: layers.EncoderLayer(12, 2)(x), name="encoder")
     model = randomize(keras.Model(ids, layers.EncoderLayer(12, 2)(encoder(x))))  # the inner layer gets Keras' mask

@@ -101,8 +101,7 @@ def test_a_dropout_called_twice_drops_others_the_second_time_and_the_same_again(
     seeds.finish()
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert 0.4 < (drawn[0][0] != drawn[0][1]).mean() < 0.6
-    if keras.backend.backend() != "torch":  # where without given seeds PyTorch drops by the first of them alone
-        np.testing.assert_array_equal([*drawn[0], to_numpy(layer(ones, training=True))], expected)
+    np.testing.assert_array_equal([*drawn[0], to_numpy(layer(ones, training=True))], expected)
 
 
 class WithDropout(EncoderLayer):
@@ -132,7 +131,6 @@ def trained(cls, scope, **options):
     return [*found[0], *found[1]]
 
 
-@pytest.mark.skipif(keras.backend.backend() == "torch", reason="there dropout without a seed draws from one generator")
 @pytest.mark.parametrize(
     ("cls", "mode", "options"),
     [
@@ -159,6 +157,36 @@ def test_in_a_scope_gradients_are_those_of_the_output_that_was_computed():
     outputs, gradient = gradients(lambda x: layer(x, training=True), [x])
     assert 0.2 < (outputs == 0).mean() < 0.6
     assert_close(gradient, normal(*outputs.shape, seed=99) * outputs / x, atol=1e-5)
+
+
+class WithoutTraining(EncoderLayer):
+    """Takes `training` from the layer that calls it."""
+
+    def call(self, inputs, mask=None):
+        return super().call(inputs, mask=mask)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="there `gradients` computes the output by itself")
+def test_in_a_scope_a_layer_without_the_argument_training_drops_the_same_again():
+    class Outer(keras.layers.Layer):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def call(self, x, training=None):
+            return self.inner(x)
+
+    found = []
+    for scope in (contextlib.nullcontext(), keras.RematScope(mode="full")):
+        keras.utils.set_random_seed(5)
+        with scope:
+            inner = WithoutTraining(7, 3, dropout=0.4)
+            inner.build((2, 11, 6))
+        outer = Outer(randomize(inner))
+        keras.utils.set_random_seed(6)
+        found.append(gradients(lambda x, outer=outer: outer(x, training=True), [normal(2, 11, 6)]))
+    for got, expected in zip(*found, strict=True):
+        assert_close(got, expected, atol=1e-5)
 
 
 def of_attention(x, y, bias, layer):

@@ -7,6 +7,7 @@ import pytest
 from keras_tx.data.padding_rows import fill_arrays
 from keras_tx.models import CausalLM
 from keras_tx.models.checked_data import CheckedModel
+from keras_tx.pretrained import PretrainedModel
 from keras_tx.training import PaddedAccuracy, PaddedCrossentropy, Perplexity
 
 ROWS, LENGTH, VOCABULARY = 13, 5, 11
@@ -285,3 +286,55 @@ def test_weights_of_rows_and_of_tokens_may_follow_one_another(given, loss):
         history = model.fit(**given(kinds[index]), shuffle=False, verbose=0, validation_data=(X, Y, kinds[1 - index]))
         np.testing.assert_allclose(history.history["loss"], expected[index], rtol=1e-6)
         np.testing.assert_allclose(model.evaluate(**given(kinds[index]), verbose=0), expected[index], rtol=1e-6)
+
+
+SIZES = {"num_layers": 1, "hidden_dim": 4, "num_heads": 1, "intermediate_dim": 4}
+BERT = {"model_type": "bert", "vocab_size": 11, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1}
+BERT |= {"intermediate_size": 4, "max_position_embeddings": 8}
+
+
+@pytest.mark.parametrize("make", [lambda dtype: CausalLM(11, **SIZES, dtype=dtype), lambda dtype: checkpoint(dtype)])
+@pytest.mark.parametrize(
+    ("layers", "everywhere", "scales"),
+    [
+        ("mixed_float16", "float32", True),
+        (None, "mixed_float16", True),
+        ("float32", "mixed_float16", False),
+        (keras.dtype_policies.DTypePolicyMap("mixed_float16"), "float32", True),
+        ("mixed_bfloat16", "float32", False),
+    ],
+    ids=str,
+)
+def test_the_loss_is_scaled_for_the_policy_of_the_layers(make, layers, everywhere, scales):
+    keras.config.set_dtype_policy(everywhere)
+    try:
+        model = make(layers)
+        for auto_scale_loss in (True, False):
+            model.compile("adam", "mse", auto_scale_loss=auto_scale_loss)
+            is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+            assert is_scaled == (scales and auto_scale_loss)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def checkpoint(dtype):
+    return PretrainedModel(BERT, "base", dtype=dtype)
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Tempered(CausalLM):
+    """A model with an argument of its own in `compile`."""
+
+    def compile(self, optimizer, loss, temperature=1.0):
+        self.temperature = temperature
+        super().compile(optimizer, loss)
+
+
+def test_a_class_with_a_compile_of_its_own_is_loaded_as_in_keras(tmp_path):
+    model = Tempered(11, **SIZES)
+    model.compile("adam", PaddedCrossentropy(), temperature=2.0)
+    model.save(tmp_path / "model.keras")
+    with pytest.warns(UserWarning, match="`compile\\(\\)` was not called as part of model loading"):
+        again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again.get_weights()[0], model.get_weights()[0])
+    assert getattr(again, "optimizer", None) is None

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import transformers
+from keras import ops
 
 from keras_tx import pretrained
 from keras_tx.generation import Beam, Greedy, Sample
@@ -323,3 +324,17 @@ def test_generated_rows_are_filled_as_the_generation_config_says(tmp_path, writt
     np.testing.assert_array_equal(found, continued(theirs, ids, np.ones_like(ids)))
     assert (found[:, -1] == filler).any() and (found[:, -1] != filler).any()
     assert made()._padding_id() == 1  # of config.json, where there is no other
+
+
+@pytest.mark.usefixtures("eager")
+def test_prompts_may_be_tensors_in_a_list_and_arrays_of_objects():
+    model, options = loaded("gpt2"), {"max_new_tokens": 3, "jit_compile": False}
+    rows = [[5, 7], [6, 8, 9]]
+    expected = model.generate(rows, **options)
+    tensors = [ops.convert_to_tensor(np.array(row, "int32")) for row in rows]
+    objects = np.empty(2, object)
+    objects[:] = [np.array(row) for row in rows]
+    for given in (tensors, objects):
+        assert model.generate(given, **options) == expected
+    limited = {"jit_compile": False}
+    assert model.generate(tensors, **limited) == model.generate(rows, **limited)

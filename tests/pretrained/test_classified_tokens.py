@@ -81,14 +81,16 @@ def test_rows_that_fill_a_batch_up_need_no_end(eagerly):
 
     ids, labels = np.array([[5, 7, 2], [2, 2, 9], [9, 8, 2]]), np.array([0, 1, 1])
     rows, after = tf.data.Dataset.from_tensor_slices(({"input_ids": ids}, {"logits": labels})), []
-    for batches in (rows.batch(3), fill_batches(rows.batch(3), 5)):
+    filled = [fill_batches(rows.batch(3), 5), fill_batches(rows.batch(3), 5, padding_values=({"input_ids": 4}, 0))]
+    for batches in (rows.batch(3), *filled):
         model = classifier("t5", {**SEQ2SEQ["t5"], "dropout_rate": 0.0})
         loss = {"logits": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
         model.compile(keras.optimizers.SGD(0.1), loss, run_eagerly=eagerly, jit_compile=False)
         model.fit(batches, verbose=0)
         after.append(model.get_weights())
-    for filled, plain in zip(*after, strict=True):
-        np.testing.assert_allclose(filled, plain, rtol=0, atol=1e-6)
+    for plain, *others in zip(*after, strict=True):
+        for other in others:
+            np.testing.assert_allclose(other, plain, rtol=0, atol=1e-6)
     without = rows.map(
         lambda x, y: ({"input_ids": tf.where(x["input_ids"] == 2, tf.constant(3, "int64"), x["input_ids"])}, y)
     )

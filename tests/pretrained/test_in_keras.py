@@ -212,7 +212,7 @@ def test_generate_takes_masks_of_the_ids_and_nothing_unknown():
         ValueError, match=r"and their mask of the same shape. Received: ids of shape \(3, 9\), .* \(3, 8\)"
     ):
         model.generate({"input_ids": ids, "attention_mask": ids[:, 1:]}, **options)
-    with pytest.raises(ValueError, match=r"only names of \['input_ids'\], .* Received: \['input_ids', 'positions'\]"):
+    with pytest.raises(ValueError, match=r"must be among \['input_ids'\], .* Received: \['input_ids', 'positions'\]"):
         model.generate({"input_ids": ids, "positions": ids}, **options)
     mask = reference("gpt2")["lp_attention_mask"]
     rows = [row[real == 1].tolist() for row, real in zip(ids, mask, strict=True)]

@@ -74,7 +74,7 @@ def test_fields_of_any_length_are_read_back(size):
         ([{"signature_name": "no", "inputs": {}}], "must name a signature and all its inputs.*'no'"),
         (
             [{"inputs": {"text": [5]}}],
-            "The inputs in `warmup` must have the dtypes {'text': 'string'}. Received: {'inputs'",
+            "must give inputs of the dtypes {'text': 'string'}. Received: {'inputs'",
         ),
         (
             [{"inputs": {"text": ["a", "b"]}}],

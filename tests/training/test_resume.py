@@ -139,7 +139,7 @@ def test_what_a_position_needs(tmp_path):
     resume, ids = Resume(tmp_path, save_freq=3), tf.data.Dataset.from_tensor_slices((IDS, IDS))
     short = resume.dataset(lambda epoch: ids.take(8).batch(5))
     with pytest.raises(
-        ValueError, match="The data of epoch 1 must be .* has seen 3 batches of it. Received: 2 batches"
+        ValueError, match="The data of epoch 1 must have at least the 3 batches that training .* Received: 2 batches"
     ):
         new_model().fit(short, shuffle=False, verbose=0, callbacks=[resume])
 
@@ -451,7 +451,7 @@ def test_a_backup_of_another_model_is_refused_with_the_difference(tmp_path):
     model = new_model()
     small = keras.Sequential([keras.Input((3,), dtype="int32"), *model.layers[:2]])
     small.compile("adam", "mse")
-    with pytest.raises(ValueError, match=r"must have at least the \d+ batches that training had seen"):
+    with pytest.raises(ValueError, match=r"must be those of the backup, which has"):
         small.fit(IDS, np.ones((23, 3, 7)), verbose=0, callbacks=[Resume(tmp_path)])
     with pytest.raises(ValueError, match=r"which has 3 variables. Received: 2, backup 'x'; only one .* has c \(2,\) f"):
         backups.check_same([["a", [], "f"], ["b", [], "f"], ["c", [2], "f"]], [["a", [], "f"], ["b_1", [], "f"]], "x")

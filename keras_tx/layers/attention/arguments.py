@@ -94,14 +94,17 @@ def check_call(layer: Any, query: Any, value: Any, key: Any, others: dict[str, A
 
 
 def mask_slots(given: dict[str, Any]) -> None:
-    """Sets `value_mask` among the call arguments to the mask of all slots of a cache, without which all are real.
+    """Sets the masks among the call arguments that are for all slots of a cache.
 
-    For a `KeyValue` a `key_mask` is a part of it. Without a mask Keras would fill in that of the queries.
+    Without a `value_mask` all slots are real; Keras would fill in the mask of the queries. For a `KeyValue`, `key_mask`
+    becomes a part of `attention_mask`, so that rotary positions are counted by `value_mask` alone, as without a cache.
     """
-    if isinstance(given["cache"], KeyValue):
-        given["value_mask"] = join(given.get("value_mask"), given.pop("key_mask", None))
     if given.get("value_mask") is None:
         given["value_mask"] = ops.ones((ops.shape(given["query"])[0], ops.shape(given["cache"].key)[2]), dtype="bool")
+    if isinstance(given["cache"], KeyValue) and given.get("key_mask") is not None:
+        pairs, keys = given.get("attention_mask"), given.pop("key_mask")[:, None]
+        keys = keys if pairs is None or len(pairs.shape) == 3 else keys[:, None]
+        given["attention_mask"] = join(pairs, keys)
 
 
 def slot(start: Any) -> Any:

@@ -49,8 +49,8 @@ class TargetIds(keras.layers.Layer):
 class AtLast(keras.layers.Layer):
     """Vectors (B, T, D), ids (B, T) -> the vectors (B, D) at the last occurrence of `token_id`, the end of a text.
 
-    As in transformers, an eager call raises an error for a row without it, but for rows of zeros, with which `fit` and
-    `keras_tx.data.fill_batches` fill a batch up.
+    As in transformers, an eager call raises an error for a row without it; but not for a row of one id, repeated, as
+    with which `keras_tx.data.fill_batches` fills a batch up.
     """
 
     def __init__(self, token_id: int, **kwargs: Any) -> None:
@@ -62,7 +62,7 @@ class AtLast(keras.layers.Layer):
     def call(self, hidden: Tensor, ids: Tensor) -> Tensor:
         values = values_of(ids)
         if values is not None:
-            check_in_each_row("input_ids", values, self.token_id, "eos_token_id", (values == 0).all(axis=-1))
+            check_in_each_row("input_ids", values, self.token_id, "eos_token_id", _is_repeated(values))
         slots = ops.arange(ops.shape(ids)[1], dtype="int32")
         last = ops.max(ops.where(ops.equal(ids, self.token_id), slots, 0), axis=1)
         return ops.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
@@ -75,6 +75,11 @@ class AtLast(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "token_id": self.token_id}
+
+
+def _is_repeated(values: Any) -> Any:
+    """Which rows (B, T) are one id, repeated."""
+    return (values[:, :1] == values).all(axis=-1) & (values.shape[1] > 1) if values.ndim == 2 else False
 
 
 class Seq2SeqFamily(Family):

@@ -1,0 +1,62 @@
+"""Classes of a user's own in models that generate: they are computed as the user wrote them, or refused."""
+
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_tx import layers
+from keras_tx.generation import generate
+from keras_tx.models import CausalLM
+from tests.tools import assert_close, randomize, to_numpy
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Scaled(layers.TokenEmbedding):
+    """Logits of a user's own."""
+
+    def call(self, inputs, segment_ids=None, mask=None, positions=None, reverse=False, training=None):
+        outputs = super().call(inputs, segment_ids, mask, positions, reverse, training)
+        return outputs * 0.25 if reverse else outputs
+
+
+@pytest.mark.tensorflow
+@pytest.mark.usefixtures("eager")
+def test_an_embedding_with_a_call_of_its_own_makes_the_logits():
+    ids = keras.Input((None,), dtype="int32")
+    embedding = Scaled(23, 12)
+    model = randomize(keras.Model(ids, embedding(layers.Decoder(1, 7, 3)(embedding(ids)), reverse=True)))
+    row, options = [5, 7], {"max_new_tokens": 3, "return_scores": True, "jit_compile": False}
+    found, score = generate(model, row, **options)
+    log_probs = to_numpy(ops.log_softmax(ops.cast(model(np.array([found])), "float32")))[0]
+    assert_close(score, sum(log_probs[place, found[place + 1]] for place in range(1, len(found) - 1)), atol=1e-4)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_norm_over_tokens_inside_a_decoder_is_found():
+    ids = keras.Input((None,), dtype="int32")
+    norm = keras.layers.GroupNormalization(groups=1)
+    x = layers.Decoder(1, 7, 3, normalization=norm)(layers.TokenEmbedding(23, 12)(ids))
+    with pytest.raises(ValueError, match="decode steps that differ from the full model"):
+        generate(keras.Model(ids, keras.layers.Dense(23)(x)), [5, 7, 9], max_new_tokens=3, jit_compile=False)
+
+
+def test_a_model_whose_class_has_a_call_of_its_own_is_refused():
+    class Sharper(CausalLM):
+        def call(self, inputs, **options):
+            return super().call(inputs, **options) * 4.0
+
+    model = Sharper(23, num_layers=1, hidden_dim=6, num_heads=2)
+    with pytest.raises(TypeError, match="whose class has no `call` of its own. Received: model=<Sharper"):
+        model.generate([5, 7], max_new_tokens=3)
+
+
+def test_a_tokenizer_of_sources_needs_sources():
+    model = CausalLM(23, num_layers=1, hidden_dim=6, num_heads=2)
+    tokenizer = SimpleNamespace(tokenize=list, decode=list, vocabulary_size=23)
+    with pytest.raises(
+        ValueError, match="`source_tokenizer` is for models with sources. Received: source_tokenizer of"
+    ):
+        model.generate([5, 7], max_new_tokens=3, tokenizer=tokenizer, source_tokenizer=list)
