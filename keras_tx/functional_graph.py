@@ -86,10 +86,12 @@ class FunctionalGraph:
     Attributes:
         nodes: `Node`s.
         inputs, outputs: the numbers of the values that are the model's inputs and outputs.
+        absent: the names of optional inputs that nested models are not given; they have no values.
     """
 
     def __init__(self, model: Any):
         self._count = 0
+        self.absent: list[str] = []
         self.nodes: list[Node] = []
         self.inputs = self._numbers(model.inputs)
         self.outputs = self._inline(model, self.inputs)
@@ -106,7 +108,11 @@ class FunctionalGraph:
                 continue
             nested = functional_model(call.operation)
             if nested is not None:
-                outputs = self._inline(nested, [numbers[id(x)] for x in keras_models.inputs_of_nested(nested, call)])
+                given = keras_models.inputs_of_nested(nested, call)
+                self.absent += [x.name for x, one in zip(nested.inputs, given, strict=True) if one is None]
+                outputs = self._inline(
+                    nested, [numbers[id(x)] if x is not None else self._numbers([x])[0] for x in given]
+                )
             else:
                 outputs = self._numbers(call.outputs)
                 self.nodes.append(Node(call, {id(x): numbers[id(x)] for x in call.inputs}, outputs))

@@ -38,6 +38,11 @@ class ModelGraph:
 
     def __init__(self, model: Any, target: str | None):
         graph = FunctionalGraph(model)
+        if graph.absent:
+            raise ValueError(
+                "`model` must give all inputs to the models inside it. A checkpoint inside leaves optional ones out: "
+                f"use its own `generate`. Received: without {graph.absent}"
+            )
         self.inputs: list[str] = [x.name for x in model.inputs]
         self.lengths = {x.name: x.shape[1] if len(x.shape) > 1 else 0 for x in model.inputs}
         self.input_values = graph.inputs

@@ -80,26 +80,28 @@ def calls_in_order(model: Any) -> list[Call]:
     return [_call(node) for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
 
 
-def functional_model(model: Any) -> Any:
+def functional_model(model: Any, own_call: bool = False) -> Any:
     """`model` if it is functional, the functional model inside a built `keras.Sequential`, or None.
 
-    It is None also for a class of a user's own with another `call`, which runs in place of the graph.
+    Unless `own_call` is True, it is None also for a class of a user's own with another `call`, which runs in place of
+    the graph.
     """
     function = model._functional if isinstance(model, keras.Sequential) else model
     if not isinstance(function, _Functional):
         return None
     call = type(model).call
-    return function if is_of_keras(call) or call.__module__.startswith("keras_tx.") else None
+    return function if own_call or is_of_keras(call) or call.__module__.startswith("keras_tx.") else None
 
 
 def inputs_of_nested(model: Any, call: Call) -> list[Any]:
-    """What a call of a nested functional model gives to each of `model.inputs`; Keras finds those of a dict by name."""
-    given, expected = call.args[0] if call.args else call.kwargs["inputs"], model.input
-    if isinstance(given, dict):
-        names = list(expected) if isinstance(expected, dict) else [x.name for x in keras.tree.flatten(expected)]
-        if set(names) <= set(given):
-            given = {name: given[name] for name in names} if isinstance(expected, dict) else [given[x] for x in names]
-    return list(keras.tree.flatten(given))
+    """What a call of a nested functional model gives to each of `model.inputs`.
+
+    As in Keras, those of a dict are found by name if the model was not made with a dict, else in the order of the keys.
+    """
+    given, names = call.args[0] if call.args else call.kwargs["inputs"], [x.name for x in model.inputs]
+    if isinstance(given, dict) and not isinstance(model.input, dict) and set(names) <= set(given):
+        given = [given[name] for name in names]
+    return list(keras.tree.flatten(given))[: len(names)]
 
 
 class Cloned(keras.Model):

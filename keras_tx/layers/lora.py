@@ -11,6 +11,7 @@ from keras import initializers, ops
 from keras_tx import checks
 from keras_tx.internals.keras_lora import LoraHooks, without_lora
 from keras_tx.internals.keras_models import kernel_of, kernel_or_table_of
+from keras_tx.internals.keras_training import clear_all_gradients
 from keras_tx.types import Tensor
 
 
@@ -39,6 +40,7 @@ class LowRank(LoraHooks):
         Raises:
             ValueError: `rank` is not a positive integer, the layer is not built, has LoRA already, or has a constraint.
         """
+        clear_all_gradients()
         self._lora_initializer = initializers.get(a_initializer)
         super().enable_lora(checks.positive_int("rank", rank), lora_alpha, self._lora_initializer, b_initializer)
 

@@ -1,6 +1,7 @@
 """Layers that compute the same in a `keras.RematScope`, Keras' gradient checkpointing, as outside."""
 
 import contextlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +25,9 @@ class Rematerializable(keras.layers.Layer):
         def call(*args: Any, **kwargs: Any) -> Any:
             given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}  # by place or by name
             floats = {name: x for name, x in given.items() if _is_float_tensor(x)}
-            # A layer without the argument may have layers within that train.
-            seeds = RepeatedSeeds(self) if given.get("training", True) else None
+            # A layer without the argument may have layers within that train; from others Keras keeps back None.
+            trains = given.get("training", "training" not in inspect.signature(self.call).parameters)
+            seeds = RepeatedSeeds(self) if trains else None
 
             def call_with(*tensors: Any) -> Any:
                 every = {**given, **dict(zip(floats, tensors, strict=True))}

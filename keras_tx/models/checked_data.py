@@ -248,6 +248,7 @@ class CheckedModel(CountedModel):
 
     @with_own_share
     def _with_checks(self, name: str, args: Any, kwargs: dict[str, Any], has_labels: bool = True) -> Any:
+        keras_jax_steps.sync_variables(self)  # for a callback of `fit` that predicts
         bound = inspect.signature(getattr(super(), name)).bind(*args, **kwargs)
         given = bound.arguments
         check_training(self, name, given)

@@ -46,6 +46,7 @@ class CountedModel(BaseModel):
         overflow, does not count: the update takes one more batch. As everywhere in Keras, a schedule of the
         learning rate counts the batches, not the updates, and `use_ema` averages the weights after each batch.
         """
+        keras_training.clear_all_gradients()
         if not _IS_LOADED.get():
             self._take_policy_of_layers()
         super().compile(*args, **kwargs)
@@ -56,6 +57,14 @@ class CountedModel(BaseModel):
             keras_optimizers.weigh_micro_batches(optimizer, _MICRO_BATCH.get, replicas.num_replicas)
             keras_optimizers.use_whole_gradients(optimizer)
             keras_optimizers.update_with_kernels(optimizer)
+
+    def get_compile_config(self) -> Any:
+        config = super().get_compile_config()
+        if config and self.optimizer is not None:
+            # With its scale of the loss, for which Keras would look at the global policy when it loads the model.
+            config["optimizer"] = keras.saving.serialize_keras_object(self.optimizer)
+            config["auto_scale_loss"] = False
+        return config
 
     def compile_from_config(self, config: Any) -> None:
         if not type(self).compile.__module__.startswith("keras_tx."):  # Keras warns that it cannot know the arguments

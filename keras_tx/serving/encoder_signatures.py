@@ -81,6 +81,7 @@ def encoder_signatures(
 
     def of_width(rows: Tensor, padding: int) -> Tensor:
         length = encoder.fixed_length
+        rows = rows[:, : encoder.max_length]  # behind it there is only padding, by `lengths`
         return at_least_columns(rows, padding) if length is None else with_columns(rows, padding, length)
 
     def outputs_of_tokens(token_ids: Tensor, lengths: Tensor, segment_ids: Tensor = None) -> dict[str, Tensor]:

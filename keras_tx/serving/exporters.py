@@ -11,6 +11,8 @@ from keras_tx.generation import Greedy, Sample, generate, in_graph
 from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.speculative import without_drafts
 from keras_tx.generation.strategy import Strategy
+from keras_tx.internals.keras_models import layers_within
+from keras_tx.layers import LearnedPositionalEncoding
 from keras_tx.models import CausalLM, MaskedLM, Seq2Seq, TextClassifier
 from keras_tx.optional import Lazy
 from keras_tx.pretrained import PretrainedModel
@@ -282,7 +284,9 @@ class GeneratorExporter:
         self.multi_label: str | None = None
         self._options: dict[str, Any] = dict(generation or {})
         rules = {name: self._options[name] for name in ("min_new_tokens", "forced_tokens") if name in self._options}
-        least = Constraints(**rules).least_new_tokens
+        positions = [one.max_length for one in layers_within(model) if isinstance(one, LearnedPositionalEncoding)]
+        several = min(2, min(positions, default=4) // 2)  # so that there is a decode step after the prefill
+        least = max(Constraints(**rules).least_new_tokens, several)
         self.request_defaults: dict[str, float] = {"max_new_tokens": self._options.get("max_new_tokens", least)}
 
     def signatures(self) -> dict[str, Any]:

@@ -118,7 +118,8 @@ def _beam(generator: TextGenerator, tokenize: Tokenize) -> Any:
     def beam(*texts: Tensor) -> Answer:
         prompts, sources = tokenize(*texts)
         ids, lengths, scores = generator.generate(prompts, sources, names[0], generator.beam_strategy())
-        return {"text": generator.detokenize(prompts, ids, lengths), "scores": scores}
+        texts = generator.detokenize(prompts, ids, lengths)
+        return {"text": tf.where(tf.math.is_inf(scores), "", texts), "scores": scores}
 
     return _signature(beam, [text_spec(name) for name in names])
 

@@ -252,7 +252,10 @@ def _example(features: Any, example: Any) -> Any:
     if not isinstance(features, dict):
         raise RestError(f"Example must be JSON object but got JSON {_type(features)}")
     for name, content in features.items():
-        feature = example.features.feature[name]
+        try:
+            feature = example.features.feature[name]
+        except UnicodeEncodeError:
+            raise RestError(f"Feature names must be Unicode texts. Received: {name!r}") from None
         feature.Clear()
         for value in content if isinstance(content, list) else [content]:
             _add(feature, name, value)

@@ -74,6 +74,8 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 60  # seconds in which a client must send something
 
     def do_GET(self) -> None:
+        if self.headers.get("Content-Length", "0").strip("0") or "Transfer-Encoding" in self.headers:
+            self.close_connection = True  # the body stays unread
         if self.path.partition("?")[0] == "/":
             model = self._model()
             page = PAGE.read_text(encoding="utf-8")
@@ -113,7 +115,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send_json(error.status, {"error": str(error)})
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Errors of HTTP itself are JSON, too."""
+        """Errors of HTTP itself are JSON, too. The connection ends: the body of the request may be unread."""
+        self.close_connection = True
         self._send_json(code, {"error": message or self.responses[code][0]})
 
     def _send_json(self, status: int, value: object) -> None:

@@ -57,6 +57,8 @@ def read_arguments(directory: str | Path) -> dict[str, Any]:
             f"which contains {sorted(path.name for path in folder.iterdir())}"
         )
     options |= _flags(config, OPTIONS, folder / "tokenizer_config.json")
+    if of_json is not None and kind in GENERIC_CLASSES:  # else transformers puts BERT's tokens around texts anyhow
+        _check_template(folder / "tokenizer.json", settings.tokens)
     if absent := [theirs for theirs in TOKENS if config.get(theirs, "") is None]:
         raise ValueError(
             "`directory` must name each of BERT's special tokens, or leave the name out for the usual one. Received: "
@@ -125,6 +127,24 @@ def _read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
             f"`directory` must list added tokens with their ids. Received: added_tokens={added!r:.200} in {path}"
         )
     return options, check_ids({token["content"]: token["id"] for token in added}, path)
+
+
+def _check_template(path: Path, tokens: dict[str, str]) -> None:
+    """Raises unless a tokenizer.json puts around texts what BERT puts."""
+    step = _dictionary(read_json(path), "post_processor")
+    cls, sep = (tokens.get(name, usual) for name, usual in (("cls_token", "[CLS]"), ("sep_token", "[SEP]")))
+
+    def parts(*known: tuple[str, str, int]) -> list[Any]:
+        return [{kind: {"id": name, "type_id": segment}} for kind, name, segment in known]
+
+    single = parts(("SpecialToken", cls, 0), ("Sequence", "A", 0), ("SpecialToken", sep, 0))
+    pair = [*single, *parts(("Sequence", "B", 1), ("SpecialToken", sep, 1))]
+    is_template = step.get("type") == "TemplateProcessing" and (step.get("single"), step.get("pair")) == (single, pair)
+    if not is_template and step.get("type") != "BertProcessing":
+        raise ValueError(
+            f"`directory` must hold a BERT tokenizer, which puts {cls} and {sep} around texts. Received: "
+            f"post_processor={step!r:.200} in {path}"
+        )
 
 
 def _flags(values: dict[str, Any], names: dict[str, str], path: Path) -> dict[str, Any]:

@@ -74,6 +74,10 @@ def unsupported_parts(parts: dict[str, Any], added: list[dict[str, Any]], normal
         return f"its normalizer leaves {SPACE!r} in a text"
     if model["type"] == "BPE" and parts["normalizer"] and any(token["normalized"] for token in added):
         return "its added tokens are normalized"
+    if model["type"] == "Unigram" and any(
+        token["normalized"] and normalizer.normalize_str(token["content"]) != token["content"] for token in added
+    ):
+        return "its normalizer changes its added tokens"
     if model["type"] == "BPE" and (reason := _bpe_reason(model, _special(parts), added)):
         return reason
     return unsupported_added_tokens(added)

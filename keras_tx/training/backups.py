@@ -188,7 +188,8 @@ def restore_random_states(states: Any, arrays: dict[str, np.ndarray]) -> None:
     np.random.set_state(tuple(numpy_state))
     if torch_states:
         torch.set_rng_state(torch.from_numpy(torch_states[0]))
-        torch.cuda.set_rng_state_all([torch.from_numpy(state) for state in torch_states[1:]])
+        here = torch_states[1 : 1 + torch.cuda.device_count()]  # there may have been more GPUs
+        torch.cuda.set_rng_state_all([torch.from_numpy(state) for state in here])
 
 
 def packed_random_states() -> bytes:

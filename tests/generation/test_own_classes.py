@@ -10,6 +10,7 @@ from keras import ops
 from keras_tx import layers
 from keras_tx.generation import generate
 from keras_tx.models import CausalLM
+from keras_tx.pretrained import PretrainedModel
 from tests.tools import assert_close, randomize, to_numpy
 
 
@@ -60,3 +61,13 @@ def test_a_tokenizer_of_sources_needs_sources():
         ValueError, match="`source_tokenizer` is for models with sources. Received: source_tokenizer of"
     ):
         model.generate([5, 7], max_new_tokens=3, tokenizer=tokenizer, source_tokenizer=list)
+
+
+def test_a_checkpoint_inside_a_model_that_leaves_inputs_out_is_refused():
+    config = {"model_type": "gpt2", "vocab_size": 23, "n_embd": 12, "n_layer": 1, "n_head": 3, "n_positions": 16}
+    checkpoint, ids = PretrainedModel(config, "causal_lm"), keras.Input((None,), dtype="int32")
+    model = keras.Model(ids, checkpoint(ids)["logits"])
+    with pytest.raises(
+        ValueError, match=r"must give all inputs to the models inside it. .* without \['attention_mask'"
+    ):
+        generate(model, [5, 7, 9], max_new_tokens=3)

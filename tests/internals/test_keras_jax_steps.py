@@ -145,3 +145,19 @@ def test_a_failed_step_shows_its_own_error():
     made.train_function = failing
     with pytest.raises(RuntimeError, match="no memory"):
         made.fit(X, Y, verbose=0)
+
+
+def test_a_callback_that_knows_the_model_predicts_with_its_weights_and_fit_goes_on():
+    from keras_tx.models import CausalLM
+    from keras_tx.training import PaddedCrossentropy
+
+    made, seen = CausalLM(7, num_layers=1, hidden_dim=4, num_heads=1, intermediate_dim=3, dropout=0.0), []
+    made.compile(keras.optimizers.SGD(0.1), PaddedCrossentropy(), jit_compile=keras.backend.backend() == "jax")
+
+    def predict(batch, logs):
+        seen.append(made.predict(X, verbose=0))
+        seen.append(made.evaluate(X, X, verbose=0))
+
+    made.fit(X, X, epochs=2, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=predict)])
+    np.testing.assert_allclose(seen[-2], made.predict(X, verbose=0), atol=1e-5)
+    assert seen[-1] < seen[1] and np.isfinite(made.get_weights()[0]).all()

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_tx.internals import keras_models
 from keras_tx.layers import Decoder, Encoder, EncoderLayer, MultiHeadAttention
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.seeds import RepeatedSeeds
@@ -187,6 +188,21 @@ def test_in_a_scope_a_layer_without_the_argument_training_drops_the_same_again()
         found.append(gradients(lambda x, outer=outer: outer(x, training=True), [normal(2, 11, 6)]))
     for got, expected in zip(*found, strict=True):
         assert_close(got, expected, atol=1e-5)
+
+
+def test_at_inference_no_seed_is_drawn():
+    with keras.RematScope(mode="full"):
+        layer = EncoderLayer(7, 3, dropout=0.4)
+        layer.build((2, 11, 6))
+    before = [to_numpy(variable) for variable in layer.non_trainable_variables]
+    assigned = []
+    for generator in keras_models.seed_generators_within(layer):
+        generator.next = lambda ordered=True: assigned.append(1)
+    layer(normal(2, 11, 6))
+    layer(normal(2, 11, 6), training=False)
+    assert not assigned
+    for variable, value in zip(layer.non_trainable_variables, before, strict=True):
+        np.testing.assert_array_equal(to_numpy(variable), value)
 
 
 def of_attention(x, y, bias, layer):

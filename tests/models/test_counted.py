@@ -1,5 +1,7 @@
 """What losses, metrics and updates of models count: examples and real tokens, whatever the batches they come in."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -305,7 +307,7 @@ BERT |= {"intermediate_size": 4, "max_position_embeddings": 8}
     ],
     ids=str,
 )
-def test_the_loss_is_scaled_for_the_policy_of_the_layers(make, layers, everywhere, scales):
+def test_the_loss_is_scaled_for_the_policy_of_the_layers(make, layers, everywhere, scales, tmp_path):
     keras.config.set_dtype_policy(everywhere)
     try:
         model = make(layers)
@@ -313,6 +315,13 @@ def test_the_loss_is_scaled_for_the_policy_of_the_layers(make, layers, everywher
             model.compile("adam", "mse", auto_scale_loss=auto_scale_loss)
             is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
             assert is_scaled == (scales and auto_scale_loss)
+            model.optimizer.build(model.trainable_variables)
+            model.optimizer.iterations.assign(7)
+            model.save(tmp_path / "model.keras")
+            with warnings.catch_warnings(action="error"):
+                again = keras.saving.load_model(tmp_path / "model.keras")
+            assert isinstance(again.optimizer, keras.optimizers.LossScaleOptimizer) == is_scaled
+            assert int(again.optimizer.iterations) == 7
     finally:
         keras.config.set_dtype_policy("float32")
 

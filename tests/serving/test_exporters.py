@@ -204,7 +204,7 @@ def test_requests_for_the_parity_file_are_answered_whatever_the_options(options,
 @pytest.mark.parametrize(
     ("generation", "number"),
     [
-        ({}, 1),
+        ({}, 2),
         ({"min_new_tokens": 3}, 3),
         ({"forced_tokens": {4: 7}}, 5),
         ({"forced_tokens": {0: 8, -1: 7}}, 2),
@@ -304,6 +304,18 @@ def test_ids_of_a_checkpoint_without_a_tokenizer_are_tokens_up_to_their_lengths(
     answer = tokens(token_ids=tf.constant(ids), lengths=tf.constant([4, 2]))["logits"]
     for row, length, logits in zip(ids, (4, 2), answer.numpy(), strict=True):
         assert_close(logits, to_numpy(model(row[None, :length])["logits"])[0], atol=1e-5)
+
+
+def test_rows_wider_than_the_positions_are_answered_by_their_lengths():
+    import tensorflow as tf
+
+    sizes = {"hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 5}
+    config = {"model_type": "bert", "vocab_size": 30, "max_position_embeddings": 8, **sizes}
+    model = randomize(PretrainedModel(config, "sequence_classification"), seed=2)
+    tokens = signatures_of(model)["tokens"]
+    answer = tokens(token_ids=tf.fill([1, 11], 9), lengths=tf.constant([3]))
+    logits = to_numpy(model(np.full((1, 3), 9))["logits"])
+    assert_close(answer["probabilities"], np.exp(logits) / np.exp(logits).sum(), atol=1e-5)
 
 
 def test_tokenizers_of_sources_need_sources(tokenizer):

@@ -220,6 +220,24 @@ def test_errors_of_http_itself_are_json_too(ask):
     assert status == 413 and answer["error"].endswith("Received: a Content-Length of 5000 digits")
 
 
+def test_a_connection_with_an_unread_body_ends(server):
+    for method, path in (("PUT", PREDICT), ("GET", PREDICT.removesuffix(":predict"))):
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+        with contextlib.closing(connection):
+            connection.request(method, path, b"GET /injected HTTP/1.1\r\n\r\n")
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.getheader("Connection") == "close"
+
+
+def test_a_version_of_thousands_of_digits_and_a_feature_that_is_no_text_are_refused(ask):
+    status, answer = ask("GET", f"{PREDICT.removesuffix(':predict')}/versions/{'9' * 5000}")
+    assert status == 400 and answer["error"].startswith("Failed to convert version: 999")
+    body = {"signature_name": "classify", "examples": [{"\ud800": "a"}]}
+    status, answer = ask("POST", PREDICT.replace(":predict", ":classify"), body)
+    assert status == 400 and answer["error"].startswith("Feature names must be Unicode texts")
+
+
 def test_connections_wait_while_the_server_is_busy(exported):
     with serve.Server(exported.path.parent) as server, contextlib.ExitStack() as open_ones:
         server.server_activate()

@@ -495,6 +495,43 @@ def test_arguments_that_transformers_does_not_read_come_back(tmp_path):
     assert theirs("the dog", add_special_tokens=False)["input_ids"] == pairs.tokenize("the dog")
 
 
+@pytest.mark.parametrize("kind", ["nothing", "two separators", "bert", "template"])
+def test_bert_tokens_around_texts_are_those_of_the_file_or_it_is_refused(kind, tmp_path):
+    tokens = "[PAD] [UNK] [CLS] [SEP] [MASK] hot dog".split()
+    library = tokenizers.Tokenizer(tokenizers.models.WordPiece({t: i for i, t in enumerate(tokens)}, unk_token="[UNK]"))
+    library.normalizer = tokenizers.normalizers.BertNormalizer()
+    library.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    ends = [("[CLS]", 2), ("[SEP]", 3)]
+    double = "[CLS]:0 $A:0 [SEP]:0 {}$B:1 [SEP]:1"
+    template = tokenizers.processors.TemplateProcessing
+    single = "[CLS]:0 $A:0 [SEP]:0"
+    steps = {
+        "two separators": lambda: template(single=single, pair=double.format("[SEP]:0 "), special_tokens=ends),
+        "bert": lambda: tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2)),
+        "template": lambda: template(single=single, pair=double.format(""), special_tokens=ends),
+    }
+    if kind in steps:
+        library.post_processor = steps[kind]()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=library, unk_token="[UNK]", pad_token="[PAD]")
+    if kind in ("nothing", "two separators"):
+        with pytest.raises(ValueError, match=r"which puts \[CLS\] and \[SEP\] around texts. Received: post_processor="):
+            text.BertTokenizer.from_transformers(fast)
+        return
+    ours = text.BertTokenizer.from_transformers(fast)
+    assert np.asarray(ours("hot dog", "dog")["token_ids"]).tolist() == fast("hot dog", "dog")["input_ids"]
+
+
+def test_added_tokens_that_a_normalizer_changes_are_not_in_a_graph(made):
+    library = tokenizers.Tokenizer.from_str(text.load_tokenizer(made / "t5").definition)
+    for content, is_changed in (("\u2103", True), ("dog", False)):
+        one = tokenizers.Tokenizer.from_str(library.to_str())
+        one.add_tokens([tokenizers.AddedToken(content, normalized=True)])
+        changed = one.normalizer is not None and one.normalizer.normalize_str(content) != content
+        assert changed == is_changed
+        reason = text.SentencePieceTokenizer(one.to_str(), pad_token="<pad>").not_in_graph
+        assert reason == ("its normalizer changes its added tokens" if is_changed else None)
+
+
 @pytest.mark.tensorflow
 def test_a_padding_token_of_the_vocabulary_alone_is_left_out_of_texts():
     import tensorflow as tf

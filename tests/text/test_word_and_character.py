@@ -120,6 +120,7 @@ def test_words_that_are_special_tokens_have_one_id():
     ours = Words.train(["[SOS] a [SOS] b", "a"], 6, pre_tokenizer="WhitespaceSplit")
     assert ours.vocabulary == [*SPECIAL, "a", "b"]
     assert Words.train(["[SOS]"], 9, split_special_tokens=True).vocabulary == [*SPECIAL, "SOS", "[", "]"]
+    assert Words.train(["[SOS] a", "[SOS] b"], 6).vocabulary == [*SPECIAL, "a", "b"]  # nor are their parts words
     split = Words(ours.definition, split_special_tokens=True)
     assert ours.tokenize("a[SOS]b") == [4, 2, 5] and split.tokenize("a[SOS]b") == [1]
     assert graph_ids(split, ["a[SOS]b", "a [SOS] b"]) == split.tokenize(["a[SOS]b", "a [SOS] b"]) == [[1], [4, 2, 5]]

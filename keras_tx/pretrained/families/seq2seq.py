@@ -78,8 +78,10 @@ class AtLast(keras.layers.Layer):
 
 
 def _is_repeated(values: Any) -> Any:
-    """Which rows (B, T) are one id, repeated."""
-    return (values[:, :1] == values).all(axis=-1) & (values.shape[1] > 1) if values.ndim == 2 else False
+    """Which rows (B, T) are one id, repeated, or zeros."""
+    if values.ndim != 2:
+        return False
+    return (values == 0).all(axis=-1) | ((values[:, :1] == values).all(axis=-1) & (values.shape[1] > 1))
 
 
 class Seq2SeqFamily(Family):
