@@ -418,3 +418,14 @@ def test_gradients_of_variables_that_came_later_are_cleared():
     model.zero_grad()
     assert len(model.trainable_variables) == 3
     assert all(variable.value.grad is None for variable in model.trainable_variables)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="about PyTorch")
+@still("keeps the parameters of a module by `_track_variables`")
+def test_parameters_of_variables_that_came_later_are_found():
+    inputs = keras.Input((3,))
+    dense = layers.Dense(2)
+    model = keras_training.Tracked(inputs, dense(inputs))
+    dense.enable_lora(1)
+    assert {id(one) for one in model.parameters()} == {id(one.value) for one in model.variables}
+    assert len(list(model.parameters())) == 4 and len(model.state_dict()) >= 4
