@@ -6,6 +6,7 @@ keras_tx uses nothing that Keras and TensorFlow do not promise to keep, except h
 - `keras_lora`: LoRA of dense layers and embeddings,
 - `keras_training`: losses, metrics and data of `fit`, and what is built before its first step,
 - `keras_jax_steps`: the steps of `fit` and `evaluate` on JAX,
+- `keras_torch`: parameters and their gradients on PyTorch,
 - `keras_optimizers`: optimizers, and how they update weights,
 - `keras_replicas`: strategies of `tf.distribute`, and what is mended in Keras for them,
 - `keras_loss_scales`: `LossScaleOptimizer`, and what is mended in it for such strategies,

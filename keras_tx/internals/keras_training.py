@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_tx.internals import keras_models, keras_optimizers
+from keras_tx.internals import keras_models, keras_optimizers, keras_torch
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -248,54 +248,7 @@ def waiting_for_batch(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return wait
 
 
-def clear_all_gradients() -> None:
-    """Lets `fit` of every model on PyTorch clear the gradients of all its variables, from now on.
-
-    Keras clears those of the variables that it knew when the model was built: not those of LoRA, and of several
-    variables with one path, as in two models within a third, only those of the last.
-    """
-    if keras.backend.backend() != "torch" or hasattr(keras.Model.zero_grad, "__wrapped__"):
-        return
-    original = keras.Model.zero_grad
-
-    @functools.wraps(original)
-    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        for variable in self.trainable_variables:
-            variable.value.grad = None
-
-    keras.Model.zero_grad = zero_grad
-
-
-class Tracked(keras.Model):
-    """A model whose parameters and `state_dict` on PyTorch are always those of all its variables.
-
-    Keras keeps them as they were when the model was built, or has none if it was built without values.
-    """
-
-    def _track_again(self) -> None:
-        known = vars(self).get("_modules", {}).get("_torch_params")
-        if known is None or {id(one) for one in known.values()} != {id(one.value) for one in self.variables}:
-            self._track_variables()
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
-        self._track_again()
-        return super().named_parameters(*args, **kwargs)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        self._track_again()
-        return super().state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        self._track_again()
-        return super().load_state_dict(*args, **kwargs)
-
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        self._track_again()
-        return super()._apply(*args, **kwargs)
-
-
-class TracedOnce(Tracked, keras_models.Cloned):
+class TracedOnce(keras_torch.Tracked):
     """A functional model that builds its optimizer, metrics and losses before it traces a step on TensorFlow.
 
     Keras builds them within the step there, unless there is a strategy. A function may create variables only the first

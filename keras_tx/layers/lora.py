@@ -11,7 +11,7 @@ from keras import initializers, ops
 from keras_tx import checks
 from keras_tx.internals.keras_lora import LoraHooks, without_lora
 from keras_tx.internals.keras_models import kernel_of, kernel_or_table_of
-from keras_tx.internals.keras_training import clear_all_gradients
+from keras_tx.internals.keras_torch import clear_all_gradients
 from keras_tx.types import Tensor
 
 

@@ -15,6 +15,7 @@ from keras_tx.internals.keras_models import (
     let_models_pass_masks_on,
     set_keras_mask,
 )
+from keras_tx.internals.keras_torch import clear_all_gradients
 from keras_tx.layers import masks
 from keras_tx.layers.cache import check_cache
 from keras_tx.layers.configs import Composite
@@ -43,6 +44,7 @@ class MaskedLayer(Composite):
         self.input_spec = keras.layers.InputSpec(ndim=3)
         keep_call_arguments(self)  # `convert_inputs` makes them tensors
         let_models_pass_masks_on()
+        clear_all_gradients()
 
     def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
         if inputs is None:

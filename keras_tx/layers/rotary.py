@@ -56,18 +56,20 @@ def rotate(
 
 
 def rotate_heads(
-    rotary: Any, query: Tensor, key: Tensor, positions: Any, query_mask: Any, value_mask: Any, start: Any
+    rotary: Any, query: Tensor, key: Tensor, positions: tuple[Any, Any], query_mask: Any, value_mask: Any, start: Any
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys rotated by the layer `rotary`. Without `positions`, real tokens are counted by the masks.
+    """Queries and keys rotated by the layer `rotary`, at these positions. None: real tokens are counted by the masks.
 
     With a cache (`start`, the slot of the first query) both have the positions that `value_mask` gives to the slots.
     """
-    query_positions = key_positions = positions
-    if positions is None and start is not None:
+    query_positions, key_positions = positions
+    if query_positions is None and start is not None:
         counted = count_positions(value_mask)
         query_positions = key_positions = ops.slice(counted, (0, start), (ops.shape(counted)[0], ops.shape(query)[1]))
-    elif positions is None:
-        query_positions, key_positions = (x if x is None else count_positions(x) for x in (query_mask, value_mask))
+    elif query_positions is None and query_mask is not None:
+        query_positions = count_positions(query_mask)
+    if key_positions is None and value_mask is not None:
+        key_positions = count_positions(value_mask)
     return rotary(query, query_positions), rotary(key, key_positions)
 
 

@@ -46,7 +46,6 @@ class CountedModel(BaseModel):
         overflow, does not count: the update takes one more batch. As everywhere in Keras, a schedule of the
         learning rate counts the batches, not the updates, and `use_ema` averages the weights after each batch.
         """
-        keras_training.clear_all_gradients()
         if not _IS_LOADED.get():
             self._take_policy_of_layers()
         super().compile(*args, **kwargs)
@@ -60,7 +59,7 @@ class CountedModel(BaseModel):
 
     def get_compile_config(self) -> Any:
         config = super().get_compile_config()
-        if config and self.optimizer is not None:
+        if config and self.optimizer is not None and type(self).compile.__module__.startswith("keras_tx."):
             # With its scale of the loss, for which Keras would look at the global policy when it loads the model.
             config["optimizer"] = keras.saving.serialize_keras_object(self.optimizer)
             config["auto_scale_loss"] = False

@@ -113,7 +113,8 @@ class ServedModel:
         name, version, label = urllib.parse.unquote(parts["name"]), parts["version"], parts["label"]
         if label is not None:
             raise RestError(f"Unrecognized servable version label: {urllib.parse.unquote(label)}")
-        if version is not None and (len(version.lstrip("0")) > 19 or int(version) >= 2**63):
+        digits = (version or "").lstrip("0") or "0"
+        if len(digits) > 19 or int(digits) >= 2**63:
             raise RestError(f"Failed to convert version: {version} to numeric.")
         is_here = name == self.name and version in (None, str(self.version))
         if http_method == "GET" and not parts["metadata"]:

@@ -287,17 +287,16 @@ def one_line(error: BaseException) -> str:
 
 
 def _as_functional(model: keras.Model) -> Any:
-    is_sequential = isinstance(model, keras.Sequential)
-    function = functional_model(model, own_call=not is_sequential)  # a `call` of its own runs in the export, too
-    if function is None and is_sequential and functional_model(model, own_call=True) is None:
+    function = functional_model(model)
+    if function is None and isinstance(model, keras.Sequential) and functional_model(model, own_call=True) is None:
         raise ValueError(
             "`model` must be built: let it begin with a `keras.Input`, such as `keras.Input((None,), dtype='int32')`. "
             f"Received: model of type {type(model).__name__}, which is not built"
         )
     if function is None:
         raise TypeError(
-            "`model` must be a TextClassifier, a MaskedLM, a CausalLM, a Seq2Seq or another functional keras.Model. A "
-            f"Sequential must have no `call` of its own. Received: model of type {type(model).__name__}"
+            "`model` must be a TextClassifier, a MaskedLM, a CausalLM, a Seq2Seq or another functional keras.Model, "
+            f"whose class has no `call` of its own. Received: model of type {type(model).__name__}"
         )
     return function
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import keras_tx
 
 PACKAGE = Path(keras_tx.__file__).parent
-MODELS, LORA, TRAINING, JAX_STEPS, OPTIMIZERS, REPLICAS, SCALES, BATCHES, GRAPHS = (
+MODELS, LORA, TRAINING, JAX_STEPS, OPTIMIZERS, REPLICAS, SCALES, BATCHES, GRAPHS, TORCH = (
     PACKAGE / "internals" / f"{name}.py"
     for name in (
         *("keras_models", "keras_lora", "keras_training", "keras_jax_steps", "keras_optimizers", "keras_replicas"),
-        *("keras_loss_scales", "keras_batches", "tensorflow_graphs"),
+        *("keras_loss_scales", "keras_batches", "tensorflow_graphs", "keras_torch"),
     )
 )
 LIBRARY = PACKAGE / "serving" / "check" / "tensorflow_internals.py"

@@ -404,28 +404,3 @@ def test_batches_of_ragged_and_sparse_tensors_are_waited_for():
     data = tf.data.Dataset.from_tensor_slices((ragged, tf.sparse.eye(3))).batch(1).filter(lambda *_: True)
     model.evaluate(data, verbose=0)
     assert int(model.count) == 3
-
-
-@pytest.mark.skipif(keras.backend.backend() != "torch", reason="about PyTorch")
-@still("clears gradients by `zero_grad`")
-def test_gradients_of_variables_that_came_later_are_cleared():
-    keras_training.clear_all_gradients()
-    keras_training.clear_all_gradients()  # once is enough
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    model.layers[0].enable_lora(1)
-    for variable in model.trainable_variables:
-        variable.value.grad = keras.ops.ones_like(variable.value)
-    model.zero_grad()
-    assert len(model.trainable_variables) == 3
-    assert all(variable.value.grad is None for variable in model.trainable_variables)
-
-
-@pytest.mark.skipif(keras.backend.backend() != "torch", reason="about PyTorch")
-@still("keeps the parameters of a module by `_track_variables`")
-def test_parameters_of_variables_that_came_later_are_found():
-    inputs = keras.Input((3,))
-    dense = layers.Dense(2)
-    model = keras_training.Tracked(inputs, dense(inputs))
-    dense.enable_lora(1)
-    assert {id(one) for one in model.parameters()} == {id(one.value) for one in model.variables}
-    assert len(list(model.parameters())) == 4 and len(model.state_dict()) >= 4

@@ -23,11 +23,12 @@ from tests.internals.doors import (
     PACKAGE,
     REPLICAS,
     SCALES,
+    TORCH,
     TRAINING,
     still,
 )
 
-DOORS = (MODELS, LORA, TRAINING, JAX_STEPS, OPTIMIZERS, REPLICAS, SCALES, BATCHES, GRAPHS, LIBRARY)
+DOORS = (MODELS, LORA, TRAINING, JAX_STEPS, OPTIMIZERS, REPLICAS, SCALES, BATCHES, GRAPHS, TORCH, LIBRARY)
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path not in DOORS]
 NAMES = {  # private names that only a door may contain, even in a comment
     *"_flatten_layers _keras_history _inbound_nodes _outbound_nodes _nodes_by_depth _functional _inputs_struct".split(),
@@ -56,7 +57,7 @@ def test_a_change_of_keras_is_told_with_its_version():
 
 @pytest.mark.parametrize(
     "door",
-    [MODELS, LORA, TRAINING, JAX_STEPS, OPTIMIZERS, REPLICAS, SCALES, BATCHES, GRAPHS],
+    [MODELS, LORA, TRAINING, JAX_STEPS, OPTIMIZERS, REPLICAS, SCALES, BATCHES, GRAPHS, TORCH],
     ids=lambda door: door.stem,
 )
 def test_each_function_is_documented_and_tested(door):

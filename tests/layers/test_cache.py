@@ -332,6 +332,19 @@ def test_many_rows_and_an_unknown_number_of_tokens_share_a_memory_in_a_graph(wid
     assert ("BatchMatMulV3" in kinds) == (length == 1)  # as a decode step, which transposes no source
 
 
+def test_keys_of_a_memory_have_positions_of_their_own():
+    """`positions` are those of the queries, one by one as for the whole."""
+    attention = MultiHeadAttention(N, 4, rotary=True)
+    queries, values = normal(B, T, D), MEMORY
+    whole = to_numpy(attention(queries, values, value_mask=MEMORY_MASK))
+    memory = attention.new_memory(values)
+    for slot in range(T):
+        one = queries[:, slot : slot + 1]
+        options = {"positions": np.array([slot]), "value_mask": MEMORY_MASK}
+        assert_close(attention(one, None, cache=memory, **options)[0][:, 0], whole[:, slot], atol=1e-5)
+        assert_close(attention(one, values, **options)[:, 0], whole[:, slot], atol=1e-5)
+
+
 def test_a_cache_for_several_rows_shares_the_memory_alone():
     state = made("cross").new_cache(B, SLOTS, MEMORY)
     state = cache.with_growing(state, [normal(*x.shape, seed=i) for i, x in enumerate(cache.growing(state))])

@@ -67,6 +67,14 @@ def test_those_of_two_models_with_the_same_names_do_neither():
             np.testing.assert_allclose(got, expected, atol=1e-7)
 
 
+def test_gradients_may_be_set_to_zero_instead():
+    model = compiled(classifier())
+    model.train_on_batch(IDS, LABELS)
+    model.zero_grad(set_to_none=False)
+    found = gradients(model, model.trainable_variables)
+    assert all(one is not None and not one.any() for one in found)
+
+
 @pytest.mark.parametrize("make", [classifier, lambda: PretrainedModel(BERT, "sequence_classification")])
 def test_parameters_and_the_state_are_whole(make):
     model = make()

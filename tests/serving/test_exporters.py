@@ -10,7 +10,7 @@ import pytest
 from keras_tx.generation import Greedy, Sample, Speculative, generate
 from keras_tx.internals.keras_models import layers_within
 from keras_tx.layers.projection import HeadProjection, Projection
-from keras_tx.models import CausalLM, MaskedLM, Seq2Seq
+from keras_tx.models import CausalLM, MaskedLM, Seq2Seq, TextClassifier
 from keras_tx.pretrained import PretrainedModel
 from keras_tx.serving import check, export
 from keras_tx.serving.card import FILE as CARD
@@ -304,6 +304,19 @@ def test_ids_of_a_checkpoint_without_a_tokenizer_are_tokens_up_to_their_lengths(
     answer = tokens(token_ids=tf.constant(ids), lengths=tf.constant([4, 2]))["logits"]
     for row, length, logits in zip(ids, (4, 2), answer.numpy(), strict=True):
         assert_close(logits, to_numpy(model(row[None, :length])["logits"])[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [TextClassifier, keras.Sequential])
+def test_a_class_with_a_call_of_its_own_is_refused(kind, tokenizer):
+    class Own(kind):
+        def call(self, inputs, **options):
+            return super().call(inputs, **options) * 2.0
+
+    sizes = dict(num_layers=1, hidden_dim=6, num_heads=2, intermediate_dim=5)
+    layers = [keras.Input((None,), dtype="int32"), keras.layers.Embedding(SIZE, 2), keras.layers.Flatten()]
+    model = Own(SIZE, 2, **sizes) if kind is TextClassifier else Own(layers[:2])
+    with pytest.raises(TypeError, match="whose class has no `call` of its own. Received: model of type Own"):
+        signatures_of(model, tokenizer)
 
 
 def test_rows_wider_than_the_positions_are_answered_by_their_lengths():

@@ -84,7 +84,7 @@ class MultiHeadAttention(Composite):
         training: whether dropout is on.
         use_causal_mask: whether a query may not attend to later keys.
         attention_bias: added to the attention logits, in its own dtype; of a shape as for `attention_mask`.
-        positions: (B, T) or (T,) integers, only with `rotary`. By default the number of real tokens before each token.
+        positions: (B, T) or (T,) integers, only with `rotary`; keys of the same number have them, too. None: counted.
         document_ids: (B, T) integers, or (B, *attended axes), for several documents packed into one sequence: a query
             attends only to its own document. 0 marks padding.
         cache: for decoding step by step. A `KeyValue` from `new_cache`: the keys and values of this call are stored in
@@ -284,10 +284,11 @@ class MultiHeadAttention(Composite):
         elif unpadding is not None:
             query, key, value = unpadding.rows(query, key, value)
         if self.rotary is not None:
+            own_keys = memory is not None or query.shape[1] != key.shape[1]  # which `positions` are not for
             real = None, None  # masks by which positions are counted
-            if positions is None:
+            if positions is None or own_keys:
                 real = arguments.real_tokens(query, key, query_mask, value_mask, document_ids, start)
-            rotated = rotate_heads(self.rotary, query, key, positions, *real, start)
+            rotated = rotate_heads(self.rotary, query, key, (positions, None if own_keys else positions), *real, start)
             query, key = (ops.cast(x, self.compute_dtype) for x in rotated)
         if parts is not None:
             dropout = (lambda x: self._dropout_layer(x, training=training)) if self.dropout else None
@@ -320,7 +321,8 @@ class MultiHeadAttention(Composite):
         )
         bias = None if attention_bias is None else arguments.folded_bias(attention_bias, query, key, axes)
         is_plain = not (return_attention_scores or training or self.flash_attention or self.hard_attention)
-        if cache is not None and is_plain and can_attend_cached(length or query.shape[1], axes, start):
+        rotates = memory is not None and self.rotary is not None  # the keys, which those in the memory are not
+        if cache is not None and is_plain and not rotates and can_attend_cached(length or query.shape[1], axes, start):
             output = attend_cached(query, cache, visible, bias=bias, scale=self.scale)
             return self._project(output, gate, length), memory or cache
         output, scores = dispatch_attention(
