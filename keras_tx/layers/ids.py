@@ -142,10 +142,10 @@ def keep_outside(ids: Tensor, size: int) -> Tensor:
 
     On JAX, which cannot raise, they are clipped to the table.
     """
+    if keras.backend.standardize_dtype(ids.dtype) in ("int8", "uint8", "int16", "uint16"):
+        ids = ops.cast(ids, "int32")  # `size` may be too large for them
     if keras.backend.backend() == "jax":
         return ops.clip(ids, 0, size - 1)  # a look-up on JAX would give NaN
-    if keras.backend.standardize_dtype(ids.dtype) in ("int8", "int16"):
-        ids = ops.cast(ids, "int32")  # `size` may be too large for them
     return ids if "uint" in keras.backend.standardize_dtype(ids.dtype) else ops.where(ids < 0, size, ids)
 
 

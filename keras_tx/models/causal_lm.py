@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from keras_tx import checks
+from keras_tx.generation.model_checks import checked_functional
 from keras_tx.layers import Decoder, TokenEmbedding
 from keras_tx.layers.configs import set_untracked
 from keras_tx.locks import lock_of
@@ -128,6 +129,7 @@ class CausalLM(LanguageModel):
         self.configured = {"embedding_options": embedding, "decoder_options": decoder}
 
     def _generation_model(self) -> Any:
+        checked_functional(self)
         if not self.packed:
             return self
         if "_unpacked" not in vars(self):

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from keras_tx import generation
+from keras_tx.generation.model_checks import checked_functional
 from keras_tx.generation.prompts import check_concrete, is_text, of_sides
 from keras_tx.generation.strategy import Strategy
 from keras_tx.internals.keras_jax_steps import sync_variables
@@ -339,6 +340,7 @@ class PretrainedModel(CheckedModel):
     def _generation_model(self) -> keras.Model:
         """The functional model from ids to logits that `generate` runs; it shares the layers of this model."""
         sync_variables(self)
+        checked_functional(self)
         if self._generator is None:
             with lock_of(self):
                 if self._generator is None:

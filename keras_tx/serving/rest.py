@@ -116,7 +116,7 @@ class ServedModel:
         digits = (version or "").lstrip("0") or "0"
         if len(digits) > 19 or int(digits) >= 2**63:
             raise RestError(f"Failed to convert version: {version} to numeric.")
-        is_here = name == self.name and version in (None, str(self.version))
+        is_here = name == self.name and (version is None or int(digits) == self.version)
         if http_method == "GET" and not parts["metadata"]:
             if is_here:
                 return self._status()

@@ -44,12 +44,20 @@ def test_a_norm_over_tokens_inside_a_decoder_is_found():
         generate(keras.Model(ids, keras.layers.Dense(23)(x)), [5, 7, 9], max_new_tokens=3, jit_compile=False)
 
 
-def test_a_model_whose_class_has_a_call_of_its_own_is_refused():
-    class Sharper(CausalLM):
-        def call(self, inputs, **options):
-            return super().call(inputs, **options) * 4.0
+GPT2 = {"model_type": "gpt2", "vocab_size": 23, "n_embd": 12, "n_layer": 1, "n_head": 3, "n_positions": 16}
+SIZES = {"num_layers": 1, "hidden_dim": 6, "num_heads": 2}
 
-    model = Sharper(23, num_layers=1, hidden_dim=6, num_heads=2)
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "options"),
+    [(CausalLM, [23], SIZES), (CausalLM, [23], {**SIZES, "packed": True}), (PretrainedModel, [GPT2, "causal_lm"], {})],
+)
+def test_a_model_whose_class_has_a_call_of_its_own_is_refused(kind, arguments, options):
+    class Sharper(kind):
+        def call(self, inputs, **given):
+            return super().call(inputs, **given)
+
+    model = Sharper(*arguments, **options)
     with pytest.raises(TypeError, match="whose class has no `call` of its own. Received: model=<Sharper"):
         model.generate([5, 7], max_new_tokens=3)
 
@@ -64,8 +72,7 @@ def test_a_tokenizer_of_sources_needs_sources():
 
 
 def test_a_checkpoint_inside_a_model_that_leaves_inputs_out_is_refused():
-    config = {"model_type": "gpt2", "vocab_size": 23, "n_embd": 12, "n_layer": 1, "n_head": 3, "n_positions": 16}
-    checkpoint, ids = PretrainedModel(config, "causal_lm"), keras.Input((None,), dtype="int32")
+    checkpoint, ids = PretrainedModel(GPT2, "causal_lm"), keras.Input((None,), dtype="int32")
     model = keras.Model(ids, checkpoint(ids)["logits"])
     with pytest.raises(
         ValueError, match=r"must give all inputs to the models inside it. .* without \['attention_mask'"

@@ -219,6 +219,15 @@ def test_every_integer_dtype_reads_the_same_rows(dtype):
 
 
 @pytest.mark.parametrize(
+    ("dtype", "size"), [("uint8", 259), ("int8", 200), ("int16", 2**15 + 7), ("uint16", 2**16 + 7)]
+)
+def test_narrow_dtypes_read_the_rows_of_large_tables(dtype, size):
+    layer = TokenEmbedding(size, 3)
+    ids = np.array([[1, 5, 100, np.iinfo(dtype).max]])
+    assert_close(layer(ids.astype(dtype)), layer(ids), atol=0)
+
+
+@pytest.mark.parametrize(
     ("ids", "message"),
     [
         (IDS + 0.5, r"`inputs` must be integers or whole numbers. Received: 3.5 in inputs of shape \(2, 5\)"),

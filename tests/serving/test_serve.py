@@ -231,7 +231,7 @@ def test_a_connection_with_an_unread_body_ends(server):
 
 
 def test_a_version_of_thousands_of_digits_and_a_feature_that_is_no_text_are_refused(ask):
-    assert ask("GET", f"{PREDICT.removesuffix(':predict')}/versions/{'0' * 5000}1")[0] in (200, 404)
+    assert ask("GET", f"{PREDICT.removesuffix(':predict')}/versions/{'0' * 5000}1")[0] == 200
     status, answer = ask("GET", f"{PREDICT.removesuffix(':predict')}/versions/{'9' * 5000}")
     assert status == 400 and answer["error"].startswith("Failed to convert version: 999")
     body = {"signature_name": "classify", "examples": [{"\ud800": "a"}]}

@@ -84,7 +84,7 @@ class MultiHeadAttention(Composite):
         training: whether dropout is on.
         use_causal_mask: whether a query may not attend to later keys.
         attention_bias: added to the attention logits, in its own dtype; of a shape as for `attention_mask`.
-        positions: (B, T) or (T,) integers, only with `rotary`; keys of the same number have them, too. None: counted.
+        positions: (B, T) or (T,) integers, only with `rotary`; also of as many keys, not of a `Memory`. None: counted.
         document_ids: (B, T) integers, or (B, *attended axes), for several documents packed into one sequence: a query
             attends only to its own document. 0 marks padding.
         cache: for decoding step by step. A `KeyValue` from `new_cache`: the keys and values of this call are stored in
@@ -284,7 +284,7 @@ class MultiHeadAttention(Composite):
         elif unpadding is not None:
             query, key, value = unpadding.rows(query, key, value)
         if self.rotary is not None:
-            own_keys = memory is not None or query.shape[1] != key.shape[1]  # which `positions` are not for
+            own_keys = memory is not None or (start is None and query.shape[1] != key.shape[1])  # without `positions`
             real = None, None  # masks by which positions are counted
             if positions is None or own_keys:
                 real = arguments.real_tokens(query, key, query_mask, value_mask, document_ids, start)
