@@ -14,7 +14,12 @@ def add_arguments(parser):
         choices=("mirrored", "multi_worker"),
         help="TensorFlow on all GPUs of this machine, or on the machines of TF_CONFIG (see examples/cluster)",
     )
-    group.add_argument("--backend", choices=BACKENDS, default="tensorflow", help="the backend of Keras")
+    group.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default=backend(),
+        help="the backend of Keras (default: KERAS_BACKEND, or tensorflow)",
+    )
     group.add_argument(
         "--mesh",
         type=mesh,

@@ -21,7 +21,8 @@ def start(arguments):
     if arguments.strategy == "multi_worker":
         strategy = distribution.multi_worker_strategy()
         cluster = strategy.cluster_resolver
-        return strategy.scope(), (cluster.task_type, cluster.task_id) in (("chief", 0), ("worker", 0))
+        chief = "chief" if "chief" in cluster.cluster_spec().jobs else "worker"  # the first worker, if there is none
+        return strategy.scope(), (cluster.task_type, cluster.task_id) == (chief, 0)
     if arguments.strategy == "mirrored":
         return distribution.mirrored_strategy(_cpu_devices(arguments.cpu_devices)).scope(), True
     return contextlib.nullcontext(), True

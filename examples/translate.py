@@ -43,6 +43,7 @@ import quiet  # noqa: F401  # before Keras: TensorFlow starts without its lines 
 # isort: split
 import keras
 import numpy as np
+import resumed_run
 import sacrebleu
 import several_devices
 import tensorflow as tf
@@ -96,8 +97,8 @@ out = os.path.join(arguments.out, f"translate_{os.path.basename(os.path.normpath
 backup = os.path.join(out, "backup")
 if is_chief:
     os.makedirs(out, exist_ok=True)
-    if not arguments.resume:
-        shutil.rmtree(backup, ignore_errors=True)
+if not arguments.resume:
+    shutil.rmtree(backup, ignore_errors=True)  # in every worker, which may have disks of their own
 
 # 1. Text
 if arguments.data and not os.path.isdir(arguments.data):
@@ -115,6 +116,10 @@ for part, fewest in (("train", FEWEST), ("validation", 1), ("test", 1)):
         parser.error(f"the {part} part of {name} must have at least {fewest} pairs. Received: {len(parts[part])}")
 print(f"{name}: {' to '.join(dataset.languages)}, { ({part: len(pairs) for part, pairs in parts.items()}) }")
 
+
+options = {"languages": list(dataset.languages), "num_layers": arguments.num_layers, "hidden_dim": hidden_dim}
+texts = (side for part in parts.values() for pair in part for side in pair)
+resumed_run.check(parser, out, arguments, is_chief, texts, **options)
 
 # 2. Text -> ids. A word at the beginning of a text has the same tokens as within it.
 tokenizer = text.BytePairTokenizer.train(

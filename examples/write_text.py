@@ -28,6 +28,7 @@ import quiet  # noqa: F401  # before Keras: TensorFlow starts without its lines 
 # isort: split
 import keras
 import numpy as np
+import resumed_run
 import several_devices
 import tensorflow as tf
 
@@ -37,6 +38,7 @@ from keras_tx import data, generation, models, plots, serving, text, training
 LAYERS, HEADS, WIDTH, CONTEXT, BATCH = 4, 4, 128, 64, 12
 LEARNING_RATE, WARM_UP = 1e-3, 100
 FEWEST = 1000  # characters
+LONGEST_LINE = 200  # of a prompt
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--data", default="sample", help='"sample", or a text file, plain or .gz')
@@ -68,8 +70,8 @@ out = os.path.join(arguments.out, "write_text")
 backup = os.path.join(out, "backup")
 if is_chief:
     os.makedirs(out, exist_ok=True)
-    if not arguments.resume:
-        shutil.rmtree(backup, ignore_errors=True)
+if not arguments.resume:
+    shutil.rmtree(backup, ignore_errors=True)  # in every worker, which may have disks of their own
 
 # 1. Text
 try:
@@ -83,14 +85,21 @@ if "\0" in texts.train:
 print(f"{arguments.data}: {len(texts.train)} characters to learn from, {len(texts.validation)} to validate with")
 
 
+options = {name: getattr(arguments, name) for name in ("level", "vocabulary_size", "steps")}
+resumed_run.check(parser, out, arguments, is_chief, texts, **options)
+
 # 2. Text -> ids
 if arguments.level == "character":
     tokenizer = text.CharacterTokenizer.train([texts.train], cls_token=None, sep_token=None, max_length=2048)
 else:
     tokenizer = text.BertTokenizer.train(texts.train.splitlines(), arguments.vocabulary_size, lowercase=False)
+if arguments.prompt is not None and not len(tokenizer.tokenize([arguments.prompt])[0]):
+    parser.error(f"--prompt must have a token. Received: {arguments.prompt!r}")
 if is_chief:
     tokenizer.save(out)
 train, validation = (np.array(list(tokenizer.tokenize([part])[0]), "int32") for part in texts)
+if min(len(train), len(validation)) <= CONTEXT:
+    parser.error(f"--data must have more than {CONTEXT} tokens to learn from and to validate with")
 print(f"{tokenizer.vocabulary_size} tokens; {len(train)} to learn from")
 
 
@@ -152,7 +161,8 @@ model.save(os.path.join(out, "model.keras"))
 plots.training_curves(history, os.path.join(out, "training_curves.png"))
 
 # 5. Generate
-prompt = arguments.prompt or texts.validation.splitlines()[0] + "\n"
+line = next(line for part in (texts.validation, texts.train) for line in part.splitlines() if line.strip())
+prompt = arguments.prompt or line[:LONGEST_LINE] + "\n" * (len(line) <= LONGEST_LINE)
 print(f"\n{prompt}", end="")
 sample = generation.Sample(arguments.temperature, top_k=50, seed=1)
 options = {"max_new_tokens": arguments.length, "start_token": False, "stop_tokens": ()}

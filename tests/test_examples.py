@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import importlib
 import io
 import json
 import os
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -257,6 +259,55 @@ def test_write_text_streams_what_a_model_of_the_file_writes(written):
     assert "validation loss" in printed and "\nthe cat sat on the" in printed
     (answer,) = answers(folder / "saved_models/write_text", "the c")
     assert answer.startswith("the cat sat on the") and len(answer) == len("the c") + 30
+
+
+def refusal(folder, name, *arguments, monkeypatch, capsys, examples=EXAMPLES):
+    """What an example that refuses its options prints."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(examples)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises(SystemExit, match="^2$"):
+        runpy.run_path(str(examples / name))
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "other.txt", "--resume", "--steps", "120"], "saved_models/write_text had other texts: leave"),
+        (["--data", "mine.txt", "--resume", "--steps", "130"], "saved_models/write_text had other steps: leave"),
+        (["--data", "mine.txt", "--level", "wordpiece", "--prompt", " "], "--prompt must have a token. Received: ' '"),
+        (["--data", "short.txt", "--level", "wordpiece"], "--data must have more than 64 tokens to learn from and to"),
+    ],
+)
+def test_write_text_refuses_other_runs_and_texts_that_are_too_short(written, arguments, message, monkeypatch, capsys):
+    folder = written[0]
+    (folder / "other.txt").write_text("the dog sat on the mat, the cat ran.\n" * 200)
+    (folder / "short.txt").write_text("internationalization and internationalization\n" * 25)
+    before = (folder / "saved_models/write_text/tokenizer.json").read_bytes()
+    options = {"monkeypatch": monkeypatch, "capsys": capsys}
+    out = [] if "--resume" in arguments else ["--out", "elsewhere"]
+    assert message in refusal(folder, "write_text.py", *arguments, *out, **options)
+    assert (folder / "saved_models/write_text/tokenizer.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("jobs", "task", "is_chief"),
+    [
+        ({"chief": ["a:1"], "worker": ["b:1"]}, ("chief", 0), True),
+        ({"chief": ["a:1"], "worker": ["b:1"]}, ("worker", 0), False),
+        ({"worker": ["a:1", "b:1"]}, ("worker", 0), True),
+        ({"worker": ["a:1", "b:1"]}, ("worker", 1), False),
+    ],
+)
+def test_one_process_of_a_cluster_is_the_chief(jobs, task, is_chief, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    devices = importlib.import_module("several_devices")
+    resolver = SimpleNamespace(cluster_spec=lambda: SimpleNamespace(jobs=jobs), task_type=task[0], task_id=task[1])
+    strategy = SimpleNamespace(cluster_resolver=resolver, scope=lambda: None)
+    monkeypatch.setattr(devices.distribution, "multi_worker_strategy", lambda: strategy)
+    assert devices.start(SimpleNamespace(mesh=None, strategy="multi_worker"))[1] is is_chief
 
 
 def test_a_server_can_run_what_translate_and_write_text_export(translated, written):
