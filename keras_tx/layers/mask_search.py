@@ -31,7 +31,9 @@ from keras_tx.layers.trial_runs import Sizes
 _MIXES = "mixes padding into other tokens"
 _COUNTS = "counts padding tokens, so that its outputs depend on where they stand and how many they are"
 _INSIDE = "makes a mask that cannot be read from outside"
-_KNOWN = (keras.layers.Dense, keras.layers.Dropout, keras.layers.Embedding)  # to pass masks on, and frequent
+# Keras' layers that need no trial where Keras attached a mask: they are frequent, and it is known what they do.
+_TOKENWISE = (keras.layers.Dense, keras.layers.Dropout)
+_KNOWN = (*_TOKENWISE, keras.layers.Embedding)
 _PASSED_ON = keras.layers.Layer.compute_mask
 
 _warned: Any = weakref.WeakSet()  # operations
@@ -170,8 +172,13 @@ def _inputs_to_search(call: Call, output: Any) -> list[Any]:
     if _is_ours(call.operation):
         is_passed_on = get_keras_mask(output) is None and _passes_on(call.operation)
         return call.inputs[:1] if is_passed_on else []
-    is_known = get_keras_mask(output) is not None and type(call.operation) in _KNOWN
-    return [] if is_known else call.inputs
+    if _is_known(call.operation, output):
+        return call.inputs[:1] if type(call.operation) in _TOKENWISE else []
+    return call.inputs
+
+
+def _is_known(operation: Any, output: Any) -> bool:
+    return get_keras_mask(output) is not None and type(operation) in _KNOWN
 
 
 def _from_call(x: Any, call: Call, place: int) -> Trace:
@@ -181,6 +188,8 @@ def _from_call(x: Any, call: Call, place: int) -> Trace:
         return _begun(x, tag)
     traces = [_known(one) or _begun(one, get_keras_mask(one)) for one in inputs]
     losses = tuple(dict.fromkeys(loss for trace in traces for loss in trace.losses))
+    if _is_known(call.operation, x):
+        return _begun(x, tag, losses)
     if _is_ours(call.operation):
         return replace(traces[0], tag=None, sizes=(*traces[0].sizes[:2], *sizes_in_trials(x)[2:]))
     nested = functional_model(call.operation)
@@ -243,9 +252,11 @@ def _moved_mask(call: Call, place: int, traces: list[Any], rank: int) -> Any:
     by_tensor = {id(x): trace.mask for x, trace in zip(call.inputs, traces, strict=True)}
 
     def mask_for(x: Any) -> Any:
-        mask = by_tensor.get(id(x)) if isinstance(x, keras.KerasTensor) else None
-        if mask is None:
+        if not isinstance(x, keras.KerasTensor):
             return x
+        mask = by_tensor.get(id(x))
+        if mask is None:  # tokens without a mask are real; integers and booleans may be indices and conditions
+            return ops.ones_like(x) if "float" in x.dtype else x
         mask = ops.cast(mask, x.dtype)
         return ops.ones_like(x) * ops.expand_dims(mask, list(range(len(mask.shape), len(x.shape))))
 

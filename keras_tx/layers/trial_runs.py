@@ -99,7 +99,7 @@ def _floats() -> Any:
 
 def _other_weights(operation: Any, random: Any) -> list[tuple[Any, Any]]:
     """(variable, random value) for a layer: the initial values may be zeros, which would hide what it does."""
-    if not isinstance(operation, keras.layers.Layer) or isinstance(operation, keras.Model):
+    if not isinstance(operation, keras.layers.Layer):
         return []
     variables = [one for one in operation.variables if "float" in one.dtype and "float8" not in one.dtype]
     if sum(math.prod(one.shape) for one in variables) > _LARGE:

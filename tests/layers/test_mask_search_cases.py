@@ -74,6 +74,22 @@ def test_a_mask_moves_with_its_tokens(name, ids, x):
     assert found(ids, outputs) == expected.tolist()
 
 
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda image, x: ops.concatenate([image, x], axis=1),
+        lambda image, x: L.Concatenate(axis=1)([image, x * 1.0]),
+    ],
+)
+def test_tokens_without_a_mask_are_real_when_they_are_joined_to_others(ids, x, join):
+    """Whatever their values are: half of the features behind a ReLU are 0."""
+    images = keras.Input((3, D))
+    mask = keras.Model([images, ids], mask_of(join(images, x)))
+    expected = np.pad(MASK, [(0, 0), (3, 0)], constant_values=True)
+    for values in (0.0, 1.0):
+        assert to_numpy(mask([np.full((len(IDS), 3, D), values, "float32"), IDS])).tolist() == expected.tolist()
+
+
 def swap_pairs(t):
     return ops.reshape(ops.flip(ops.reshape(t, (ops.shape(t)[0], -1, 2, D)), axis=2), ops.shape(t))
 
@@ -206,6 +222,15 @@ def test_what_the_warning_says_helps(ids, x):
         assert (difference < 1e-5) == zeros
 
 
+def test_a_branch_that_starts_at_zero_is_told_within_a_nested_model_too(x):
+    """As with ReZero: before training, the block is the identity."""
+    inputs = keras.Input((None, D))
+    block = keras.Model(inputs, inputs + L.Conv1D(D, 3, padding="same", kernel_initializer="zeros")(inputs))
+    for nested in (block, keras.Sequential([block])):
+        with pytest.warns(UserWarning, match="before it mixes padding into other tokens"):
+            layers.EncoderLayer(12, 2)(nested(x))
+
+
 def test_an_operation_is_told_once_and_not_if_a_mask_is_given(ids, x):
     smooth = L.Conv1D(D, 3, padding="same")(x)
     layers.EncoderLayer(12, 2)(smooth, mask=ids != 0)
@@ -234,6 +259,9 @@ def test_positions_that_count_padding_are_told(ids, x):
     ):
         layers.EncoderLayer(12, 2)(y)
     layers.EncoderLayer(12, 2)(layers.LearnedPositionalEncoding(17)(x))  # counts real tokens
+    for between in (L.Dropout(0.1), L.Dense(D)):
+        with pytest.warns(UserWarning, match=r"\(Positions\) before it counts padding tokens"):
+            layers.EncoderLayer(12, 2)(between(Positions()(x)))
 
 
 def test_an_operation_that_cannot_be_tried_out_is_told(ids, x):
