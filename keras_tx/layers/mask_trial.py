@@ -184,11 +184,9 @@ class _Trial:
         """See `examine`."""
         masks = {key: patterns[0] for key, patterns in self.patterns.items()}
         values = {key: self._draw(key) for key in self.tensors}
-        others = {**values, **{key: self._elsewhere(key, values[key], masks[key]) for key in self.masked}}
-        (first, own), (second, _) = (self.runner.run(given, masks) for given in (values, others))
+        first, own, changed = self._run_with_other_padding(values, masks)
         if first.ndim != len(self.call.outputs[self.place].shape):
             raise ValueError(f"Keras expects another number of axes. Received: {first.ndim} axes")
-        changed = ~_equal(first, second, self._tolerance(1e-4, 1e-2))
         if has_mask and own is not None and not changed[own].any():
             counts = self._counts_padding("own")
             return Finding(first.shape, own=True, counts_padding=counts, patterns=(own, _new_origins(own.shape)))
@@ -205,6 +203,8 @@ class _Trial:
                 places = self._places(values) if is_same or len(self.masked) == 1 else None
                 if places is not None and not self._stay(places, patterns[1]):
                     break  # tokens are permuted; in this mask no padding happened to land on the place of a real one
+                if places is None and self._mixes_within_blocks(values, kept):
+                    break  # this mask happened to begin and end with a block
                 counts = self._counts_padding("kept")
                 return Finding(first.shape, kept=indices, counts_padding=counts, patterns=patterns)
         places = self._places(values) if first.ndim and places is None else places
@@ -214,6 +214,21 @@ class _Trial:
         return Finding(first.shape, clean=not changed.any())
 
     # What the operation does
+
+    def _run_with_other_padding(self, values: Arrays, masks: Arrays) -> tuple[Any, Any, Any]:
+        """The output, its own mask, and which elements of the output other values at padding change."""
+        others = {**values, **{key: self._elsewhere(key, values[key], masks[key]) for key in self.masked}}
+        (first, own), (second, _) = (self.runner.run(given, masks) for given in (values, others))
+        return first, own, ~_equal(first, second, self._tolerance(1e-4, 1e-2))
+
+    def _mixes_within_blocks(self, values: Arrays, kept: list[int]) -> bool:
+        """Whether padding changes real tokens under a mask that begins and ends within a block of tokens."""
+        masks = {key: np.ones_like(patterns[0]) for key, patterns in self.patterns.items()}
+        for one in masks.values():
+            if one.ndim == 2 and one.shape[1] > 2:
+                one[0, 0] = one[:, -1] = False
+        mask = _join([masks[key] for key in kept])
+        return bool(self._run_with_other_padding(values, masks)[2][mask].any())
 
     def _keeps_length(self, rank: int) -> bool:
         """Whether the output has as many tokens as the input for any number of tokens: `x[:, :100]` has not."""

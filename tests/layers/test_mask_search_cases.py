@@ -122,6 +122,23 @@ def test_a_mask_moves_whatever_masks_were_made_before(name, length, monkeypatch)
         assert found(ids, y, given) == (given != 0)[:, order_of(6)].tolist()
 
 
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_mixing_within_blocks_is_told_whatever_masks_were_made_before(size, monkeypatch):
+    """In some patterns of trials, padding fills whole blocks."""
+
+    def mix(t):
+        blocks = ops.reshape(t, (ops.shape(t)[0], -1, size, D))
+        return ops.reshape(blocks + ops.mean(blocks, axis=2, keepdims=True), ops.shape(t))
+
+    made = {number: mask_trial.patterns_in_trials((2, 12), number)[0] for number in range(600)}
+    hiding = [n for n, mask in made.items() if (mask.reshape(2, -1, size) == mask.reshape(2, -1, size)[..., :1]).all()]
+    assert hiding
+    monkeypatch.setattr(mask_search, "_numbers", itertools.chain(hiding[:3], itertools.count(1000)))
+    for _ in hiding[:3]:
+        x = L.Embedding(11, D, mask_zero=True)(keras.Input((None,), dtype="int32"))
+        assert mask_of(L.Lambda(mix, output_shape=(None, D))(x)) is None
+
+
 def test_a_moved_mask_makes_padding_harmless(ids, x):
     joined = ops.concatenate([x[:, 1:], ops.flip(x, axis=1)], axis=1)
     model = randomize(keras.Model(ids, layers.EncoderLayer(12, 2)(joined)))
