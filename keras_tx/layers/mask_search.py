@@ -25,7 +25,8 @@ from keras_tx.internals.keras_models import (
     layers_within,
 )
 from keras_tx.layers import masks
-from keras_tx.layers.mask_trial import Finding, Patterns, Source, examine, patterns_in_trials, sizes_in_trials
+from keras_tx.layers.mask_patterns import Patterns, Source, patterns_in_trials, sizes_in_trials
+from keras_tx.layers.mask_trial import Finding, examine
 from keras_tx.layers.trial_runs import Sizes
 
 _MIXES = "mixes padding into other tokens"

@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_tx import layers
 from keras_tx.internals.keras_models import get_keras_mask
-from keras_tx.layers import mask_search, mask_trial
+from keras_tx.layers import mask_patterns, mask_search
 from keras_tx.layers.mask_search import mask_of
 from keras_tx.models.pooling import TokenPooling
 from tests.tools import assert_close, randomize, to_numpy
@@ -107,7 +107,7 @@ def test_a_mask_moves_whatever_masks_were_made_before(name, length, monkeypatch)
     """Each new mask is another pattern in trials. In some of these, moved tokens are padding, or real, all together."""
     move, order_of = ORDERS[name]
     order = order_of(length or 12)
-    made = {number: mask_trial.patterns_in_trials((2, length or 12), number)[0] for number in range(200)}
+    made = {number: mask_patterns.patterns_in_trials((2, length or 12), number)[0] for number in range(200)}
     hiding = [
         number
         for number, mask in made.items()
@@ -130,7 +130,7 @@ def test_mixing_within_blocks_is_told_whatever_masks_were_made_before(size, monk
         blocks = ops.reshape(t, (ops.shape(t)[0], -1, size, D))
         return ops.reshape(blocks + ops.mean(blocks, axis=2, keepdims=True), ops.shape(t))
 
-    made = {number: mask_trial.patterns_in_trials((2, 12), number)[0] for number in range(600)}
+    made = {number: mask_patterns.patterns_in_trials((2, 12), number)[0] for number in range(600)}
     hiding = [n for n, mask in made.items() if (mask.reshape(2, -1, size) == mask.reshape(2, -1, size)[..., :1]).all()]
     assert hiding
     monkeypatch.setattr(mask_search, "_numbers", itertools.chain(hiding[:3], itertools.count(1000)))

@@ -1,0 +1,111 @@
+"""What an operation is tried out on: the sizes of its inputs, and padding patterns: (B, T, ...)."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from keras_tx.internals.keras_models import Call
+from keras_tx.layers.trial_runs import Sizes
+
+_BATCH, _LENGTH = 2, 12  # in place of sizes that are not known
+
+# Two NumPy arrays: a mask, contiguous as padding is, and numbers, the origins of its elements. Elements of the same
+# origin are the same in any mask; in this one, elements may also be the same by chance.
+Patterns = tuple[Any, Any]
+
+_masks_seen = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A symbolic tensor among the arguments of an operation.
+
+    Attributes:
+        sizes: the sizes of the tensor in trials.
+        mask: symbolic, over its leading axes, usually (B, T); None if the tensor has none.
+        patterns: the mask in trials; None if the tensor has none.
+    """
+
+    sizes: Sizes
+    mask: Any = None
+    patterns: Patterns | None = None
+
+
+def sizes_in_trials(x: Any) -> Sizes:
+    """The shape of a symbolic tensor, with small numbers in place of unknown sizes."""
+    return tuple((_LENGTH if axis else _BATCH) if n is None else n for axis, n in enumerate(x.shape))
+
+
+def patterns_in_trials(sizes: Sizes, number: int) -> Patterns:
+    """A mask of these sizes, a different one for each `number`, and new origins of its elements.
+
+    A mask of shape (B, T) has padding on both sides of the first row, and on the right of the others, so that no
+    reversal of rows or tokens changes it into itself; the tokens in the middle are real in all such masks.
+    """
+    random = np.random.default_rng([number, *sizes])
+    scattered = random.random(sizes) < 0.6
+    scattered.flat[0], scattered.flat[-1] = True, False
+    if len(sizes) != 2:
+        return scattered, new_origins(sizes)
+    length, middle = sizes[1], sizes[1] // 2
+    contiguous = np.zeros(sizes, "bool")
+    for row, mask in enumerate(contiguous):
+        begin = 0 if row else random.integers(min(1, middle), middle + 1)
+        end = random.integers(middle + 1, max(length, middle + 2))
+        if len(contiguous) == 1 and begin == length - end and begin > 1:
+            begin -= 1
+        mask[begin:end] = length > 1 or row == 0
+    return contiguous, new_origins(sizes)
+
+
+def new_origins(sizes: Sizes) -> Any:
+    """Numbers, no two of which are the same, in this mask or in others."""
+    return (next(_masks_seen) << 32) + np.arange(math.prod(sizes), dtype="int64").reshape(sizes)
+
+
+def guesses(call: Call, place: int, sources: list[Source]) -> Iterator[list[Source]]:
+    """The `sources`, and then with other sizes in place of unknown ones, which must fit to known ones."""
+    yield sources
+    known = [x.shape[1] for x in (*call.inputs, call.outputs[place]) if len(x.shape) > 1 and x.shape[1] is not None]
+    for length in dict.fromkeys(known):
+        yield [
+            _with_length(source, length) if len(x.shape) > 1 and x.shape[1] is None else source
+            for x, source in zip(call.inputs, sources, strict=True)
+        ]
+    longest = max((source.sizes for source in sources if source.patterns), key=len)
+    yield [  # tables such as (T, D), which broadcast from the right
+        Source(_aligned(x.shape, longest)) if not source.patterns and len(x.shape) < len(longest) else source
+        for x, source in zip(call.inputs, sources, strict=True)
+    ]
+
+
+def _with_length(source: Source, length: int) -> Source:
+    """The source with another number of tokens."""
+    sizes = (source.sizes[0], length, *source.sizes[2:])
+    return Source(sizes) if source.mask is None else Source(sizes, source.mask, patterns_in_trials(sizes[:2], 0))
+
+
+def distinct(sources: list[Source]) -> list[Source]:
+    """The sources with other patterns where one mask would contain another, so that it is seen which one counts."""
+    found: dict[int, Patterns] = {}
+    for source in sources:
+        if source.patterns is not None and id(source.mask) not in found:
+            others = (patterns_in_trials(source.patterns[0].shape, number) for number in range(30))
+            all_patterns = itertools.chain([source.patterns], others)
+            fitting = (one for one in all_patterns if all(_overlaps(one, two) for two in found.values()))
+            found[id(source.mask)] = next(fitting, source.patterns)[0], source.patterns[1]
+    return [replace(source, patterns=found.get(id(source.mask))) for source in sources]
+
+
+def _overlaps(one: Patterns, two: Patterns) -> bool:
+    """Whether each of two masks has elements that the other lacks; always, if their shapes differ."""
+    a, b = one[0], two[0]
+    return a.shape != b.shape or bool((a & ~b).any() and (~a & b).any())
+
+
+def _aligned(shape: Any, longest: Sizes) -> Sizes:
+    return tuple(size if n is None else n for n, size in zip(shape, longest[len(longest) - len(shape) :], strict=True))
