@@ -12,6 +12,7 @@ from keras_tx.internals.keras_models import Call
 from keras_tx.layers.trial_runs import Sizes
 
 _BATCH, _LENGTH = 2, 12  # in place of sizes that are not known
+_MOST_ROWS = 7  # of a batch of a known size, which could take gigabytes; a prime, so that a roll by 2 or 4 rows is seen
 
 # Two NumPy arrays: a mask, contiguous as padding is, and numbers, the origins of its elements. Elements of the same
 # origin are the same in any mask; in this one, elements may also be the same by chance.
@@ -36,8 +37,9 @@ class Source:
 
 
 def sizes_in_trials(x: Any) -> Sizes:
-    """The shape of a symbolic tensor, with small numbers in place of unknown sizes."""
-    return tuple((_LENGTH if axis else _BATCH) if n is None else n for axis, n in enumerate(x.shape))
+    """The shape of a symbolic tensor, with small numbers in place of unknown sizes and of a large batch."""
+    lengths = (_LENGTH if n is None else n for n in x.shape[1:])
+    return (*[_BATCH if n is None else min(n, _MOST_ROWS) for n in x.shape[:1]], *lengths)
 
 
 def patterns_in_trials(sizes: Sizes, number: int) -> Patterns:
@@ -68,12 +70,19 @@ def new_origins(sizes: Sizes) -> Any:
 
 
 def guesses(call: Call, place: int, sources: list[Source]) -> Iterator[list[Source]]:
-    """The `sources`, and then with other sizes in place of unknown ones, which must fit to known ones."""
+    """The `sources`, with other sizes in place of unknown ones, which must fit to known ones, and in whole batches."""
+    yield from _of_lengths(call, place, sources)
+    whole = [_with_whole_batch(source, x) for x, source in zip(call.inputs, sources, strict=True)]
+    if any(one is not source for one, source in zip(whole, sources, strict=True)):
+        yield from _of_lengths(call, place, whole)
+
+
+def _of_lengths(call: Call, place: int, sources: list[Source]) -> Iterator[list[Source]]:
     yield sources
     known = [x.shape[1] for x in (*call.inputs, call.outputs[place]) if len(x.shape) > 1 and x.shape[1] is not None]
     for length in dict.fromkeys(known):
         yield [
-            _with_length(source, length) if len(x.shape) > 1 and x.shape[1] is None else source
+            _with_sizes(source, (source.sizes[0], length)) if len(x.shape) > 1 and x.shape[1] is None else source
             for x, source in zip(call.inputs, sources, strict=True)
         ]
     longest = max((source.sizes for source in sources if source.patterns), key=len)
@@ -83,10 +92,33 @@ def guesses(call: Call, place: int, sources: list[Source]) -> Iterator[list[Sour
     ]
 
 
-def _with_length(source: Source, length: int) -> Source:
-    """The source with another number of tokens."""
-    sizes = (source.sizes[0], length, *source.sizes[2:])
-    return Source(sizes) if source.mask is None else Source(sizes, source.mask, patterns_in_trials(sizes[:2], 0))
+def _with_whole_batch(source: Source, x: Any) -> Source:
+    """The source with as many rows as `x` has, if that is known."""
+    is_whole = not x.shape or x.shape[0] in (None, source.sizes[0])
+    return source if is_whole else _with_sizes(source, x.shape[:1])
+
+
+def _with_sizes(source: Source, leading: Sizes) -> Source:
+    """The source with other sizes of its leading axes."""
+    sizes = (*leading, *source.sizes[len(leading) :])
+    if source.patterns is None:
+        return replace(source, sizes=sizes)
+    return replace(source, sizes=sizes, patterns=patterns_in_trials(sizes[: source.patterns[0].ndim], 0))
+
+
+def has_sizes(found: Sizes, call: Call, place: int, sources: list[Source]) -> bool:
+    """Whether an output of a call with `sources` has the shape that Keras expects, in proportion to small batches."""
+    expected = call.outputs[place].shape
+    if len(found) != len(expected):
+        return False
+    pairs = [(s.sizes[0], x.shape[0]) for x, s in zip(call.inputs, sources, strict=True) if s.patterns and x.shape[0]]
+    small, batch = max(pairs, key=lambda pair: pair[1] / pair[0], default=(1, 1))
+    if small == batch:
+        return True
+    in_proportion = [n is None or size * batch == n * small for size, n in zip(found, expected, strict=True)]
+    return in_proportion[0] and all(
+        n in (None, size) or fits for size, n, fits in zip(found[1:], expected[1:], in_proportion[1:], strict=True)
+    )
 
 
 def distinct(sources: list[Source]) -> list[Source]:

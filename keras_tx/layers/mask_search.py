@@ -157,9 +157,9 @@ def _known(x: Any) -> Trace | None:
     return trace if trace is not None and trace.tag is get_keras_mask(x) else None
 
 
-def _begun(x: Any, mask: Any, losses: tuple[Loss, ...] = ()) -> Trace:
+def _begun(x: Any, mask: Any, losses: tuple[Loss, ...] = (), sizes: Sizes | None = None) -> Trace:
     """The trace of a tensor with a mask that does not depend on others, or with none."""
-    sizes, tag = sizes_in_trials(x), get_keras_mask(x)
+    sizes, tag = sizes or sizes_in_trials(x), get_keras_mask(x)
     if mask is None:
         return Trace(tag, None, sizes, None, losses)
     if not hasattr(mask, "keras_tx_number"):
@@ -221,7 +221,7 @@ def _tried(x: Any, call: Call, place: int, traces: list[Any], losses: tuple[Loss
     if finding.counts_padding:
         losses = with_loss(_COUNTS)
     if not (finding.own or finding.kept or finding.moved or finding.clean):
-        return replace(_begun(x, tag, with_loss(_MIXES)), sizes=finding.sizes)
+        return _begun(x, tag, with_loss(_MIXES), finding.sizes)
     mask = tag if finding.own else _mask_by(finding, call, place, traces)
     further = (tag if not finding.own and _makes_own_mask(call.operation) else None, None if given is inner else inner)
     found = [one for one in (mask, *further) if one is not None]

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from keras_tx.internals.keras_models import Call
-from keras_tx.layers.mask_patterns import Patterns, Source, distinct, guesses, new_origins
+from keras_tx.layers.mask_patterns import Patterns, Source, distinct, guesses, has_sizes, new_origins
 from keras_tx.layers.trial_runs import Arrays, Runner, Sizes, draw, kind_of, quietly, redraw
 
 _LONG = 65537  # more tokens than a slice or a crop keeps
@@ -72,7 +72,7 @@ class _Trial:
     """The runs for one call. Values and masks are NumPy arrays by the id of a symbolic tensor."""
 
     def __init__(self, call: Call, place: int, sources: list[Source], mask_given: Any) -> None:
-        self.call, self.place = call, place
+        self.call, self.place, self.sources = call, place, sources
         self.tensors = {id(x): x for x in call.inputs}
         self.sizes = {id(x): source.sizes for x, source in zip(call.inputs, sources, strict=True)}
         self.patterns = {id(x): one.patterns for x, one in zip(call.inputs, sources, strict=True) if one.patterns}
@@ -86,8 +86,8 @@ class _Trial:
         masks = {key: patterns[0] for key, patterns in self.patterns.items()}
         values = {key: self._draw(key) for key in self.tensors}
         first, own, changed = self._run_with_other_padding(values, masks)
-        if first.ndim != len(self.call.outputs[self.place].shape):
-            raise ValueError(f"Keras expects another number of axes. Received: {first.ndim} axes")
+        if not has_sizes(first.shape, self.call, self.place, self.sources):
+            raise ValueError(f"Keras expects another shape. Received: {first.shape}")
         if has_mask and own is not None and not changed[own].any():
             counts = self._counts_padding("own")
             return Finding(first.shape, own=True, counts_padding=counts, patterns=(own, new_origins(own.shape)))

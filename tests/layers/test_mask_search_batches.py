@@ -1,0 +1,91 @@
+"""Masks behind operations on batches of a fixed size: tried out on few rows, found as for the whole batch."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_tx.layers import EncoderLayer, TokenEmbedding, mask_trial
+from keras_tx.layers.mask_search import mask_of
+from tests.tools import to_numpy
+
+L = keras.layers
+B, T, D = 10, 7, 6
+ORDER = np.random.default_rng(0).permutation(B)
+IDS = np.array([[1, 2, 3, 4, 5, 6, 7][: 1 + row % T] + [0] * (T - 1 - row % T) for row in range(B)])
+
+
+def masked():
+    ids = keras.Input((T,), batch_size=B, dtype="int32")
+    return ids, L.Embedding(11, D, mask_zero=True)(ids)
+
+
+@pytest.mark.parametrize(
+    ("operation", "on_mask"),
+    [
+        (lambda x: x * 2, lambda m: m),
+        (lambda x: x[:2, :] * 2, lambda m: m[:2]),
+        (lambda x: x[:1, :] * 2, lambda m: m[:1]),
+        (lambda x: x[:8, :] * 2, lambda m: m[:8]),  # of seven rows, all
+        (lambda x: x[-8:, :], lambda m: m[-8:]),
+        (lambda x: x[1:, :], lambda m: m[1:]),
+        (lambda x: x[::2, :], lambda m: m[::2]),
+        (lambda x: ops.flip(x, axis=0), lambda m: m[::-1]),
+        (lambda x: ops.take(x, ORDER, axis=0), lambda m: m[ORDER]),
+        (lambda x: ops.roll(x, 4, axis=0), lambda m: np.roll(m, 4, axis=0)),
+        (lambda x: ops.concatenate([x[5:, :], x[:5, :]], axis=0), lambda m: np.concatenate([m[5:], m[:5]])),
+        (lambda x: ops.repeat(x, 3, axis=0), lambda m: np.repeat(m, 3, axis=0)),
+        (lambda x: ops.reshape(x, (B // 2, 2 * T, D)), lambda m: m.reshape(B // 2, 2 * T)),
+        (lambda x: ops.reshape(x, (B, T, D)) * 2, lambda m: m),
+        (lambda x: x + ops.reshape(ops.cumsum(ops.ones((B, T, D)), axis=1), (B, T, D)), lambda m: m),
+        (lambda x: ops.reshape(x, (B, T * D)) @ np.ones((T * D, 5), "float32"), None),
+        (lambda x: ops.transpose(x, (1, 0, 2)), lambda m: m.T),
+        (lambda x: L.LSTM(5, return_sequences=True, stateful=True)(x), lambda m: m),
+    ],
+)
+def test_operations_on_a_batch_of_a_fixed_size(operation, on_mask):
+    ids, x = masked()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y = operation(x)
+        mask = mask_of(y)
+    if on_mask is None:
+        assert mask is None
+    else:
+        expected = on_mask(IDS != 0)
+        # A copy, because what is symbolic here may be a constant.
+        np.testing.assert_array_equal(to_numpy(keras.Model(ids, ops.copy(mask))(IDS)), expected)
+
+
+def test_large_batches_are_tried_out_on_few_rows(monkeypatch):
+    sizes = []
+
+    def draw(kind, shape, random):
+        sizes.append(shape)
+        return drawn(kind, shape, random)
+
+    drawn = mask_trial.draw
+    monkeypatch.setattr(mask_trial, "draw", draw)
+    ids = keras.Input((13,), batch_size=100_003, dtype="int32")
+    x = TokenEmbedding(11, 8)(ids)
+    x = L.Dense(8, activation="relu")(x * 3) + x
+    x = ops.concatenate([x[:, 1:], x[:, :1]], axis=1)
+    outputs = EncoderLayer(16, 2)(L.LayerNormalization()(ops.reshape(ops.reshape(x, (-1, 8)), (-1, 13, 8))))
+    assert outputs.shape == (100_003, 13, 8)
+    assert mask_of(outputs) is not None
+    assert sizes
+    assert max(shape[0] for shape in sizes) <= 7 * 13
+
+
+def test_tokens_of_a_fixed_batch_do_not_see_padding():
+    """What a fixed batch gives is what the same layers give for a batch of any size."""
+    results = []
+    for batch_size in (None, B):
+        keras.utils.set_random_seed(3)
+        ids = keras.Input((T,), batch_size=batch_size, dtype="int32")
+        x = TokenEmbedding(11, 8)(ids)
+        x = ops.concatenate([x[:, 1:], x[:, :1]], axis=1) * 2
+        results.append(to_numpy(keras.Model(ids, EncoderLayer(16, 2)(x))(IDS)))
+    np.testing.assert_allclose(*results, atol=1e-6)
