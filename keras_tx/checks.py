@@ -64,6 +64,15 @@ def positive_float(name: str, value: Any) -> float:
     return float(value)
 
 
+def built(method: str, layer: Any) -> None:
+    """Raises if `method` needs weights of `layer` that are not created yet."""
+    if not layer.built:
+        raise ValueError(
+            f"`{method}` needs a layer that is built. Call the layer on its inputs before, or its `build` with their "
+            f"shapes. Received: '{layer.name}' ({type(layer).__name__}), which is not built"
+        )
+
+
 def unregularized(name: str, layer: Any) -> None:
     """Raises if `layer` contains an activity regularizer: the option `name` would change the loss that it adds."""
     regularized = regularized_within(layer)

@@ -147,6 +147,7 @@ class DecoderLayer(TransformerLayer):
         With `cross_attention=True` it needs `memory` (B, S, D'), and has its keys and values, computed here once.
         """
         self._check_memory(memory)
+        checks.built("new_cache", self)
         own = self.self_attention.new_cache(batch_size, num_slots)
         return (own,) if memory is None else (own, self.cross_attention.new_memory(memory))
 
@@ -207,9 +208,8 @@ class DecoderLayer(TransformerLayer):
         outputs = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
         if not return_attention_scores:
             return outputs
-        batch, length = inputs.shape[:2]
-        keys = [length] if memory is None else [length, memory.shape[1]]
-        shapes = [(batch, self.num_heads, length, size) for size in keys]
+        keys = [inputs.shape[1]] if memory is None else [inputs.shape[1], memory.shape[1]]
+        shapes = [(inputs.shape[0], self.num_heads, inputs.shape[1], size) for size in keys]
         return (outputs, *[keras.KerasTensor(shape, dtype=wide_dtype(self.compute_dtype)) for shape in shapes])
 
     def get_config(self) -> dict[str, Any]:

@@ -490,3 +490,17 @@ def test_a_start_of_any_integer_dtype_is_the_slot(dtype):
     expected, _ = decoder(x, cache=decoder.new_cache(B, SLOTS), start=3)
     for start in (np.dtype(dtype).type(3), keras.ops.convert_to_tensor(3, dtype)):
         assert_close(decoder(x, cache=decoder.new_cache(B, SLOTS), start=start)[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layer", "method"),
+    [
+        (lambda: MultiHeadAttention(2, 4), "new_memory"),
+        (lambda: DecoderLayer(16, 2, cross_attention=True), "new_cache"),
+        (lambda: Decoder(2, 16, 2, cross_attention=True), "new_cache"),
+    ],
+)
+def test_what_needs_weights_needs_a_layer_that_is_built(layer, method):
+    arguments = [MEMORY] if method == "new_memory" else [B, 5, MEMORY]
+    with pytest.raises(ValueError, match=f"`{method}` needs a layer that is built.*is not built"):
+        getattr(layer(), method)(*arguments)

@@ -6,6 +6,7 @@ N heads, H head, D model. The weights have the shapes and the order of `keras.la
 import string
 from typing import Any
 
+from keras_tx import checks
 from keras_tx.layers.initializers import clone_initializer
 from keras_tx.layers.projection import HeadProjection, project_together
 from keras_tx.layers.splitting import Split
@@ -66,6 +67,7 @@ def project_queries(layer: Any, query: Tensor) -> Tensor:
 
 def project_keys_and_values(layer: Any, value: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor]:
     """Inputs (..., D) -> the keys (..., K, H) and the values (..., K, V) of `layer`; without `key`, both of `value`."""
+    checks.built("new_memory", layer)  # `call` has built it
     key = layer.key_dense(value if key is None else key)
     return layer.key_norm(key) if layer.qk_norm else key, layer.value_dense(value)
 
