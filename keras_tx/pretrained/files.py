@@ -24,8 +24,8 @@ import numpy as np
 
 from keras_tx import checks
 from keras_tx.pretrained import h5, headers
-from keras_tx.pretrained.replace import replacing
 from keras_tx.pretrained.snapshot import OpenFile, Snapshot, consistent
+from keras_tx.replace import replacing
 
 SINGLE, INDEX, TENSORFLOW = "model.safetensors", "model.safetensors.index.json", "tf_model.h5"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

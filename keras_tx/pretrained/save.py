@@ -17,8 +17,8 @@ from keras_tx.pretrained.family import Family
 from keras_tx.pretrained.files import is_of_weights, write_into
 from keras_tx.pretrained.load import CONFIG, GENERATION
 from keras_tx.pretrained.model import PretrainedModel
-from keras_tx.pretrained.replace import replacing
 from keras_tx.pretrained.variable_loader import check_finite
+from keras_tx.replace import replacing
 from keras_tx.text.compatibility import check_fits
 
 DTYPES = ("float32", "float16", "bfloat16")

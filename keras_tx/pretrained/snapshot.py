@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from keras_tx.pretrained.replace import located
+from keras_tx.replace import located
 
 Result = TypeVar("Result")
 Identity = tuple[int, ...] | None

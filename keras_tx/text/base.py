@@ -165,10 +165,10 @@ class Tokenizer(abc.ABC):
 
     def _special_ids(self) -> set[int]:
         """The ids that decoding leaves out."""
-        return {self.token_to_id(token) for token in self.special_tokens.values()}
+        return {self._id_of[token] for token in self.special_tokens.values() if token in self._id_of}
 
     def token_to_id(self, token: str) -> int:
         """Returns the id of a token; raises ValueError for a token that is not in the vocabulary."""
-        if token not in self._id_of:
+        if not isinstance(token, str) or token not in self._id_of:
             raise ValueError(f"`token` must be in the vocabulary. Received: token={token!r}")
         return self._id_of[token]

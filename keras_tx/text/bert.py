@@ -20,6 +20,7 @@ from keras_tx.text.bert_decoding import build_pieces, join_pieces
 from keras_tx.text.bert_files import read_arguments, write_directory
 from keras_tx.text.bert_inputs import build_inputs
 from keras_tx.text.bert_normalization import STAND_INS, normalize, split_words
+from keras_tx.text.clean_up import clean_up_in_graph
 from keras_tx.text.max_match import MaxMatchDropout
 from keras_tx.text.tensor_inputs import as_id_tensor, as_string_tensor, replace_unknown_ids
 from keras_tx.text.vocabulary import SPECIAL_TOKENS, check_vocabulary, read_vocabulary, train_vocabulary
@@ -51,6 +52,8 @@ class BertTokenizer(Tokenizer):
         sep_token: the token at the end of every text.
         mask_token: the token that replaces others in masked language modeling; the only special token that `vocabulary`
             may lack.
+        clean_up_tokenization_spaces: whether `decode` removes the spaces before punctuation and in English contractions
+            from the whole text by default; see there.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -85,6 +88,7 @@ class BertTokenizer(Tokenizer):
         cls_token: str = "[CLS]",
         sep_token: str = "[SEP]",
         mask_token: str = "[MASK]",
+        clean_up_tokenization_spaces: bool = False,
     ) -> None:
         needed = dict(unknown_token=unknown_token, pad_token=pad_token, cls_token=cls_token, sep_token=sep_token)
         vocabulary = check_vocabulary(vocabulary, needed)
@@ -92,6 +96,9 @@ class BertTokenizer(Tokenizer):
         self.lowercase: bool = checks.boolean("lowercase", lowercase)
         self.strip_accents: bool | None = checks.boolean("strip_accents", strip_accents, none=True)
         self.split_chinese: bool = checks.boolean("split_chinese", split_chinese)
+        self.clean_up_tokenization_spaces: bool = checks.boolean(
+            "clean_up_tokenization_spaces", clean_up_tokenization_spaces
+        )
         known = [token for token in self.special_tokens.values() if token in self._id_of]
         self._stand_ins = dict(zip(known, STAND_INS, strict=False))
 
@@ -204,7 +211,11 @@ class BertTokenizer(Tokenizer):
         length = limit if padding == "max_length" else None
         second_ids = None if second is None else self._ragged_ids(second)
         inputs = build_inputs(self._ragged_ids(first), second_ids, max_length=limit, length=length, **special)
-        return {name: ids[0] for name, ids in inputs.items()} if first.shape.rank == 0 else inputs
+        if first.shape.rank == 0:
+            return {name: ids[0] for name, ids in inputs.items()}
+        for ids in inputs.values():
+            ids.set_shape([first.shape[0], length])
+        return inputs
 
     def tokenize(self, texts: Any, *, dropout: float = 0.0, seed: Any = None) -> Tensor:
         """Converts texts to token ids without special tokens, padding or truncation.
@@ -247,8 +258,9 @@ class BertTokenizer(Tokenizer):
         Args:
             ids: integers (T,), (B, T) or ragged (B, None), as lists, arrays or tensors.
             skip_special_tokens: whether to leave the special tokens out.
-            clean_up_tokenization_spaces: whether to remove the spaces before punctuation and in English contractions.
-                None: True.
+            clean_up_tokenization_spaces: None removes the space before each token of punctuation or of an English
+                contraction, as does the WordPiece decoder of the `tokenizers` library, if the constructor does not say
+                True. True also removes those in the whole text, such as both in "don ' t". False keeps all spaces.
 
         Returns:
             Eagerly a `str` for one row, or a list of B strings for several rows; in a graph a string tensor, () or
@@ -263,9 +275,11 @@ class BertTokenizer(Tokenizer):
         rows = tf.RaggedTensor.from_tensor(ids[None]) if ids.shape.rank == 1 else ids
         rows = rows.with_values(replace_unknown_ids(rows.values, self.vocabulary_size, self.unknown_id))
         skipped = [self._id_of[token] for token in self._stand_ins] if skip_special_tokens else []
-        clean_up = clean_up_tokenization_spaces is None or clean_up_tokenization_spaces
-        first_pieces, next_pieces = self._clean_pieces if clean_up else self._pieces
+        clean_up = checks.boolean("clean_up_tokenization_spaces", clean_up_tokenization_spaces, none=True)
+        first_pieces, next_pieces = self._pieces if clean_up is False else self._clean_pieces
         texts = join_pieces(rows, first_pieces, next_pieces, skipped)
+        if self.clean_up_tokenization_spaces if clean_up is None else clean_up:
+            texts = clean_up_in_graph(texts)
         if tf.executing_eagerly():
             texts = [text.decode("utf-8") for text in texts.numpy()]
         return texts[0] if ids.shape.rank == 1 else texts
@@ -279,7 +293,8 @@ class BertTokenizer(Tokenizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
-        names = ("vocabulary", "lowercase", "strip_accents", "split_chinese", "max_length")
+        names = ["vocabulary", "lowercase", "strip_accents", "split_chinese", "max_length"]
+        names.append("clean_up_tokenization_spaces")
         return {name: getattr(self, name) for name in names} | self.special_tokens
 
     @property

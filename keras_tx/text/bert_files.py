@@ -3,15 +3,15 @@
 If tokenizer.json and tokenizer_config.json differ, the latter takes precedence, as in transformers' BertTokenizer.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-from keras_tx.text.files import check_ids, folder_of, read_json, read_settings, remove_other_tokenizer
+from keras_tx.text.files import check_ids, folder_of, json_file, read_json, read_settings, write_tokenizer
 from keras_tx.text.vocabulary import PREFIX, SPECIAL_TOKENS, read_vocabulary
 
 # Hugging Face's name -> ours.
 OPTIONS = {"do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "split_chinese"}
+CLEAN_UP = "clean_up_tokenization_spaces"  # the same in both
 TOKENS = {
     "unk_token": "unknown_token",
     "pad_token": "pad_token",
@@ -70,7 +70,7 @@ def read_arguments(directory: str | Path) -> dict[str, Any]:
             "`directory` must not ask for truncation on the left, which `BertTokenizer` does not have. Received: "
             f"truncation_side='left' in {folder / 'tokenizer_config.json'}"
         )
-    options |= {name: value for name, value in settings.options.items() if name == "max_length"}
+    options |= {name: value for name, value in settings.options.items() if name in ("max_length", CLEAN_UP)}
     added |= {token["content"]: token["id"] for token in settings.added if token["id"] is not None}
     if extra := sorted(set(added).difference((SPECIAL_TOKENS | options)[name] for name in SPECIAL_TOKENS)):
         raise ValueError(
@@ -85,14 +85,10 @@ def write_directory(directory: str | Path, options: dict[str, Any]) -> None:
 
     Files that would be loaded instead are removed.
     """
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.txt").write_text("".join(token + "\n" for token in options["vocabulary"]), encoding="utf-8")
     config = {"tokenizer_class": "BertTokenizer", "model_max_length": options["max_length"]}
-    config |= {theirs: options[ours] for theirs, ours in {**OPTIONS, **TOKENS}.items()}
-    text = json.dumps(config, indent=2, ensure_ascii=False)
-    (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
-    remove_other_tokenizer(folder, "vocab.txt")
+    config |= {theirs: options[ours] for theirs, ours in {**OPTIONS, **TOKENS, CLEAN_UP: CLEAN_UP}.items()}
+    vocabulary = "".join(token + "\n" for token in options["vocabulary"])
+    write_tokenizer(directory, {"vocab.txt": vocabulary, "tokenizer_config.json": json_file(config)})
 
 
 def _read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

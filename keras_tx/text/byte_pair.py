@@ -180,7 +180,7 @@ class BytePairTokenizer(JsonTokenizer):
 
     @cached_property
     def _graph(self) -> BytePairGraph:
-        return BytePairGraph(self.parts, self._found_normalized, self.vocabulary)
+        return BytePairGraph(self.parts, self._found_normalized, self._decoded)
 
     def _graph_encode(self, texts: Tensor) -> Tensor:
         return self._graph.encode(texts)

@@ -51,10 +51,10 @@ class BytePairGraph:
     Args:
         parts: the content of a tokenizer.json.
         added: those of its added tokens that are found in texts, each as in the library's normalized text.
-        vocabulary: the tokens in the order of their ids.
+        decoded: the tokens in the order of their ids, added ones likewise.
     """
 
-    def __init__(self, parts: dict[str, Any], added: list[dict[str, Any]], vocabulary: list[str]) -> None:
+    def __init__(self, parts: dict[str, Any], added: list[dict[str, Any]], decoded: list[str]) -> None:
         model = parts["model"]
         self._normalizer = (parts["normalizer"] or {}).get("type")
         self._prefix = parts["normalizer"]["prepend"] if self._normalizer == "Prepend" else ""
@@ -69,8 +69,8 @@ class BytePairGraph:
         self._whole_words = (
             StringIndex({_bytes(token): i for token, i in id_of.items()}) if model.get("ignore_merges") else None
         )
-        self._merges = Merges(id_of, model["merges"], len(vocabulary))
-        self._pieces = [_bytes(token) for token in vocabulary]
+        self._merges = Merges(id_of, model["merges"], len(decoded))
+        self._pieces = [_bytes(token) for token in decoded]
 
     def encode(self, texts: Tensor) -> Tensor:
         """String tensor (B,) -> ragged int32 (B, None)."""

@@ -170,7 +170,7 @@ class CharacterTokenizer(JsonTokenizer):
 
     @cached_property
     def _graph(self) -> WordLevelGraph:
-        return WordLevelGraph(self.parts, self._found_normalized, self.vocabulary)
+        return WordLevelGraph(self.parts, self._found_normalized, self._decoded)
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         if self._found:

@@ -1,12 +1,14 @@
 """Tokenizer directories of Hugging Face -> checked JSON and settings. Nothing is run or unpickled."""
 
+import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from keras_tx import json_text
+from keras_tx.replace import replacing
 
 Result = TypeVar("Result")
 
@@ -233,10 +235,25 @@ def _options(config: dict[str, Any], place: Path) -> dict[str, Any]:
     return options
 
 
-def remove_other_tokenizer(folder: Path, written: str) -> None:
-    """Removes what a folder has of another tokenizer, and would be loaded instead of the file `written` or with it."""
-    for name in (*OF_KINDS[: OF_KINDS.index(written)], *MERGED):
-        (folder / name).unlink(missing_ok=True)
+def write_tokenizer(directory: str | Path, files: Mapping[str, str | bytes]) -> None:
+    """Writes the files of a tokenizer in place of another one in the directory, all at one moment.
+
+    Files of the other one are removed if they would be loaded instead, or together with the new ones.
+
+    Args:
+        directory: the directory, which is created if it does not exist.
+        files: maps names to contents; the first is the file that tells the kind of the tokenizer.
+    """
+    first = next(iter(files))
+    others = {*OF_KINDS[: OF_KINDS.index(first)], *MERGED}
+    with replacing(Path(directory), lambda name, _: name in others, gate=first) as folder:
+        for name, content in files.items():
+            (folder / name).write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+def json_file(content: Any) -> str:
+    """The text of a JSON file."""
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def _optional(folder: Path, name: str) -> dict[str, Any]:

@@ -165,10 +165,17 @@ def insert_added_ids(ids: Tensor, owner: Tensor, found: Tensor, lengths: Tensor)
 def unsupported_added_tokens(tokens: list[dict[str, Any]]) -> str | None:
     """The reason why added tokens cannot be found in a graph, or None."""
     for token in tokens:
+        content = token["content"]
         if token["single_word"]:
-            return f"{token['content']!r} is found only between words"
-        if (token["lstrip"] or token["rstrip"]) and token["content"] != token["content"].strip():
-            return f"{token['content']!r} has spaces at its ends"
+            return f"{content!r} is found only between words"
+        if not (token["lstrip"] or token["rstrip"]):
+            continue
+        if content != content.strip():
+            return f"{content!r} has spaces at its ends"
+        # Of those that are looked for together, a graph would find the one whose spaces begin first.
+        for other in (one["content"] for one in tokens if one["normalized"] == token["normalized"]):
+            if other != other.strip() or (other != content and other.startswith(content)):
+                return f"{content!r} takes the spaces beside it, and {other!r} may begin there"
     return None
 
 

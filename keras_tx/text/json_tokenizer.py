@@ -1,5 +1,6 @@
 """Tokenizers that a tokenizer.json defines. Outside a graph the `tokenizers` library runs them."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from functools import cached_property
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_tx import checks
-from keras_tx.text.files import ROLES, Settings, remove_other_tokenizer, tokens_in_order
+from keras_tx.text.files import ROLES, Settings, json_file, tokens_in_order, write_tokenizer
 from keras_tx.text.library_tokenizer import LibraryTokenizer
 from keras_tx.text.template import Template
 from keras_tx.text.tokenizer_json import call_library, parse_tokenizer_json
@@ -62,9 +63,6 @@ class JsonTokenizer(LibraryTokenizer):
 
         They replace the tokenizer that the directory has: files that would be loaded instead are removed.
         """
-        folder = Path(directory)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "tokenizer.json").write_text(self.definition, encoding="utf-8")
         tokens = self.special_tokens
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
         config |= {theirs: tokens[ours] for theirs, ours in ROLES.items() if ours in tokens}
@@ -75,9 +73,7 @@ class JsonTokenizer(LibraryTokenizer):
         config["clean_up_tokenization_spaces"] = self.clean_up_tokenization_spaces
         config["split_special_tokens"] = self.split_special_tokens
         config |= {OWN: self._own_arguments()} if self._own_arguments() else {}
-        text = json.dumps(config, indent=2, ensure_ascii=False)
-        (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
-        remove_other_tokenizer(folder, "tokenizer.json")
+        write_tokenizer(directory, {"tokenizer.json": self.definition, "tokenizer_config.json": json_file(config)})
 
     def _own_arguments(self) -> dict[str, Any]:
         """The arguments of the constructor that the other keys of tokenizer_config.json do not bring back."""
@@ -112,6 +108,14 @@ class JsonTokenizer(LibraryTokenizer):
                 f"{unknown[0]}, of {self._tokenizer.get_vocab_size()} tokens"
             )
         start, end = sides.index(0), len(sides) - sides[::-1].index(0)
+        texts = [side for side, _ in itertools.groupby(sides) if side is not None]
+        of_no_text = zip(sides, found.special_tokens_mask, strict=True)
+        is_repeated = any(side is None and not special for side, special in of_no_text)
+        if texts != ([0, 1] if pair else [0]) or is_repeated:
+            raise ValueError(
+                "`definition` must put every text once, and a pair after its first text, between special tokens. "
+                f"Received: texts in the order {texts} of {'a pair' if pair else 'one text'}, counted from 0"
+            )
         if not pair:
             return Template(tuple(ids[:start]), (), tuple(ids[end:]))
         second, last = sides.index(1), len(sides) - sides[::-1].index(1)
@@ -125,13 +129,18 @@ class JsonTokenizer(LibraryTokenizer):
     @cached_property
     def _found_normalized(self) -> list[dict[str, Any]]:
         """The same, each as in the normalized text if it is found there."""
+        return [self._normalized(token) for token in self._found]
+
+    @property
+    def _decoded(self) -> list[str]:
+        """The vocabulary with added tokens as the library decodes them, which is in normalized text."""
+        content_of = {token["id"]: self._normalized(token)["content"] for token in self.parts["added_tokens"]}
+        return [content_of.get(i, token) for i, token in enumerate(self.vocabulary)]
+
+    def _normalized(self, token: dict[str, Any]) -> dict[str, Any]:
         normalizer = self._tokenizer.normalizer
-
-        def normalize(token: dict[str, Any]) -> dict[str, Any]:
-            changes = normalizer is not None and token["normalized"]
-            return token | {"content": normalizer.normalize_str(token["content"])} if changes else token
-
-        return [normalize(token) for token in self._found]
+        changes = normalizer is not None and token["normalized"]
+        return token | {"content": normalizer.normalize_str(token["content"])} if changes else token
 
     @property
     def _unsupported_split(self) -> str | None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from keras_tx import checks
 from keras_tx.optional import Lazy
+from keras_tx.text import clean_up as cleaning
 from keras_tx.text.argument_checks import check_max_length
 from keras_tx.text.base import Tokenizer
 from keras_tx.text.files import folder_of
@@ -23,10 +24,6 @@ from keras_tx.text.tensor_inputs import as_id_tensor, as_string_tensor, replace_
 from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
-
-# What `clean_up_tokenization_spaces` replaces, in this order, as in transformers.
-CLEAN_UP = [(" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m")]
-CLEAN_UP += [(" 's", "'s"), (" 've", "'ve"), (" 're", "'re")]
 
 
 class LibraryTokenizer(Tokenizer):
@@ -127,6 +124,8 @@ class LibraryTokenizer(Tokenizer):
         second, second_is_one = (None, is_one) if pairs is None else as_string_list("pairs", pairs)
         if second is not None and (len(second), second_is_one) != (len(first), is_one):
             received = f"{len(first)} texts, {len(second)} pairs"
+            if is_one != second_is_one:
+                received = "one string and a list of strings"
             raise ValueError(f"`pairs` must have the same length as `texts`. Received: {received}")
         encoded = None if second is None else self._encode(second)
         rows = template.fill(self._encode(first), encoded, limit, self.truncation_side)
@@ -180,8 +179,7 @@ class LibraryTokenizer(Tokenizer):
             return self._decode_in_graph(as_id_tensor(ids), skip_special_tokens, clean_up)
         rows, is_one = as_id_lists(ids, self.vocabulary_size)
         texts = self._decode(rows, skip_special_tokens)
-        for spaced, joined in CLEAN_UP if clean_up else ():
-            texts = [text.replace(spaced, joined) for text in texts]
+        texts = cleaning.clean_up(texts) if clean_up else texts
         return texts[0] if is_one else texts
 
     def _common_config(self) -> dict[str, Any]:
@@ -230,8 +228,7 @@ class LibraryTokenizer(Tokenizer):
             known = replace_unknown_ids(rows.values, self.vocabulary_size, 0)
             kept &= ~tf.gather(tf.constant(self._is_special), known)
         texts = self._graph_decode(tf.ragged.boolean_mask(rows, rows.with_values(kept)))
-        for spaced, joined in CLEAN_UP if clean_up else ():
-            texts = tf.strings.regex_replace(texts, spaced.replace(".", r"\.").replace("?", r"\?"), joined)
+        texts = cleaning.clean_up_in_graph(texts) if clean_up else texts
         return texts[0] if ids.shape.rank == 1 else texts
 
     @cached_property

@@ -4,7 +4,6 @@ Junczys-Dowmunt et al. 2018, arXiv:1804.00344; Kudo and Richardson 2018, arXiv:1
 """
 
 import base64
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -14,7 +13,7 @@ from typing import Any, Self
 import keras
 
 from keras_tx.optional import Lazy
-from keras_tx.text.files import read_settings, read_vocabulary_json, remove_other_tokenizer, tokens_in_order
+from keras_tx.text.files import json_file, read_settings, read_vocabulary_json, tokens_in_order, write_tokenizer
 from keras_tx.text.library_tokenizer import LibraryTokenizer
 from keras_tx.text.sentencepiece_graph import MarianGraph
 from keras_tx.text.sentencepiece_model import SPACE, read_model
@@ -121,19 +120,14 @@ class MarianTokenizer(LibraryTokenizer):
 
         They replace the tokenizer that the directory has: files that would be loaded instead are removed.
         """
-        folder = Path(directory)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "source.spm").write_bytes(self.source_model)
-        (folder / "target.spm").write_bytes(self.target_model)
         config: dict[str, Any] = {"tokenizer_class": "MarianTokenizer", "model_max_length": self.max_length or 10**30}
         tokens = self.special_tokens
         config |= {"unk_token": tokens["unknown_token"], "pad_token": tokens["pad_token"]}
         config |= {"eos_token": tokens["sep_token"], "truncation_side": self.truncation_side}
         config["clean_up_tokenization_spaces"] = self.clean_up_tokenization_spaces
-        for name, data in (("vocab.json", self._id_of), ("tokenizer_config.json", config)):
-            text = json.dumps(data, indent=2, ensure_ascii=False)
-            (folder / name).write_text(text + "\n", encoding="utf-8")
-        remove_other_tokenizer(folder, "source.spm")
+        files: dict[str, str | bytes] = {"source.spm": self.source_model, "target.spm": self.target_model}
+        files |= {"vocab.json": json_file(self._id_of), "tokenizer_config.json": json_file(config)}
+        write_tokenizer(directory, files)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor; the models in base64."""

@@ -189,14 +189,29 @@ def tokenize(
 def _first_and_next_pieces(vocabulary: list[str], decode: DecodeRows) -> tuple[list[bytes], list[bytes]]:
     """The text of each token at the beginning of a text, and after another token."""
     size = range(len(vocabulary))
-    anchor = next(i for i in size if vocabulary[i].removeprefix(SPACE).isalpha())
-    start = decode([[anchor]])[0]
     first = [text.encode("utf-8") for text in decode([[i] for i in size])]
-    rest = [text.removeprefix(start).encode("utf-8") for text in decode([[anchor, i] for i in size])]
+    rest = _next_pieces(vocabulary, decode)
     for i, token in enumerate(vocabulary):
         if token in BYTE_PIECES and BYTE_PIECES[token] > 127 and "\ufffd".encode() in rest[i]:
             first[i] = rest[i] = bytes([BYTE_PIECES[token]])
     return first, rest
+
+
+def _next_pieces(vocabulary: list[str], decode: DecodeRows) -> list[bytes]:
+    """The text of each token after another one, whose own text is the same before all of them."""
+    # A word if there is one; last a byte, as several bytes may be one character.
+    order = [(token in BYTE_PIECES, not token.removeprefix(SPACE).isalpha()) for token in vocabulary]
+    for before in sorted(range(len(vocabulary)), key=order.__getitem__):
+        start = decode([[before]])[0]
+        if not start or start != start.strip():
+            continue
+        texts = decode([[before, i] for i in range(len(vocabulary))])
+        if all(text.startswith(start) for text in texts):
+            return [text.removeprefix(start).encode("utf-8") for text in texts]
+    raise ValueError(
+        f"`definition` must have a token that is no white space to run in a graph. Received: {len(vocabulary)} tokens, "
+        f"{vocabulary[:5]!r:.200} and others"
+    )
 
 
 def _white_space(normalizer: Any) -> str:

@@ -6,6 +6,7 @@ malformed. So the table is checked here. Kudo and Richardson 2018, arXiv:1808.06
 """
 
 import base64
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -46,7 +47,8 @@ def read_model(model: bytes, place: Any) -> Any:
     if not pieces:
         raise ValueError(f"`{place}` must be a SentencePiece model with pieces. Received: none in {len(model)} bytes")
     if len(set(pieces)) != len(pieces) or "" in pieces:
-        wrong = next(piece for i, piece in enumerate(pieces) if not piece or piece in pieces[:i])
+        repeated = (piece for piece, count in Counter(pieces).items() if count > 1 or not piece)
+        wrong = next(repeated)
         raise ValueError(f"`{place}` must hold every piece once, and none empty. Received: {wrong!r:.200}")
     if not np.isfinite([piece.score for piece in proto.pieces]).all():
         raise ValueError(
@@ -148,11 +150,17 @@ def build_bpe_model(parts: dict[str, Any]) -> bytes:
 
 def merges_of(vocabulary: dict[str, int], never: Collection[str] = ()) -> list[tuple[str, str]]:
     """All merges of two tokens of a vocabulary that give a third, not one of `never`, in the order of its id."""
+    longest, second = sorted(map(len, vocabulary), reverse=True)[:2] if len(vocabulary) > 1 else (0, 0)
+
+    def cuts(piece: str) -> range:
+        most = second if len(piece) == longest else longest  # characters of another piece
+        return range(max(1, len(piece) - most), min(len(piece) - 1, most) + 1)
+
     found = [
         (i, cut, piece[:cut], piece[cut:])
         for piece, i in vocabulary.items()
         if piece not in never
-        for cut in range(1, len(piece))
+        for cut in cuts(piece)
         if piece[:cut] in vocabulary and piece[cut:] in vocabulary
     ]
     return [(left, right) for *_, left, right in sorted(found)]

@@ -123,6 +123,13 @@ def train_byte_pairs(
     trained = json.loads(tokenizer.to_str())
     if len(trained["model"]["vocab"]) == len(BYTES) + len(set(special.values())):
         raise ValueError(_too_rare("two bytes together", texts, frequency))
+    learned = {"".join(merge) for merge in trained["model"]["merges"]}
+    for name, token in special.items():
+        if token in learned:
+            raise ValueError(
+                f"`{name}` must not be spelled as a learned token is, with {BYTES[ord(' ')]!r} for a space. Received: "
+                f"{name}={token!r}"
+            )
     decoder = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     if add_prefix_space:
         decoder = {"type": "Sequence", "decoders": [decoder, WITHOUT_FIRST_SPACE]}

@@ -4,7 +4,7 @@ Sennrich et al. 2016, arXiv:1508.07909 (merging frequent pairs); Devlin et al. 2
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -56,11 +56,16 @@ def check_vocabulary(vocabulary: Sequence[str], needed: dict[str, str], lines: b
 
     Raises:
         TypeError: the vocabulary is not a list of strings.
-        ValueError: it is empty or lacks a special token; a token is repeated, empty or has a line break; or, with
-            `lines`, TensorFlow Text cannot look it up.
+        ValueError: it is empty or lacks a special token; a token is repeated, empty, has a line break or is not valid
+            Unicode; or, with `lines`, TensorFlow Text cannot look it up.
     """
-    if isinstance(vocabulary, (str, bytes)) or not isinstance(vocabulary, Iterable):
-        raise TypeError(f"`vocabulary` must be a list of strings. Received: vocabulary={vocabulary!r:.200}")
+    if isinstance(vocabulary, (str, bytes, Mapping, Set)) or not isinstance(vocabulary, Iterable):
+        rule = "a list of strings"
+        if isinstance(vocabulary, (Mapping, Set)):
+            rule += " in the order of their ids"
+        if isinstance(vocabulary, Mapping):
+            rule += ", as `sorted(ids, key=ids.get)` is for a dict of ids"
+        raise TypeError(f"`vocabulary` must be {rule}. Received: vocabulary={vocabulary!r:.200}")
     tokens = list(vocabulary)
     if not tokens:
         raise ValueError("`vocabulary` must not be empty. Received: vocabulary=[]")
@@ -68,6 +73,8 @@ def check_vocabulary(vocabulary: Sequence[str], needed: dict[str, str], lines: b
     for line, token in enumerate(tokens, 1):
         if not isinstance(token, str):
             raise TypeError(f"`vocabulary` must be a list of strings. Received: line {line}={token!r:.200}")
+        if not is_encodable(token):
+            raise ValueError(f"`vocabulary` must hold strings that UTF-8 can encode. Received: line {line}={token!r}")
         if not token or (lines and ("\n" in token or "\r" in token)):
             rule = "tokens of one line, not empty" if lines else "tokens that are not empty"
             raise ValueError(f"`vocabulary` must hold {rule}. Received: line {line}={token!r:.200}")

@@ -178,7 +178,7 @@ class WordLevelTokenizer(JsonTokenizer):
 
     @cached_property
     def _graph(self) -> WordLevelGraph:
-        return WordLevelGraph(self.parts, self._found_normalized, self.vocabulary)
+        return WordLevelGraph(self.parts, self._found_normalized, self._decoded)
 
     def _graph_encode(self, texts: Tensor) -> Tensor:
         return self._graph.encode(texts)

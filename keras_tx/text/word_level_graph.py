@@ -43,16 +43,16 @@ class WordLevelGraph:
     Args:
         parts: the content of a tokenizer.json.
         added: those of its added tokens that are found in texts, each as in the library's normalized text.
-        vocabulary: the tokens in the order of their ids.
+        decoded: the tokens in the order of their ids, added ones likewise.
     """
 
-    def __init__(self, parts: dict[str, Any], added: list[dict[str, Any]], vocabulary: list[str]) -> None:
+    def __init__(self, parts: dict[str, Any], added: list[dict[str, Any]], decoded: list[str]) -> None:
         self._changes = [change for step in steps(parts["normalizer"], "normalizers") for change in _changes(step)]
         self._rules = split_rules(parts["pre_tokenizer"])
         self._added = AddedTokens([token for token in added if not token["normalized"]])
         self._normalized_added = AddedTokens([token for token in added if token["normalized"]])
         self._separator = SEPARATORS[(parts["decoder"] or {}).get("type")]
-        self._pieces = [token.encode("utf-8") for token in vocabulary]
+        self._pieces = [token.encode("utf-8") for token in decoded]
         id_of, self._unknown_id = parts["model"]["vocab"], parts["model"]["vocab"][parts["model"]["unk_token"]]
         if self._rules is None:
             ids = {ord(token): i for token, i in id_of.items() if len(token) == 1}

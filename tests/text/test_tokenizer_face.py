@@ -172,7 +172,7 @@ def test_another_process_without_tensorflow_does_the_same(made, sentences):
             ValueError,
             "`pairs` must have the same length as `texts`. Received: 1 texts, 2 pairs",
         ),
-        (("a", ["b"]), {}, ValueError, "Received: 1 texts, 1 pairs"),
+        (("a", ["b"]), {}, ValueError, "Received: one string and a list of strings"),
         (("a",), {"padding": "left"}, ValueError, "one of ['longest', 'max_length']. Received: padding='left'"),
         (("a",), {"max_length": 1}, ValueError, "at least 2, for the special tokens. Received: max_length=1"),
         (("a", "b"), {"max_length": 3}, ValueError, "at least 4, for the special tokens. Received: max_length=3"),

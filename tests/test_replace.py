@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from benchmarks.attack import kills
-from keras_tx import disk, pretrained
-from keras_tx.pretrained import replace, snapshot
+from keras_tx import disk, pretrained, replace
+from keras_tx.pretrained import snapshot
 from keras_tx.pretrained.files import open_tensors, write_tensors
-from keras_tx.pretrained.replace import replacing
+from keras_tx.replace import replacing
 from tests.pretrained.tiny import checkpoint, copied, loaded
 
 SHARDS = {"max_shard_bytes": 20_000}
