@@ -24,6 +24,7 @@ ORDER = [
     ["internals"],
     ["under_strategy"],
     ["checks", "disk", "functional_graph", "json_text", "locks", "progress"],
+    ["replace"],
     ["text"],
     ["data"],
     ["layers"],
