@@ -76,7 +76,11 @@ class Constraints:
             forced = ops.reshape(forced, (-1, 1))  # (R, 1) if each row has its own limit
             only_forced = ops.where(ops.arange(size, dtype="int32") == forced, 0.0, _FORBIDDEN)
             scores = ops.where(forced == _NO_TOKEN, scores, only_forced)
-        return ops.log_softmax(scores, axis=-1) if self.renormalize_logits else scores
+        if not self.renormalize_logits:
+            return scores
+        # Of a row without an allowed token the logarithm would be NaN, which no comparison ranks.
+        is_open = ops.any(scores > _FORBIDDEN, axis=-1, keepdims=True)
+        return ops.where(is_open, ops.log_softmax(scores, axis=-1), scores)
 
     def _forbidden_masks(self, state: State, stop_tokens: tuple[int, ...], size: int) -> list[Tensor]:
         """Masks, broadcastable to (R, V), of the tokens that must not come next."""

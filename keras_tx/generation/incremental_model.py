@@ -18,12 +18,15 @@ from keras_tx.generation.beside import inputs_beside, joined_sources
 from keras_tx.generation.model_graph import ModelGraph
 from keras_tx.generation.state import without_xla
 from keras_tx.generation.step_check import check_steps, padding_changes_nothing
+from keras_tx.internals.keras_models import get_keras_mask, set_keras_mask
 from keras_tx.layers import MultiHeadAttention, TokenEmbedding, exported_weights
 from keras_tx.layers import cache as caches
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
+
+_MASK_OF = "mask of "  # before the number of a value, among those that steps need
 
 
 class IncrementalModel:
@@ -72,6 +75,7 @@ class IncrementalModel:
         )
         self.max_length = operations.max_positions(graph.target_nodes)
         self.max_source_length = operations.max_positions(graph.source_nodes)
+        model_checks.check_places(graph.target_nodes, graph.cached_nodes, graph.depends_on_target)
         model_checks.check_masks(graph.nodes, graph.cached_nodes, graph.target_value, self.padding_ids[self.target])
         unknown = [x.operation for x in graph.target_nodes if not operations.is_known(x, graph.depends_on_target)]
         if unknown:
@@ -131,7 +135,11 @@ class IncrementalModel:
         for node in self._graph.source_nodes:
             node.store(values, _call(node.operation, *node.filled(values)))
         cache = tuple(self._new_cache(node, values, batch_size, num_slots) for node in self._graph.cached_nodes)
-        return {str(number): values[number] for number in self._graph.shared_values}, cache
+        shared = {str(number): values[number] for number in self._graph.shared_values}
+        # Keras' masks are attributes of tensors, which compiled functions do not return.
+        masks = {number: get_keras_mask(values[number]) for number in self._graph.source_values_in_steps}
+        shared |= {f"{_MASK_OF}{number}": mask for number, mask in masks.items() if mask is not None}
+        return shared, cache
 
     def step(
         self,
@@ -163,7 +171,11 @@ class IncrementalModel:
         if self.target_vocabulary_size < self.vocabulary_size:  # a stop token need not have a row in the embedding
             ids = ops.minimum(ids, self.target_vocabulary_size - 1)
         last_token_nodes = [] if every_token else graph.last_token_nodes
-        numbered = {**{int(number): value for number, value in values.items()}, graph.target_value: ids}
+        numbered = {int(name): value for name, value in values.items() if not name.startswith(_MASK_OF)}
+        numbered[graph.target_value] = ids
+        masks = {int(name.removeprefix(_MASK_OF)): x for name, x in values.items() if name.startswith(_MASK_OF)}
+        for number in masks.keys() & numbered.keys():
+            set_keras_mask(numbered[number], masks[number])
         last: dict[int, Tensor] = {}  # only the values at the last token
         for node in graph.target_nodes:
             if node in last_token_nodes:
@@ -173,6 +185,7 @@ class IncrementalModel:
             args, kwargs = node.filled({**numbered, **last} if node in last_token_nodes else numbered)
             if node in graph.cached_nodes:
                 index = graph.cached_nodes.index(node)
+                kwargs = {**_masks_of_memory(node, masks), **{k: v for k, v in kwargs.items() if v is not None}}
                 outputs, new_cache[index] = self._attend(node, args, kwargs, new_cache[index], mask, positions, start)
             else:
                 args, kwargs = self._with_places(node, args, kwargs, real, positions, start, ops.shape(mask)[1])
@@ -229,6 +242,15 @@ class IncrementalModel:
             return node.operation.new_cache(batch_size, num_slots)
         key = kwargs.get("key", args[2] if len(args) > 2 else None)
         return node.operation.new_memory(kwargs.get("value", args[1] if len(args) > 1 else None), key)
+
+
+def _masks_of_memory(node: Node, masks: Mapping[int, Tensor]) -> dict[str, Tensor]:
+    """The masks that Keras would give to a node for the arguments that the cache stands for, by their names."""
+    if isinstance(node.operation, MultiHeadAttention):
+        numbers = {"value_mask": node.numbers_of("value", 1), "key_mask": node.numbers_of("key", 2)}
+    else:
+        numbers = {"memory_mask": node.numbers_of("memory", 1)}
+    return {name: masks[number] for name, found in numbers.items() for number in found if number in masks}
 
 
 def _call_arguments(operation: Any) -> Mapping[str, Any]:

@@ -111,6 +111,41 @@ def check_masks(nodes: list[Node], cached_nodes: list[Node], target_value: int, 
                     )
 
 
+def check_places(
+    nodes: list[Node], cached_nodes: list[Node], depends_on_target: Callable[[Iterable[int]], bool]
+) -> None:
+    """Raises for masks, positions and documents of the target that other inputs give: steps make their own.
+
+    Args:
+        nodes: those that depend on the target.
+        cached_nodes: those of them with a cache.
+        depends_on_target: whether one of some values depends on the target.
+    """
+    for node in nodes:
+        is_cross_attention = isinstance(node.operation, MultiHeadAttention) and not depends_on_target(
+            node.numbers_of("value", 1)
+        )
+        names = ["positions", "document_ids"]
+        if node in cached_nodes:
+            names += ["query_mask"] if is_cross_attention else MASKS
+        for name in names:
+            numbers = node.numbers_of(name, len(node.args))
+            if numbers and not depends_on_target(numbers):
+                raise ValueError(
+                    f"The `{name}` of layer '{node.operation.name}' must not come from another input in a generative "
+                    "model, because every step makes its own. Received: a tensor that does not depend on the target"
+                )
+
+
+def check_scores(node: Node, needed: Iterable[int]) -> None:
+    """Raises for a layer with a cache of which the model uses more than the output: steps return no scores."""
+    if set(node.outputs[1:]).intersection(needed):
+        raise ValueError(
+            f"A generative model must not use the attention scores or hidden states of layer '{node.operation.name}'. "
+            "Received: a model with operations on them"
+        )
+
+
 def check_sources(model: Any) -> None:
     """Raises for an `IncrementalModel` whose sources cannot be padded in a batch, each by itself, as an export does."""
     if model.joined:

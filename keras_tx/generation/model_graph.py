@@ -30,7 +30,8 @@ class ModelGraph:
         cached_nodes: the target nodes that have a key-value cache, that is, attention.
         last_token_nodes: the target nodes after the last cached one, which are needed for the last token only.
         sliced_values: the inputs of `last_token_nodes`, which are sliced to the last token.
-        shared_values: the values of source nodes that target nodes need, except those in the cache.
+        source_values_in_steps: the values of sources and source nodes that target nodes need.
+        shared_values: those of them that are not in the cache alone.
 
     Raises:
         ValueError: if the target cannot be found, or if the model cannot generate: see `model_checks`.
@@ -95,6 +96,9 @@ class ModelGraph:
                 self.cached_nodes.append(node)
             elif looks_at_other_tokens(node.operation):
                 model_checks.refuse_layer(node.operation)
+        needed = {self.output_value, *[value for node in self.nodes for value in node.inputs.values()]}
+        for node in self.cached_nodes:
+            model_checks.check_scores(node, needed)
         if not self.cached_nodes:
             raise ValueError("`model` must have a causal layer over the generated ids. Received: a model without one")
 
@@ -105,6 +109,7 @@ class ModelGraph:
         needed = {value for node in self.target_nodes for value in node.inputs.values()} - self._dependent
         in_cache = {value for node in self.cached_nodes for value in memory_values(node)}
         elsewhere = {value for node in self.target_nodes for value in self._values_beside_memory(node)}
+        self.source_values_in_steps = sorted(needed)
         self.shared_values = sorted((needed - in_cache) | (needed & elsewhere))
 
     def _values_beside_memory(self, node: Node) -> list[int]:

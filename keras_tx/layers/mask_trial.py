@@ -94,9 +94,9 @@ class _Trial:
         every = _join(list(masks.values()))
         is_same = every is not None and np.array_equal(every, masks[self.masked[0]])
         places = None
-        for kept in (self.masked,) if is_same else ([self.masked[0]], self.masked):
+        for kept in [self.masked] if is_same else [*[[key] for key in self.masked], self.masked]:
             mask = _join([masks[key] for key in kept])
-            if mask is None or mask.shape != first.shape[: mask.ndim] or not self._keeps_length(mask.ndim):
+            if mask is None or mask.shape != first.shape[: mask.ndim] or not self._keeps_length(mask.ndim, kept):
                 continue
             if not changed[mask].any() and np.isfinite(first[mask]).any():
                 indices = tuple(index for index, x in enumerate(self.call.inputs) if id(x) in kept)
@@ -131,25 +131,34 @@ class _Trial:
         mask = _join([masks[key] for key in kept])
         return bool(self._run_with_other_padding(values, masks)[2][mask].any())
 
-    def _keeps_length(self, rank: int) -> bool:
-        """Whether the output has as many tokens as the input for any number of tokens: `x[:, :100]` has not."""
-        length = max(self.sizes[key][1] for key in self.masked) if rank > 1 else 0
-
-        def longer(x: Any) -> Any:
-            if not isinstance(x, keras.KerasTensor):
-                return x
-            is_long = len(x.shape) > 1 and self.sizes[id(x)][1] == length
-            return keras.KerasTensor((x.shape[0], _LONG, *x.shape[2:]) if is_long else x.shape, x.dtype)
-
+    def _keeps_length(self, rank: int, kept: list[int]) -> bool:
+        """Whether the output has as many tokens as the inputs `kept` for any number of tokens: `x[:, :100]` has not."""
         if rank < 2:
             return True
-        args, kwargs = keras.tree.map_structure(longer, (self.call.args, self.call.kwargs))
+        length = max(self.sizes[key][1] for key in self.masked)
+        tokens = [key for key, sizes in self.sizes.items() if len(sizes) > 1 and sizes[1] == length]
+        for longer in [[key] for key in kept] if len(tokens) > 1 else []:  # such as the queries of attention to them
+            if self._length_with(longer, tokens) not in (None, _LONG):
+                return False
+        return self._length_with(tokens, tokens) in (None, _LONG)
+
+    def _length_with(self, longer: list[int], tokens: list[int]) -> int | None:
+        """The number of tokens of the output where these inputs have `_LONG`; None if it is unknown."""
+
+        def resized(x: Any) -> Any:
+            if not isinstance(x, keras.KerasTensor) or id(x) not in tokens:
+                return x
+            length = _LONG if id(x) in longer else self.sizes[id(x)][1]
+            return keras.KerasTensor((x.shape[0], length, *x.shape[2:]), x.dtype)
+
+        args, kwargs = keras.tree.map_structure(resized, (self.call.args, self.call.kwargs))
         try:
             with quietly():
                 specs = keras.tree.flatten(self.call.operation.compute_output_spec(*args, **kwargs))
-        except Exception:  # the operation is for one length only
-            return True
-        return specs[self.place].shape[1] in (None, _LONG)
+        except Exception:  # the operation is for one length only, or for inputs of the same length
+            return None
+        found: int | None = specs[self.place].shape[1]
+        return found
 
     def _counts_padding(self, kind: str) -> bool:
         """Whether the output at real tokens differs from that for the real tokens alone, in a call of any length."""

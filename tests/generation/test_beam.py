@@ -282,6 +282,25 @@ def test_constraints_that_leave_no_token_end_the_loop(strategy):
     assert state["broken"] and state["step"] == 4  # three are left; the fourth step finds none
 
 
+@pytest.mark.parametrize("beams", [3, 5])
+def test_beams_without_an_allowed_token_leave_their_places_to_the_others(beams):
+    """Nothing may follow 3, so no pair begins with 3; the rest is what remains of the distribution, normalized."""
+    prompt, model = (0, 4), markov(5, seed=2)
+    rules = Constraints(forbidden_tokens=[[3, token] for token in range(5)], renormalize_logits=True)
+    strategy = Beam(beams, num_return_sequences=3, length_penalty=0.0)
+    ids, scores, state = drive(strategy, model, [prompt], new=2, size=5, constraints=rules)
+    first = model(np.array([prompt]), None)[0].astype("float64")
+    found = []
+    for token in {0, 1, 2, 4}.intersection(np.argsort(-first)[:beams]):
+        logits = np.stack([first, model(np.array([[4, token]]), None)[0]])
+        logarithms = logits - np.log(np.exp(logits.astype("float64")).sum(axis=-1, keepdims=True))
+        found += [(logarithms[0, token] + logarithms[1, after], (token, after)) for after in range(5)]
+    best = sorted(found, reverse=True)[:3]
+    assert 3 in np.argsort(-first)[:beams] and not state["broken"]
+    assert [tuple(row) for row in ids[0]] == [pair for _, pair in best]
+    assert_close(scores[0], [score for score, _ in best], atol=1e-5)
+
+
 def test_fewer_continuations_than_beams_leave_padding_and_a_score_of_minus_infinity():
     rules = Constraints(forced_tokens={0: 3, 1: STOP})
     options = {"new": 5, "size": SIZE, "stop": (STOP,), "padding": PAD, "constraints": rules}

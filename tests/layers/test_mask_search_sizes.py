@@ -1,4 +1,4 @@
-"""Masks behind operations on batches of a fixed size: tried out on few rows, found as for the whole batch."""
+"""Masks behind operations on batches of a fixed size, which run on few rows, and behind attention to other tokens."""
 
 import warnings
 
@@ -89,3 +89,34 @@ def test_tokens_of_a_fixed_batch_do_not_see_padding():
         x = ops.concatenate([x[:, 1:], x[:, :1]], axis=1) * 2
         results.append(to_numpy(keras.Model(ids, EncoderLayer(16, 2)(x))(IDS)))
     np.testing.assert_allclose(*results, atol=1e-6)
+
+
+class Look(L.Layer):
+    """Attention of a user's own, whose queries may be its first or its second argument."""
+
+    def __init__(self, queries_first):
+        super().__init__()
+        self.queries_first, self.supports_masking = queries_first, True
+
+    def call(self, first, second, first_mask=None, second_mask=None):
+        queries, keys, mask = (first, second, second_mask) if self.queries_first else (second, first, first_mask)
+        scores = ops.einsum("btd,bsd->bts", queries, keys)
+        return queries + ops.softmax(scores if mask is None else ops.where(mask[:, None], scores, -1e9)) @ keys
+
+    def compute_output_shape(self, first_shape, second_shape):
+        return first_shape if self.queries_first else second_shape
+
+
+# Without a mask of its second argument, Keras itself gives the layer that of the first one.
+@pytest.mark.parametrize(("queries_first", "has_mask"), [(True, True), (True, False), (False, True)])
+def test_attention_to_other_tokens_has_the_mask_of_its_queries(queries_first, has_mask):
+    queries = keras.Input((None,), dtype="int32", name="queries")
+    keys = keras.Input((None,), dtype="int32", name="keys")
+    x = L.Embedding(11, D, mask_zero=has_mask)(queries) * 2
+    memory = L.Embedding(11, D, mask_zero=True)(keys)
+    mask = mask_of(Look(queries_first)(*[x, memory][:: 1 if queries_first else -1]))
+    if not has_mask:
+        assert mask is None
+    else:
+        found = keras.Model([queries, keys], ops.copy(mask))([np.array([[3, 0, 4]]), np.array([[5, 6, 0, 0]])])
+        np.testing.assert_array_equal(to_numpy(found), [[True, False, True]])
