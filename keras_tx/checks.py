@@ -28,6 +28,16 @@ def positive_int(name: str, value: Any, none: bool = False, most: float = math.i
     return int(value)
 
 
+def integer(name: str, value: Any, none: bool = False) -> Any:
+    """Returns `value` as an int if it is an integer; also accepts None if `none` is True."""
+    if none and value is None:
+        return value
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        rule = "an integer or None" if none else "an integer"
+        raise ValueError(f"The argument `{name}` must be {rule}. Received: {name}={value!r}")
+    return int(value)
+
+
 def boolean(name: str, value: Any, none: bool = False) -> Any:
     """Returns `value` as a bool if it is a boolean, also one of NumPy; also accepts None if `none` is True."""
     if none and value is None:

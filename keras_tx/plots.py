@@ -24,7 +24,7 @@ figures = Lazy("matplotlib.figure", extra="plots")
 fonts = Lazy("matplotlib.font_manager", extra="plots")
 ticker = Lazy("matplotlib.ticker", extra="plots")
 
-_LOWER_IS_BETTER = ("loss", "error", "perplexity", "entropy", "mse", "mae")
+_LOWER_IS_BETTER = "loss error perplexity ppl entropy mse mae mape msle divergence hinge poisson cosh false_".split()
 _NOT_RATED = ("lr", "learning_rate")
 # Fonts with the characters that DejaVu Sans lacks; any other installed font comes after them.
 _PREFERRED = """Noto Sans,Noto Sans CJK SC,Noto Sans CJK JP,Noto Sans SC,Noto Sans JP,Noto Sans KR,Source Han Sans,\
@@ -41,8 +41,8 @@ _SHOWN = 10  # characters in a warning
 def training_curves(history: Any, path: str | os.PathLike[str] | None = None) -> Any:
     """Draws one panel for each metric, with its training and validation values over the epochs.
 
-    A circle marks the best epoch: the one with the lowest loss, error or perplexity, or with the highest value of any
-    other metric; the one with the best validation value if there are any. A learning rate has no best epoch.
+    A circle marks the best epoch: the one with the lowest loss, error, perplexity or divergence, or with the highest
+    value of any other metric; that with the best validation value if there are any. A learning rate has no best epoch.
 
     Args:
         history: the `History` that `fit` returned, its dict `.history`, or the path of the CSV file of a
@@ -247,7 +247,7 @@ def _history(history: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     else:
         columns = getattr(history, "history", history)
         epochs = getattr(history, "epoch", None)
-    if not isinstance(columns, dict):
+    if not isinstance(columns, dict) or any(np.ndim(values) == 0 for values in columns.values()):
         raise TypeError(f"`history` must be a History, its dict or the path of a CSV file. Received: {history!r}")
     if not columns or not all(len(values) for values in columns.values()):
         raise ValueError(f"`history` must hold at least one epoch of one metric. Received: {dict(columns)}")
@@ -321,7 +321,8 @@ def _tick_labels(argument: str, tokens: Any, count: int, scores: np.ndarray) -> 
 
 def _printable(argument: str, given: Any) -> list[str]:
     """The strings with escapes for signs that cannot be seen."""
-    if isinstance(given, (str, bytes)) or not all(isinstance(one, (str, bytes)) for one in given):
+    is_one = isinstance(given, (str, bytes)) or not hasattr(given, "__iter__")
+    if is_one or not all(isinstance(one, (str, bytes)) for one in given):
         raise TypeError(f"`{argument}` must be a list of strings. Received: {argument}={given!r}")
     return [_visible(one.decode("utf-8", "replace") if isinstance(one, bytes) else one) for one in given]
 

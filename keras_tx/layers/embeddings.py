@@ -5,6 +5,7 @@ segments and norm: Devlin et al. 2018, arXiv:1810.04805; tied logits: Press and 
 narrower than D: Clark et al. 2020, arXiv:2003.10555.
 """
 
+import inspect
 import math
 from numbers import Integral
 from typing import Any
@@ -154,6 +155,13 @@ class TokenEmbedding(Composite):
         if isinstance(self.position_encoding, dict):
             self.position_encoding = keras.saving.deserialize_keras_object(self.position_encoding)
         if isinstance(self.position_encoding, keras.layers.Layer):
+            known = inspect.signature(self.position_encoding.call).parameters
+            if not {"mask", "positions"} <= known.keys():
+                received = f"a layer of type {type(self.position_encoding).__name__}"
+                raise ValueError(
+                    f"`position_encoding` must be one of {POSITIONS}, or a layer whose `call` takes `inputs`, `mask` "
+                    f"and `positions`. Received: {received}"
+                )
             return widened(self.position_encoding, self.compute_dtype)
         checks.one_of("position_encoding", self.position_encoding, POSITIONS)
         if self.position_encoding == "sinusoidal":

@@ -352,7 +352,7 @@ class Encoder(TransformerStack):
         is_export = exported_weights.current() is not None
         divides = cut and (length is not None or is_export) and not traces_for_xla()
         in_parts = [one for one in attentions if divides and can_attend_in_parts(one, training)]
-        return Unpadding(mask, inputs.shape[:2], cut, in_parts)
+        return Unpadding(mask, inputs, cut, in_parts)
 
     def _padded(self, outputs: Tensor, zeroed: Tensor | None, unpadding: Unpadding | None) -> Tensor:
         """`outputs` as (B, T, D), with 0 where the mask `zeroed` is False."""

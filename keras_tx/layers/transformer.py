@@ -18,7 +18,7 @@ from keras_tx.layers.configs import checked_copy, copy_of, own_policy, serialize
 from keras_tx.layers.dropout import Dropout
 from keras_tx.layers.feed_forward import FeedForward
 from keras_tx.layers.masked_layer import MaskedLayer
-from keras_tx.layers.position_bias import AlibiBias, RelativePositionBias
+from keras_tx.layers.position_bias import AlibiBias, PositionBias, RelativePositionBias
 from keras_tx.layers.remat import rematerialized
 from keras_tx.layers.residual import EPSILON, check_normalization, make_norm, residual, serialize_normalization
 from keras_tx.layers.shared_trace import SharedTrace
@@ -262,13 +262,28 @@ class TransformerStack(MaskedLayer):
 
     def _make_position_bias(self, position_bias: Any) -> Any:
         if isinstance(position_bias, dict):
-            return keras.saving.deserialize_keras_object(position_bias)
-        if position_bias is None or isinstance(position_bias, keras.layers.Layer):
-            return position_bias
+            position_bias = keras.saving.deserialize_keras_object(position_bias)
+        if position_bias is None:
+            return None
+        if isinstance(position_bias, keras.layers.Layer):
+            return self._checked_bias(position_bias)
         checks.one_of("position_bias", position_bias, POSITION_BIASES)
         if position_bias == "alibi":
             return AlibiBias(self.num_heads, name="position_bias")
         return RelativePositionBias(self.num_heads, bidirectional=self.bidirectional, name="position_bias")
+
+    def _checked_bias(self, layer: keras.layers.Layer) -> PositionBias:
+        if not isinstance(layer, PositionBias):
+            raise ValueError(
+                f"`position_bias` must be one of {[*POSITION_BIASES]}, an `AlibiBias` or a `RelativePositionBias`. "
+                f"Received: a layer of type {type(layer).__name__}"
+            )
+        if layer.num_heads != self.num_heads:
+            raise ValueError(
+                "`position_bias` must have as many heads as the attention layers. Received: "
+                f"position_bias.num_heads={layer.num_heads}, num_heads={self.num_heads}"
+            )
+        return layer
 
     @property
     def attention_options(self) -> dict[str, Any] | list[dict[str, Any]]:

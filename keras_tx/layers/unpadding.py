@@ -18,7 +18,7 @@ from keras_tx.layers import exported_weights, xla
 from keras_tx.layers.attention.parts import Parts, can_attend_in_parts
 from keras_tx.layers.gradients import custom_gradient
 from keras_tx.optional import Lazy
-from keras_tx.types import Shape, Tensor
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
@@ -58,7 +58,7 @@ class Unpadding:
 
     Args:
         mask: (B, T), True at real tokens.
-        sizes: B and T, each None where the graph does not know it.
+        inputs: (B, T, ...), what the mask is for.
         cut: whether `rows` are cut after the last real token of the longest row, instead of having T tokens.
         layers: the attention layers that may compute attention in `Parts`.
 
@@ -69,10 +69,10 @@ class Unpadding:
     copies of the first place of the first row follow them. So no product has fewer rows, and none has to add some.
     """
 
-    def __init__(self, mask: Tensor, sizes: Shape, cut: bool = False, layers: Sequence[Any] = ()) -> None:
-        mask = ops.cast(mask, "bool")
+    def __init__(self, mask: Tensor, inputs: Tensor, cut: bool = False, layers: Sequence[Any] = ()) -> None:
+        mask = _of_size(ops.cast(mask, "bool"), inputs)
         self._whole_mask = mask
-        self._whole_sizes = mask.shape.merge_with(sizes)
+        self._whole_sizes = mask.shape.merge_with(inputs.shape[:2])
         self._indices = tf.where(mask)  # (R, 2)
         self._count: Tensor = None  # the number of real tokens, if copies may follow them
         if exported_weights.current() is not None:
@@ -132,6 +132,16 @@ class Unpadding:
         x = tf.scatter_nd(indices, rows, shape)
         x.set_shape((*static_sizes, *x.shape[2:]))
         return x
+
+
+def _of_size(mask: Tensor, inputs: Tensor) -> Tensor:
+    """`mask`, which must have a number for each token; a shorter one would take tokens or rows away."""
+    is_known = None not in (*mask.shape, *inputs.shape[:2])
+    if is_known or exported_weights.current() is not None:  # exports make the mask themselves
+        return mask
+    rule = "`mask` must have the shape (B, T) of `inputs`"
+    with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(mask), tf.shape(inputs)[:2], message=rule)]):
+        return tf.identity(mask)
 
 
 def _two_sizes(x: Tensor) -> Tensor:

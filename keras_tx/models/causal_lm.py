@@ -147,7 +147,8 @@ class CausalLM(LanguageModel):
 
         `inputs` are those of the model; with `packed` also the token ids alone, which are then one document.
         """
-        token_ids, *documents = self._listed(inputs)
+        alone = isinstance(inputs, dict) and [*inputs] == ["token_ids"]
+        token_ids, *documents = self._listed(inputs["token_ids"] if alone else inputs)
         of_embedding, of_decoder = {}, {}
         if documents:
             document_ids, positions = documents

@@ -239,7 +239,7 @@ def test_in_an_export_at_least_8_tokens_are_left_and_the_same_come_back(lengths)
 
     @tf.function(input_signature=[tf.TensorSpec((None, None), "bool"), tf.TensorSpec((None, None, D))])
     def run(mask, x):
-        made = Unpadding(mask, x.shape[:2], cut=True)
+        made = Unpadding(mask, x, cut=True)
         return made.remove(x), made.whole(made.remove(x)), made.rows(made.remove(x))[0]
 
     mask = np.arange(13) < np.array(lengths, int).reshape(-1, 1)

@@ -201,6 +201,12 @@ def visible_keys(
             "`query` and `value` must have the same batch size; likewise `inputs` and `memory`. Received: "
             f"batch sizes {query.shape[0]} and {key.shape[0]}"
         )
+    for axis in set(range(1, len(query.shape) - 2)).difference(axes):
+        if None not in (query.shape[axis], key.shape[axis]) and query.shape[axis] != key.shape[axis]:
+            raise ValueError(
+                "`query` and `value` must have the same size along the axes that are not attended over. Received: "
+                f"sizes {query.shape[axis]} and {key.shape[axis]} along axis {axis}, attention_axes={axes}"
+            )
     if len(axes) > 1 and (causal or window):
         raise ValueError(
             "`use_causal_mask` and `sliding_window` must be used with a single attention axis. Received: "

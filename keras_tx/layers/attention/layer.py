@@ -5,7 +5,6 @@ Vaswani et al. 2017, arXiv:1706.03762; grouped heads: Ainslie et al. 2023, arXiv
 arXiv:2505.06708; normalized queries and keys: Henry et al. 2020, arXiv:2010.04245.
 """
 
-from numbers import Integral
 from typing import Any
 
 import keras
@@ -175,7 +174,7 @@ class MultiHeadAttention(Composite):
         self.kernel_constraint = constraints.get(kernel_constraint)
         self.bias_constraint = constraints.get(bias_constraint)
         self.use_gate = checks.flag("use_gate", use_gate)
-        self.seed = int(seed) if isinstance(seed, Integral) else seed
+        self.seed = checks.integer("seed", seed, none=True)
         self.num_key_value_heads = (
             checks.positive_int("num_key_value_heads", num_key_value_heads, none=True) or self.num_heads
         )
