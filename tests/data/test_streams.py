@@ -291,11 +291,24 @@ def test_the_environment_says_which_part_a_worker_reads(text, expected, monkeypa
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", config("worker", 2, worker=["a:1", "b:1"]), config("worker", None, worker="ab")]
+    ("text", "reason"),
+    [
+        ("{", "Expecting"),
+        ("[]", "no attribute 'get'"),
+        (config("worker", 2, worker=["a:1", "b:1"]), "there is no worker 2"),
+        (config("worker", 0, worker="a:1"), "'chief' and 'worker' must be lists of addresses"),
+        (config("worker", 0, chief="c:1", worker=["a:1", "b:1"]), "'chief' and 'worker' must be lists of addresses"),
+        (config("worker", None, worker=["a:1", "b:1"]), "'task' must have an integer 'index'"),
+        (config("worker", True, worker=["a:1", "b:1"]), "'task' must have an integer 'index'"),
+        (config("worker", 0.5, worker=["a:1", "b:1"]), "'task' must have an integer 'index'"),
+        (config("worker", "x", worker=["a:1", "b:1"]), "invalid literal"),
+        (json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"}}), "must have an integer"),
+    ],
 )
-def test_a_malformed_environment(text, monkeypatch):
+def test_a_malformed_environment(text, reason, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(ValueError, match="TF_CONFIG must be JSON with 'cluster' and 'task'.* Received: "):
+    rule = "TF_CONFIG must be JSON with 'cluster' and 'task'"
+    with pytest.raises(ValueError, match=rf"{rule}.* Received: .*\(.*{reason}.*\)$"):
         workers.share(None, None)
 
 
