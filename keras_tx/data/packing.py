@@ -113,7 +113,8 @@ def pack_sequences(
     windows = windows.map(pack, num_parallel_calls=tf.data.AUTOTUNE)
     if multiple_of is not None:
         windows = _filled(windows.unbatch(), multiple_of, padding_id, last_label).batch(window)
-    packed = tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *windows)
+    none = tf.nest.map_structure(lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), windows.element_spec)
+    packed = tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), none, *windows)  # all may be empty
     return tf.data.Dataset.from_tensor_slices(packed)
 
 
