@@ -161,6 +161,9 @@ LONG = os.urandom(3000).hex().encode() + b"\n"
         ),
         ("f.parquet.gz", gzip.compress(table({"text": ["a"]}))[:-9], r"must be a whole Parquet file. .*f.parquet.gz'"),
         ("f.parquet", table({"body": ["a"]}), r"`text_column` must name a column, one of \['body'\]. .*f.parquet'"),
+        ("f.csv", b"body\n", r"`text_column` must name a column, one of \['body'\]. .*f.csv', line 1"),
+        ("f.tsv", b"body\tx\na\tb\n", r"`text_column` must name a column, one of \['body', 'x'\]. .*f.tsv', line 1"),
+        ("f.jsonl", b'{"body": "a"}', r"`text_column` must name a column, one of \['body'\]. .*f.jsonl', line 1"),
         (
             "f.parquet",
             table({"text": [1]}),

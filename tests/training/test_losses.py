@@ -249,6 +249,13 @@ def test_invalid_arguments_are_refused(arguments, message):
         PaddedCrossentropy(**arguments)
 
 
+@pytest.mark.parametrize("kind", [PaddedCrossentropy, Perplexity])
+def test_from_logits_is_a_boolean(kind):
+    assert kind(from_logits=np.False_).from_logits is False and kind(from_logits=np.True_).from_logits is True
+    with pytest.raises(TypeError, match="`from_logits` must be True or False. Received: from_logits='no'"):
+        kind(from_logits="no")
+
+
 @pytest.mark.tensorflow
 def test_under_a_strategy_keras_builds_from_floats():
     import tensorflow as tf
