@@ -172,10 +172,11 @@ class Resume(keras.callbacks.Callback):
         for callback in before:
             is_swap = isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch
             if is_swap and callback not in self.callbacks:
+                given = [type(one).__name__ for one in self.callbacks]
                 raise ValueError(
                     "`callbacks` of `Resume` must contain `SwapEMAWeights(swap_on_epoch=True)` if it stands before "
                     "`Resume` in `fit`, so that the backup says whether its weights are the averages: pass it as "
-                    f"`callbacks`, or put it after `Resume`. Received: callbacks={self.callbacks}, {callback} in `fit`"
+                    f"`callbacks`, or put it after `Resume`. Received: `callbacks` of {given}"
                 )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

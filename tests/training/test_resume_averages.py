@@ -43,7 +43,9 @@ def test_averages_of_weights_that_keras_swaps_go_on(options, tmp_path):
 
 
 def test_a_backup_that_would_not_say_which_weights_it_has_is_refused(tmp_path):
-    expected = r"must contain `SwapEMAWeights\(swap_on_epoch=True\)` if it stands before .* Received: callbacks=\[\]"
+    expected = (
+        r"must contain `SwapEMAWeights\(swap_on_epoch=True\)` if it stands before .* Received: `callbacks` of \[\]"
+    )
     with pytest.raises(ValueError, match=expected):
         train(tmp_path, is_kept=False)
     assert not list(tmp_path.iterdir())
