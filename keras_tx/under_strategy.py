@@ -88,6 +88,7 @@ def _with_guard(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         check_training(self, name, signature.bind(self, *args, **kwargs).arguments)
         strategy = keras_replicas.strategy_of(self)
         if strategy is None:
+            _warn_if_alone(self, name)
             return method(self, *args, **kwargs)
         in_parts = name in ("train_on_batch", "test_on_batch") and _adds_up_replicas(self, strategy)
         try:
@@ -113,7 +114,7 @@ def _adds_up_replicas(model: Any, strategy: Any) -> bool:
 
 
 def _check_that_no_scope_is_meant(model: Any, method: str) -> None:
-    """Raises or warns if a model outside of all scopes was meant to be under a strategy."""
+    """Raises if a model outside of all scopes was meant to be under a strategy."""
     optimizer = keras_replicas.strategy_of_optimizer(getattr(model, "optimizer", None))
     if method.startswith("predict"):  # works, on one device
         return
@@ -122,15 +123,29 @@ def _check_that_no_scope_is_meant(model: Any, method: str) -> None:
             f"The model was made outside of the scope of the strategy: make or load it, and compile it, inside "
             f"`with strategy.scope():`. Received: model {model.name!r}"
         )
-    several = [one for one in _made if one.num_replicas_in_sync > 1] if method in _UPDATES else []
-    text = (
+    if any(map(keras_replicas.is_multi_worker, _several(method))):
+        raise ValueError(_trains_alone(model, method))
+
+
+def _warn_if_alone(model: Any, method: str) -> None:
+    """Warns if a model outside of all scopes was meant to be under a strategy.
+
+    It is no part of `check_training`, which the models of this package call once more, before Keras' method.
+    """
+    if keras.backend.backend() == "tensorflow" and _several(method):
+        warnings.warn(_trains_alone(model, method), stacklevel=3)
+
+
+def _several(method: str) -> list[Any]:
+    """The strategies with several replicas that exist, if `method` trains."""
+    return [one for one in _made if one.num_replicas_in_sync > 1] if method in _UPDATES else []
+
+
+def _trains_alone(model: Any, method: str) -> str:
+    return (
         f"`{method}` trains the model {model.name!r} in this process alone, because it was made outside of the scope "
         "of the strategy: make or load it, and compile it, inside `with strategy.scope():`."
     )
-    if any(map(keras_replicas.is_multi_worker, several)):
-        raise ValueError(text)
-    if several:
-        warnings.warn(text, stacklevel=3)
 
 
 def _default() -> type:

@@ -52,7 +52,9 @@ def bucket_by_length(
         padding_values: as in `tf.data.Dataset.padded_batch`; None pads with 0.
         drop_remainder: whether to drop the last batch of each bucket if it is not full.
         multiple_of: the size of every batch is made a multiple of this number, with rows of padding of the sample
-            weight 0, so that several devices share it evenly; see `fill_batches`. The elements then need labels.
+            weight 0, so that several devices share it evenly; see `fill_batches`. The elements then need labels. Rows
+            of padding count in `max_tokens`, but a bucket with a boundary above `max_tokens / multiple_of` has batches
+            of `multiple_of` rows, which exceed it.
 
     Returns:
         A `tf.data.Dataset` of batches, with the structure of `dataset`.
@@ -74,7 +76,10 @@ def bucket_by_length(
         raise TypeError(f"`dataset` must be a tf.data.Dataset. Received: dataset={dataset!r}")
     keras_training.let_data_end()
     extended = _extended_boundaries(boundaries)
+    multiple_of = positive_int("multiple_of", multiple_of, none=True)
     sizes = _batch_sizes(batch_size, max_tokens, boundaries, extended)
+    if max_tokens is not None and multiple_of is not None:  # otherwise rows of padding would be added to a full batch
+        sizes = [max(size // multiple_of, 1) * multiple_of for size in sizes]
     if length is None:
         length = _longest_feature(dataset.element_spec)
     if not callable(length):

@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -155,9 +155,12 @@ def rows(path: Path, names: dict[str, str]) -> Iterator[tuple[int, dict[str, Any
         newline = "\n" if kind == ".jsonl" else ""
         try:
             with io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline) as decoded:
-                found = _json_rows(decoded) if kind == ".jsonl" else _table_rows(decoded, kind)
-                for line, row in found:
+
+                def check(row: Iterable[str], line: int) -> None:
                     _check_columns(row, names, f"{str(path)!r}, line {line}")
+
+                found = _json_rows(decoded, check) if kind == ".jsonl" else _table_rows(decoded, kind, check)
+                for line, row in found:
                     yield line, row
         except _Malformed as error:
             raise ValueError(f"The file must be well-formed. Received: {str(path)!r}, {error}") from error
@@ -242,7 +245,9 @@ def _check_columns(row: Iterable[str], names: dict[str, str], where: str) -> Non
             )
 
 
-def _json_rows(file: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_rows(
+    file: Iterable[str], check: Callable[[Iterable[str], int], None]
+) -> Iterator[tuple[int, dict[str, Any]]]:
     for line, content in enumerate(file, start=1):
         if not content.strip():
             continue
@@ -253,16 +258,21 @@ def _json_rows(file: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
             raise _Malformed(f"line {line}: {error}") from error
         if not isinstance(row, dict):
             raise _Malformed(f"line {line}: {content.strip()[:80]} is not a JSON object")
+        check(row, line)
         yield line, row
 
 
-def _table_rows(file: Iterable[str], kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _table_rows(
+    file: Iterable[str], kind: str, check: Callable[[Iterable[str], int], None]
+) -> Iterator[tuple[int, dict[str, Any]]]:
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD))  # the default is less than some texts have
     reader = csv.reader(file, delimiter="\t" if kind == ".tsv" else ",", strict=True)
     try:
         header = next(reader, [])
         if len(set(header)) < len(header):
             raise _Malformed(f"line 1: the columns {header} are not all different")
+        if header:
+            check(header, 1)
         for row in reader:
             if row and len(row) != len(header):
                 raise _Malformed(f"line {reader.line_num}: {len(row)} fields where the columns are {header}")

@@ -113,19 +113,33 @@ def pack_sequences(
     windows = windows.map(pack, num_parallel_calls=tf.data.AUTOTUNE)
     if multiple_of is not None:
         windows = _filled(windows.unbatch(), multiple_of, padding_id, last_label).batch(window)
-    packed = tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *windows)
+    none = tf.nest.map_structure(lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), windows.element_spec)
+    packed = tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), none, *windows)  # all may be empty
     return tf.data.Dataset.from_tensor_slices(packed)
 
 
 def first_fit(sizes: Tensor, room: int) -> Tensor:
     """Puts pieces of `sizes` (P,) into rows of size `room`; returns the index of the row of each piece, int32 (P,)."""
 
+    pieces = tf.range(tf.size(sizes))
+    # A piece that fills a row always opens one, and long texts have many of them: the loop leaves them out.
+    shorter = tf.boolean_mask(pieces, sizes < room)  # (S,)
+    rows = _first_fit_in_a_loop(tf.gather(sizes, shorter), room)
+    openers = tf.math.unsorted_segment_min(shorter, rows, tf.size(shorter))  # the first piece in each of these rows
+    opener = tf.tensor_scatter_nd_update(pieces, shorter[:, None], tf.gather(openers, rows))  # (P,)
+    rows_before = tf.cumsum(tf.cast(opener == pieces, "int32"), exclusive=True)
+    return tf.gather(rows_before, opener)
+
+
+def _first_fit_in_a_loop(sizes: Tensor, room: int) -> Tensor:
+    """`first_fit`, in a time that grows with the square of the number of pieces."""
+
     def put(i: Tensor, left: Tensor, rows: Any) -> tuple[Any, ...]:
         row = tf.argmax(left >= sizes[i], output_type="int32")
         return i + 1, tf.tensor_scatter_nd_sub(left, [[row]], [sizes[i]]), rows.write(i, row)
 
     count = tf.size(sizes)
-    start = 0, tf.fill([count], room), tf.TensorArray("int32", count)
+    start = 0, tf.fill([count], room), tf.TensorArray("int32", count, element_shape=[])
     return tf.while_loop(lambda i, *_: i < count, put, start)[2].stack()
 
 

@@ -32,7 +32,7 @@ def fill_batches(dataset: Any, multiple_of: int, *, padding_values: Any = None) 
             tensors with the examples along the first axis.
         multiple_of: such as the number of devices. With the batch size, the last batch is full, too.
         padding_values: as in `tf.data.Dataset.padded_batch`: one number for everything, or numbers in the structure of
-            a batch, or of its (features, labels); None pads with 0.
+            a batch, or of its (features, labels); None, also for one tensor, pads with 0.
 
     Returns:
         A `tf.data.Dataset` of batches (features, labels, sample_weight). Weights that `dataset` lacks, for all outputs
@@ -128,13 +128,14 @@ def filled_rows(sample_weight: Any) -> Any:
 
 
 def _padded(tensors: Any, missing: Tensor, values: Any) -> Any:
-    if values is None or not tf.nest.is_nested(values):
-        values = tf.nest.map_structure(lambda _: 0 if values is None else values, tensors)
+    if not tf.nest.is_nested(values):
+        values = tf.nest.map_structure(lambda _: values, tensors)
     return tf.nest.map_structure(lambda one, value: _with_rows(one, missing, value), tensors, values)
 
 
 def _with_rows(tensor: Tensor, missing: Tensor, value: Any) -> Tensor:
-    """`tensor` and `missing` more rows of `value`."""
+    """`tensor` and `missing` more rows of `value`; None stands for 0 or ""."""
+    value = 0 if value is None else value
     shape = tf.concat([[missing], tf.shape(tensor)[1:]], axis=0)
     if tensor.dtype == tf.string:
         value = value or ""

@@ -62,10 +62,16 @@ def _of_tf_config(text: str) -> tuple[int, int]:
     try:
         config = json.loads(text)
         cluster, task = config.get("cluster", {}), config.get("task", {})
-        counts = [len(cluster.get(kind, ())) for kind in ("chief", "worker")]
-        kind, index = task.get("type"), int(task.get("index", 0))
+        addresses = [cluster.get(kind, []) for kind in ("chief", "worker")]
+        if not all(isinstance(one, list) for one in addresses):
+            raise ValueError("'chief' and 'worker' must be lists of addresses")
+        counts = [len(one) for one in addresses]
+        kind, index = task.get("type"), task.get("index")
         if kind not in ("chief", "worker") or sum(counts) < 2:
             return 1, 0
+        if isinstance(index, bool) or not isinstance(index, (int, str)):
+            raise ValueError("'task' must have an integer 'index'")
+        index = int(index)
         position = index + (counts[0] if kind == "worker" else 0)
         if not 0 <= index < counts[kind == "worker"]:
             raise ValueError(f"there is no {kind} {index}")

@@ -1,6 +1,7 @@
 """The private parts of Keras for `fit`: losses, metrics, and data of unknown size."""
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -202,6 +203,20 @@ def split_for_validation(arrays: Any, validation_split: float) -> Any:
 def begin_fit_at(model: Any, epoch: int | None) -> None:
     """Makes `fit` begin with this epoch; called in `on_train_begin`. None restores the default for the next `fit`."""
     model._initial_epoch = epoch
+
+
+def callbacks_of_fit(callback: keras.callbacks.Callback) -> list[Any]:
+    """The callbacks of the `fit` that has called a method of `callback`; none if it was called in another way.
+
+    Keras does not tell a callback of the others, so the list is read from the frame of Keras' method that called it.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.callbacks.CallbackList) and callback in caller.callbacks:
+            return list(caller.callbacks)
+        frame = frame.f_back
+    return []
 
 
 def loss_weights(model: Any) -> Any:

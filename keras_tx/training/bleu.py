@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_tx import checks
+from keras_tx import checks, progress
 from keras_tx.optional import Lazy
 
 sacrebleu = Lazy("sacrebleu.metrics", extra="metrics")
@@ -36,13 +36,13 @@ class Bleu(keras.callbacks.Callback):
         lowercase: whether to ignore case in the comparison.
         samples: the number of sources that are printed with their translation and reference.
         name: the key of the score in the logs.
-        verbose: 0 prints nothing; otherwise progress, score, signature and samples are printed.
+        verbose: 1 prints progress, score, signature and samples; 0 prints nothing.
 
     Raises:
         ValueError: for an empty list of sources, lists of different lengths, or a `translate` that returns a different
             number of translations than of sources.
-        TypeError: for sources, references or translations that are not lists of strings; and at the start of `fit`, if
-            there is no `translate` and the model has no method `generate`.
+        TypeError: for sources, references or translations that are not lists of strings; for a `name` that is not a
+            string; and at the start of `fit`, if there is no `translate` and the model has no method `generate`.
         ImportError: if sacrebleu is not installed.
 
     Reference:
@@ -95,8 +95,10 @@ class Bleu(keras.callbacks.Callback):
         if not isinstance(samples, Integral) or int(samples) < 0:
             raise ValueError(f"`samples` must be an integer of 0 or more. Received: samples={samples!r}")
         self.samples: int = int(samples)
+        if not isinstance(name, str):
+            raise TypeError(f"`name` must be a string. Received: name={name!r}")
         self.name: str = name
-        self.verbose: int = verbose
+        self.verbose: int = progress.check_verbose(verbose)
         checks.one_of("tokenize", tokenize, (None, *sorted(sacrebleu.BLEU.TOKENIZERS)))
         self.metric: Any = sacrebleu.BLEU(tokenize=tokenize, lowercase=lowercase)
 
@@ -122,7 +124,7 @@ class Bleu(keras.callbacks.Callback):
 
     def _translations(self) -> list[str]:
         """The translations of all sources."""
-        bar = keras.utils.Progbar(len(self.sources), unit_name="sentence", verbose=int(bool(self.verbose)))
+        bar = keras.utils.Progbar(len(self.sources), unit_name="sentence", verbose=self.verbose)
         hypotheses: list[str] = []
         for start in range(0, len(self.sources), self.batch_size):
             batch = self.sources[start : start + self.batch_size]

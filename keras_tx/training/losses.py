@@ -94,10 +94,10 @@ class PaddedCrossentropy(keras.losses.Loss):
     ):
         super().__init__(name=name, reduction=checks.one_of("reduction", reduction, REDUCTIONS), dtype="float32")
         self.padding_id = tokens.checked_padding_id(padding_id)
-        self.from_logits = bool(from_logits)
+        self.from_logits = checks.boolean("from_logits", from_logits)
         self.label_smoothing = checks.rate("label_smoothing", label_smoothing)
         self.chunk_size = checks.positive_int("chunk_size", chunk_size, none=True)
-        if chunk_size is not None and (reduction in ("none", None) or not from_logits):
+        if chunk_size is not None and (reduction in ("none", None) or not self.from_logits):
             raise ValueError(
                 "`chunk_size` needs logits and a reduction to one number. Received: "
                 f"chunk_size={chunk_size}, reduction={reduction!r}, from_logits={from_logits}"

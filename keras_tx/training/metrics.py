@@ -5,6 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tx import checks
 from keras_tx.training import tokens
 from keras_tx.types import Tensor
 
@@ -100,7 +101,7 @@ class Perplexity(TokenMean):
 
     def __init__(self, *, padding_id: int = 0, from_logits: bool = True, name: str = "perplexity"):
         super().__init__(padding_id, name)
-        self.from_logits = bool(from_logits)
+        self.from_logits = checks.boolean("from_logits", from_logits)
 
     def per_token(self, labels: Tensor, outputs: Tensor, weights: Tensor) -> Tensor:
         return tokens.token_losses(labels, outputs, weights, from_logits=self.from_logits)

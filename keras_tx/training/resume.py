@@ -1,5 +1,6 @@
 """A callback with which an interrupted `fit` continues where it was last saved."""
 
+import itertools
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tx.internals.keras_training import begin_fit_at
+from keras_tx.internals.keras_training import begin_fit_at, callbacks_of_fit
 from keras_tx.training import backups, workers
 from keras_tx.training.agreement import after, agreed_backup, write_note
 from keras_tx.training.epoch_data import EpochData
@@ -55,15 +56,16 @@ class Resume(keras.callbacks.Callback):
             written after so many steps. This needs data from `Resume.dataset`.
         callbacks: the callbacks of `fit` whose state is saved too, such as `EarlyStopping`, `ReduceLROnPlateau` or
             `ModelCheckpoint(save_best_only=True)`. Their state is numbers, strings and arrays (such as the best
-            weights) that are not arguments of their constructors.
+            weights) that are not arguments of their constructors. `SwapEMAWeights(swap_on_epoch=True)` must be among
+            them if it stands before `Resume`: its state says whether the saved weights are the averages.
 
     Raises:
         TypeError: for a `directory` that is not a path, or for `callbacks` that are not callbacks.
         ValueError: for a `directory` that is a file; for a `save_freq` that is not "epoch" or a positive integer; at
             the start of `fit`, for a model that is not built, for a backup that is damaged, or was made with another
             model, optimizer, `steps_per_execution` or other `callbacks`; for a number as `save_freq` without
-            `Resume.dataset`; if the chief of several workers has lost its backup; and in the second epoch, if its data
-            continue the first's.
+            `Resume.dataset`; for a `SwapEMAWeights` that is not in `callbacks`; if the chief of several workers has
+            lost its backup; and in the second epoch, if its data continue the first's.
 
     Examples:
         >>> def train(epochs):
@@ -148,6 +150,7 @@ class Resume(keras.callbacks.Callback):
                 "The model must be built before `fit`, so that `Resume` can restore its variables: begin it with "
                 f"`keras.Input`, or call it on a batch. Received: {self.model}, which is not built"
             )
+        self._check_swaps()
         self._release_callbacks()  # of a `fit` that has been interrupted
         begin_fit_at(self.model, None)
         optimizer = self.model.optimizer
@@ -162,6 +165,19 @@ class Resume(keras.callbacks.Callback):
         if found is not None:
             with backups.reading(self.path):
                 self._restore(*found)
+
+    def _check_swaps(self) -> None:
+        """Raises if the backup would not say that a callback before this one has put averages into the model."""
+        before = itertools.takewhile(lambda callback: callback is not self, callbacks_of_fit(self))
+        for callback in before:
+            is_swap = isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch
+            if is_swap and callback not in self.callbacks:
+                given = [type(one).__name__ for one in self.callbacks]
+                raise ValueError(
+                    "`callbacks` of `Resume` must contain `SwapEMAWeights(swap_on_epoch=True)` if it stands before "
+                    "`Resume` in `fit`, so that the backup says whether its weights are the averages: pass it as "
+                    f"`callbacks`, or put it after `Resume`. Received: `callbacks` of {given}"
+                )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._data.begin(epoch)

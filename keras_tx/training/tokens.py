@@ -76,7 +76,8 @@ def checked_labels(
                 f"The labels must be in [0, {size}) or the `padding_id`. Received: label {wrong[0]}, "
                 f"padding_id={padding_id}"
             )
-    labels = ops.cast(labels, "int32")
+    # A plain cast takes int64 modulo 2**32, and so might make a label outside [0, V) one within.
+    labels = ops.saturate_cast(labels, "int32") if dtype == "int64" else ops.cast(labels, "int32")
     is_real = ops.not_equal(labels, padding_id)
     real = weights = ops.cast(is_real, "float32")
     if sample_weight is not None:

@@ -48,6 +48,24 @@ def test_first_fit_is_the_first_row_with_room(room, data):
     assert first_fit(tf.constant(sizes), room).numpy().tolist() == fitted(sizes, room)
 
 
+@tf.function(input_signature=[tf.TensorSpec([None], "int32")])
+def graph_of_first_fit(sizes):
+    return first_fit(sizes, 7)
+
+
+@given(st.lists(st.sampled_from([7, 7, 7, 1, 2, 3, 4, 5, 6]), max_size=30))
+def test_first_fit_with_many_pieces_as_long_as_a_row(sizes):
+    assert graph_of_first_fit(sizes).numpy().tolist() == fitted(sizes, 7)
+
+
+def test_pieces_as_long_as_a_row_are_not_compared_with_every_row():
+    """The loop would take minutes for this."""
+    sizes = np.full(300_000, 7, "int32")
+    sizes[::100_000] = 4
+    expected = np.arange(300_000)
+    np.testing.assert_array_equal(graph_of_first_fit(sizes), expected)
+
+
 @cache
 def shared(length):
     """A list of sequences, and the rows of what is in it when they are read: one graph for many lists."""

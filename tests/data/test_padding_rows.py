@@ -54,6 +54,19 @@ def test_one_padding_value_is_that_of_features_and_labels():
             fill_batches(dataset, 2, padding_values=values)
 
 
+def test_no_padding_value_is_0_as_in_padded_batch():
+    dataset = batches(X, Y)
+    values = {"ids": 7, "texts": None}, 0
+    (x, _, _), (expected, *_) = (
+        list(fill_batches(dataset, 4, padding_values=given).as_numpy_iterator())[-1]
+        for given in (values, ({"ids": 7, "texts": ""}, 0))
+    )
+    np.testing.assert_array_equal(x["ids"], expected["ids"])
+    np.testing.assert_array_equal(x["texts"], expected["texts"])
+    x, *_ = list(fill_batches(dataset, 4, padding_values=({"ids": None, "texts": "x"}, 0)).as_numpy_iterator())[-1]
+    assert x["ids"][1:].tolist() == [[0, 0]] * 3 and x["texts"][1:].tolist() == [b"x"] * 3
+
+
 def test_arrays_are_filled_as_datasets_are():
     x, y, weights = fill_arrays(4, X["ids"], {"a": Y}, np.arange(7))
     expected = next(fill_batches(batches(X["ids"], {"a": Y}, np.arange(7), size=7), 4).as_numpy_iterator())
@@ -108,6 +121,27 @@ def test_buckets_are_filled_with_their_padding_values():
         assert (y[weights == 0] == -100).all() and (x[weights == 0] == 0).all()
 
 
+def test_rows_of_padding_count_in_max_tokens():
+    """With 30 tokens, 10, 4, 2 and 1 rows of the buckets would fit; 3 devices share 9, 3, 3 and 3."""
+    lengths = [3] * 20 + [7] * 7 + [11] * 4 + [22]
+    ragged = tf.RaggedTensor.from_row_lengths(tf.range(1, sum(lengths) + 1), lengths)
+    dataset = tf.data.Dataset.from_tensor_slices(ragged).map(lambda ids: (ids, ids[0]))
+    options = {"max_tokens": 30, "boundaries": (3, 7, 11), "multiple_of": 3}
+    batches = list(bucket_by_length(dataset, **options).as_numpy_iterator())
+    assert sorted(ids.shape for ids, *_ in batches) == [
+        (3, 3),
+        (3, 7),
+        (3, 7),
+        (3, 7),
+        *[(3, 11)] * 2,
+        (3, 22),
+        *[(9, 3)] * 2,
+    ]
+    assert sum(np.count_nonzero(weights) for *_, weights in batches) == len(lengths)
+    with pytest.raises(ValueError, match="`multiple_of` must be a positive integer or None. Received: multiple_of=0"):
+        bucket_by_length(dataset, **{**options, "multiple_of": 0})
+
+
 @pytest.mark.parametrize("in_memory", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_packed_rows_are_filled_to_whole_batches(in_memory, weighted):
@@ -131,3 +165,10 @@ def test_packed_rows_are_filled_to_whole_batches(in_memory, weighted):
     assert not any(values.any() for values in features.values())
     with pytest.raises(ValueError, match="`multiple_of` must be a positive integer or None. Received: multiple_of=-1"):
         pack_sequences(given, 6, multiple_of=-1)
+
+
+@pytest.mark.parametrize("multiple_of", [None, 2])
+def test_empty_sequences_alone_give_no_rows(multiple_of):
+    rows = pack_sequences(([[], []], [[], []], [[], []]), 4, multiple_of=multiple_of)
+    assert len(rows) == 0 and rows.element_spec[0]["token_ids"].shape == (4,) and len(rows.element_spec) == 3
+    assert len(pack_sequences([[], []], 4, multiple_of=multiple_of)) == 0

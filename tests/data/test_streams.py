@@ -161,6 +161,9 @@ LONG = os.urandom(3000).hex().encode() + b"\n"
         ),
         ("f.parquet.gz", gzip.compress(table({"text": ["a"]}))[:-9], r"must be a whole Parquet file. .*f.parquet.gz'"),
         ("f.parquet", table({"body": ["a"]}), r"`text_column` must name a column, one of \['body'\]. .*f.parquet'"),
+        ("f.csv", b"body\n", r"`text_column` must name a column, one of \['body'\]. .*f.csv', line 1"),
+        ("f.tsv", b"body\tx\na\tb\n", r"`text_column` must name a column, one of \['body', 'x'\]. .*f.tsv', line 1"),
+        ("f.jsonl", b'{"body": "a"}', r"`text_column` must name a column, one of \['body'\]. .*f.jsonl', line 1"),
         (
             "f.parquet",
             table({"text": [1]}),
@@ -291,11 +294,24 @@ def test_the_environment_says_which_part_a_worker_reads(text, expected, monkeypa
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", config("worker", 2, worker=["a:1", "b:1"]), config("worker", None, worker="ab")]
+    ("text", "reason"),
+    [
+        ("{", "Expecting"),
+        ("[]", "no attribute 'get'"),
+        (config("worker", 2, worker=["a:1", "b:1"]), "there is no worker 2"),
+        (config("worker", 0, worker="a:1"), "'chief' and 'worker' must be lists of addresses"),
+        (config("worker", 0, chief="c:1", worker=["a:1", "b:1"]), "'chief' and 'worker' must be lists of addresses"),
+        (config("worker", None, worker=["a:1", "b:1"]), "'task' must have an integer 'index'"),
+        (config("worker", True, worker=["a:1", "b:1"]), "'task' must have an integer 'index'"),
+        (config("worker", 0.5, worker=["a:1", "b:1"]), "'task' must have an integer 'index'"),
+        (config("worker", "x", worker=["a:1", "b:1"]), "invalid literal"),
+        (json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"}}), "must have an integer"),
+    ],
 )
-def test_a_malformed_environment(text, monkeypatch):
+def test_a_malformed_environment(text, reason, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(ValueError, match="TF_CONFIG must be JSON with 'cluster' and 'task'.* Received: "):
+    rule = "TF_CONFIG must be JSON with 'cluster' and 'task'"
+    with pytest.raises(ValueError, match=rf"{rule}.* Received: .*\(.*{reason}.*\)$"):
         workers.share(None, None)
 
 

@@ -404,3 +404,17 @@ def test_batches_of_ragged_and_sparse_tensors_are_waited_for():
     data = tf.data.Dataset.from_tensor_slices((ragged, tf.sparse.eye(3))).batch(1).filter(lambda *_: True)
     model.evaluate(data, verbose=0)
     assert int(model.count) == 3
+
+
+@still("calls callbacks from `CallbackList`", door=TRAINING)
+def test_a_callback_sees_all_callbacks_of_fit():
+    class Sees(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.seen = keras_training.callbacks_of_fit(self)
+
+    sees, other = Sees(), keras.callbacks.TerminateOnNaN()
+    model = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0, callbacks=[other, sees])
+    assert sees.seen[:2] == [other, sees]
+    assert keras_training.callbacks_of_fit(sees) == []

@@ -84,9 +84,9 @@ def test_callbacks_after_it_see_the_score_and_stop_at_the_best(tmp_path):
 
 
 def test_numbers_of_numpy_are_numbers():
-    options = {name: np.int64(2) for name in ("max_new_tokens", "batch_size", "every", "samples", "verbose")}
+    options = {name: np.int64(1) for name in ("max_new_tokens", "batch_size", "every", "samples", "verbose")}
     bleu = Bleu(SOURCES, REFERENCES, **options)
-    assert {name: getattr(bleu, name) for name in options} == dict.fromkeys(options, 2)
+    assert {name: getattr(bleu, name) for name in options} == dict.fromkeys(options, 1)
 
 
 def test_it_translates_at_the_end_of_every_so_many_epochs():
@@ -123,6 +123,8 @@ def test_it_prints_the_score_its_signature_and_samples(capsys):
         ({"batch_size": 0}, ValueError, "`batch_size` must be a positive integer. Received: batch_size=0"),
         ({"max_new_tokens": 0}, ValueError, "`max_new_tokens` must be a positive .* Received: max_new_tokens=0"),
         ({"samples": -1}, ValueError, "`samples` must be an integer of 0 or more. Received: samples=-1"),
+        ({"name": 3}, TypeError, "`name` must be a string. Received: name=3"),
+        ({"verbose": "no"}, ValueError, "`verbose` must be 0, 1, False or True. Received: verbose='no'"),
         ({"tokenize": "words"}, ValueError, "`tokenize` must be one of .*'13a'.*Received: tokenize='words'"),
     ],
 )

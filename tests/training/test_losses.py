@@ -192,10 +192,11 @@ def test_second_derivatives_are_those_of_the_formula(smoothing):
 
 
 @pytest.mark.tensorflow
-def test_a_label_outside_is_refused_by_a_graph_and_nan_where_nothing_can_raise():
+@pytest.mark.parametrize("label", [V, 2**32 + 1, -(2**32) + 1])
+def test_a_label_outside_is_refused_by_a_graph_and_nan_where_nothing_can_raise(label):
     import tensorflow as tf
 
-    wrong = np.where(LABELS == 4, V, LABELS)
+    wrong = np.where(LABELS == 4, label, LABELS.astype("int64"))
     graph = tf.function(PaddedCrossentropy())
     with pytest.raises(tf.errors.InvalidArgumentError, match="does not index into"):
         graph(tf.constant(wrong), tf.constant(LOGITS))
@@ -247,6 +248,13 @@ def test_any_integers_are_labels(dtype):
 def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         PaddedCrossentropy(**arguments)
+
+
+@pytest.mark.parametrize("kind", [PaddedCrossentropy, Perplexity])
+def test_from_logits_is_a_boolean(kind):
+    assert kind(from_logits=np.False_).from_logits is False and kind(from_logits=np.True_).from_logits is True
+    with pytest.raises(TypeError, match="`from_logits` must be True or False. Received: from_logits='no'"):
+        kind(from_logits="no")
 
 
 @pytest.mark.tensorflow

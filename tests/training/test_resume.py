@@ -550,26 +550,3 @@ def test_what_a_callback_changes_at_the_beginning_of_an_epoch_counts(is_last, tm
         return counting.count
 
     assert [counted(2), counted(4), counted(5), counted(5)] == [2, 4, 5, 5]
-
-
-def test_averages_of_weights_that_keras_swaps_go_on(tmp_path):
-    """`SwapEMAWeights` knows by an attribute with an underscore which weights the model has."""
-
-    def trained(name, killed=None):
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.9), "mse", run_eagerly=True)
-        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
-
-        def kill(epoch, logs):
-            if epoch == killed:
-                raise ConnectionError
-
-        callbacks = [swap, keras.callbacks.LambdaCallback(on_epoch_begin=kill), Resume(tmp_path / name, callbacks=swap)]
-        x = np.ones((4, 1))
-        return model.fit(x, 2 * x, epochs=4, shuffle=False, verbose=0, callbacks=callbacks).history["loss"]
-
-    whole = trained("whole")
-    with pytest.raises(ConnectionError):
-        trained("cut", killed=2)
-    assert trained("cut") == whole and len(set(whole)) == 4
