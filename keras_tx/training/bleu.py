@@ -36,7 +36,7 @@ class Bleu(keras.callbacks.Callback):
         lowercase: whether to ignore case in the comparison.
         samples: the number of sources that are printed with their translation and reference.
         name: the key of the score in the logs.
-        verbose: 1 prints progress, score, signature and samples; 0 prints nothing.
+        verbose: 1 or 2 prints progress, score, signature and samples; 0 prints nothing.
 
     Raises:
         ValueError: for an empty list of sources, lists of different lengths, or a `translate` that returns a different
@@ -98,7 +98,7 @@ class Bleu(keras.callbacks.Callback):
         if not isinstance(name, str):
             raise TypeError(f"`name` must be a string. Received: name={name!r}")
         self.name: str = name
-        self.verbose: int = progress.check_verbose(verbose)
+        self.verbose: int = progress.check_verbose(1 if verbose == 2 else verbose)
         checks.one_of("tokenize", tokenize, (None, *sorted(sacrebleu.BLEU.TOKENIZERS)))
         self.metric: Any = sacrebleu.BLEU(tokenize=tokenize, lowercase=lowercase)
 

@@ -84,9 +84,9 @@ def test_callbacks_after_it_see_the_score_and_stop_at_the_best(tmp_path):
 
 
 def test_numbers_of_numpy_are_numbers():
-    options = {name: np.int64(1) for name in ("max_new_tokens", "batch_size", "every", "samples", "verbose")}
+    options = {name: np.int64(2) for name in ("max_new_tokens", "batch_size", "every", "samples", "verbose")}
     bleu = Bleu(SOURCES, REFERENCES, **options)
-    assert {name: getattr(bleu, name) for name in options} == dict.fromkeys(options, 1)
+    assert {name: getattr(bleu, name) for name in options} == {**dict.fromkeys(options, 2), "verbose": 1}
 
 
 def test_it_translates_at_the_end_of_every_so_many_epochs():
