@@ -63,7 +63,7 @@ def export_onnx(exporter: Exporter, path: Path, given: Mapping[str, Any]) -> Pat
         )
     for package in (tf2onnx, onnxruntime):
         package.__name__  # raises ImportError before anything is written  # noqa: B018
-    exporter.check_padding()
+    exporter.check_rows()
     return write_version(path, lambda folder: _write(exporter, model_name(path), folder))
 
 

@@ -230,57 +230,6 @@ def mean_of_real_tokens(hidden: Tensor, ids: Tensor, padding_id: int) -> Tensor:
     return total / tf.maximum(tf.reduce_sum(real, axis=1, keepdims=True), 1)
 
 
-def check_padding(encoder: TextEncoder, padding_id: int, ids: Any, length: int) -> None:
-    """Checks that a row of `ids` has the same outputs every time, alone and padded to `length` tokens.
-
-    Otherwise rows of different lengths could not share a batch. The check also shows whether the model accepts rows of
-    that length.
-
-    Raises:
-        ValueError: the outputs differ, or the model does not run on `length` tokens.
-    """
-    tolerance = 0.05 if encoder.half_dtype else 1e-4
-    alone = np.array([ids], "int32")
-    padded = np.full((1, max(length, len(ids))), padding_id, "int32")
-    padded[:, : len(ids)] = alone
-    with keras.device("cpu:0"):
-        first, again, second = (_outputs_of_row(encoder, row, padding_id) for row in (alone, alone, padded))
-    for name, expected in first.items():
-        error = _relative_difference(again[name], expected)
-        if not error <= tolerance:
-            raise ValueError(
-                "`model` must give the same answer every time. Received: output "
-                f"'{name}' that differs by {error:.1e} between two calls"
-            )
-        error = _relative_difference(second[name][tuple(slice(size) for size in expected.shape)], expected)
-        if not error <= tolerance:
-            raise ValueError(
-                f"`model` must ignore padding, the id {padding_id}, or rows of different lengths could not share a "
-                "batch: mask it (`TokenEmbedding(padding_id=...)`, `keras.layers.Embedding(mask_zero=True)`, an input "
-                f"'padding_mask'), or give the `keras.Input` of the ids its fixed length. Received: output '{name}' "
-                f"that differs by {error:.1e} between {len(ids)} tokens alone and padded to {length}"
-            )
-
-
-def _relative_difference(got: Tensor, expected: Tensor) -> float:
-    """The largest difference of two outputs, relative to the largest expected number if that is over 1."""
-    got, expected = (np.asarray(x).astype("float64") for x in (got, expected))
-    same = (got == expected) | (np.isnan(got) & np.isnan(expected))
-    scale = max(1.0, float(np.max(np.abs(expected[np.isfinite(expected)]), initial=0)))
-    with np.errstate(invalid="ignore"):  # inf - inf, where both are equal
-        return float(np.max(np.abs(np.where(same, 0, got - expected)), initial=0)) / scale
-
-
-def _outputs_of_row(encoder: TextEncoder, row: np.ndarray, padding_id: int) -> dict[str, Tensor]:
-    try:
-        return encoder(tf.constant(row), padding_id=padding_id)
-    except Exception as error:  # a layer may raise any error
-        raise ValueError(
-            "`model` must take rows as long as `tokenizer` makes them; give that a `max_length`. Received: "
-            f"{row.shape[1]} tokens, on which the model fails: {one_line(error)}"
-        ) from error
-
-
 def one_line(error: BaseException) -> str:
     """The message of an error as one line of at most 500 characters, without the codes of terminal colours."""
     return re.sub(r"\x1b\[[0-9;]*m", "", " ".join(str(error).split()))[:500]

@@ -6,10 +6,9 @@ import pytest
 
 from keras_tx.layers import Encoder, LearnedPositionalEncoding, TokenEmbedding
 from keras_tx.layers.exported_weights import exported_weights
-from keras_tx.serving import export
-from keras_tx.serving.text_encoder import TextEncoder, check_padding
+from keras_tx.serving.text_encoder import TextEncoder
 from keras_tx.text import BertTokenizer
-from tests.tools import assert_close, randomize, to_numpy
+from tests.tools import assert_close, to_numpy
 
 pytestmark = pytest.mark.tensorflow
 
@@ -201,43 +200,6 @@ def test_half_precision_becomes_float32():
     encoder = TextEncoder(keras.Model(ids, {"half": x, "ids": keras.ops.argmax(x, axis=-1)}))
     answer = encoder(np.array([[3, 5]], "int32"))
     assert encoder.half_dtype == "bfloat16" and answer["half"].dtype == "float32" and answer["ids"].dtype == "int32"
-
-
-def test_a_model_that_sees_padding_is_refused_with_a_way_out(tokenizer, tmp_path):
-    (ids,) = inputs("ids")
-    x = keras.layers.Embedding(80, 3)(ids)
-    seeing = keras.Model(ids, {"mean": keras.layers.GlobalAveragePooling1D()(x)})
-    rule = (
-        "`model` must ignore padding, the id 0.*fixed length. Received: output 'mean' that differs by .* padded to 16"
-    )
-    with pytest.raises(ValueError, match=rule):
-        export(seeing, tmp_path, tokenizer=tokenizer)
-    check_padding(TextEncoder(keras.Model(ids, x)), 0, [1, 2, 3], 5)  # vectors of the real tokens do not change
-    assert not list(tmp_path.iterdir())
-
-
-def test_padding_is_tried_with_a_mask_and_in_encoders():
-    mask, ids = inputs("padding_mask", "token_ids")
-    x = keras.layers.Embedding(80, 6)(ids)
-    x = keras.layers.MultiHeadAttention(2, 3)(x, x, attention_mask=keras.ops.cast(mask, "bool")[:, None, :])
-    check_padding(TextEncoder(randomize(keras.Model([mask, ids], x))), 4, [1, 2, 3], 5)
-    x = Encoder(1, 3, 2)(TokenEmbedding(17, 4, padding_id=5)(ids))
-    encoder = TextEncoder(randomize(keras.Model(ids, x)))
-    check_padding(encoder, 5, [1, 2, 3], 7)
-    with pytest.raises(ValueError, match="the id 6, or rows"):
-        check_padding(encoder, 6, [1, 2, 3], 7)
-
-
-def test_a_model_that_cannot_take_the_longest_row_is_refused(tokenizer, tmp_path):
-    """It has fewer positions than the tokenizer's rows have tokens, which nothing tells but trying."""
-    (ids,) = inputs("ids")
-    positions = keras.ops.cumsum(keras.ops.ones_like(ids), axis=1) - 1
-    x = keras.layers.Embedding(80, 3, mask_zero=True)(ids) + keras.layers.Embedding(9, 3)(positions)
-    with pytest.raises(
-        ValueError, match="`model` must take rows as long as `tokenizer` makes them.*Received: 1[06] tokens"
-    ):
-        export(keras.Model(ids, x), tmp_path, tokenizer=tokenizer)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("length", [3, 11])
