@@ -94,7 +94,11 @@ def _write(exporter: EncoderExporter, name: str, folder: Path) -> None:
             f"outputs that differ by {largest:.1e}"
         )
     if tokenizer is not None:
-        tokenizer.save(folder)
+        saved = folder / "tokenizer"  # `save` waits for the lock of its folder, and that of `folder` is held here
+        tokenizer.save(saved)
+        for file in saved.iterdir():
+            file.rename(folder / file.name)
+        saved.rmdir()
     content = {
         **({"text_pairs": True} if exporter.text_pairs else {}),
         "inputs": {one.name: [one.dtype, list(one.shape)] for one in named.inputs},
