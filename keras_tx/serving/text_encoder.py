@@ -72,6 +72,7 @@ class TextEncoder:
         self.has_mask = "mask" in self.roles.values()
         self.has_segments = "segments" in self.roles.values()
         self.num_segments: int | None = self._count_segments()
+        self._can_be_cut: dict[tuple[int, ...], bool] = {}  # ids of symbolic outputs -> whether they can
 
     def _check_segments(self, embedding: Any) -> None:
         """Raises for an input of unknown name that may not be segment ids: the export would fill it with zeros."""
@@ -108,6 +109,26 @@ class TextEncoder:
         outputs = self._run(self.model, list(self.outputs.values()), ids, segments, padding_id)
         return dict(zip(self.outputs, outputs, strict=True))
 
+    def have_token_axis(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether symbolic tensors of the model have an entry for each token in axis 1, by calls with real rows.
+
+        Shapes do not tell: an axis of unknown size may have T + 1 or 2T entries. False for a model that does not take
+        so few tokens.
+        """
+        longest = self.fixed_length or min(FEW_ROWS, self.max_length or FEW_ROWS)
+        token = 1 if self.padding_id == 0 else 0
+        part = keras.Model(self.model.inputs, list(tensors))
+        with tf.init_scope(), keras.device("cpu:0"):
+            for width in {self.fixed_length or max(longest - 1, 1), longest}:
+                inputs = self.inputs_in_order(tf.fill([1, width], token), padding_id=-1)
+                try:
+                    found = part(inputs, training=False)
+                except Exception:  # a layer may raise any error
+                    return False
+                if any(x.shape[1] != width for x in keras.tree.flatten(found)):
+                    return False
+        return True
+
     def up_to(self, tensor: Tensor) -> Callable[..., Tensor]:
         """Returns a function, called like this object, that computes the symbolic `tensor` of the model."""
         submodel = keras.Model(self.model.inputs, tensor)
@@ -122,19 +143,30 @@ class TextEncoder:
     ) -> list[Tensor]:
         """The outputs of `model`, whose symbolic tensors are `symbolic`; it has the inputs of `self.model`."""
         width = tf.shape(ids)[1]
-        is_padded = exported_weights.current() is not None and self.fixed_length is None
-        # Below, only the axis after the batch is cut again.
-        is_padded = is_padded and all(None not in tensor.shape[2:] for tensor in symbolic)
-        if is_padded and (self.max_length is None or self.max_length >= FEW_ROWS):
+        is_padded = exported_weights.current() is not None and self._takes_more_columns(symbolic)
+        if is_padded:
             ids = at_least_columns(ids, padding_id, FEW_ROWS)
             segments = segments if segments is None else at_least_columns(segments, 0, FEW_ROWS)
         inputs = self.model_inputs(ids, segments, padding_id)
         inputs = inputs if model is self.model else keras.tree.flatten(inputs)
         outputs = map(half_to_float32, keras.tree.flatten(model(inputs, training=False)))
         return [
-            x[:, :width] if is_padded and len(tensor.shape) > 1 and tensor.shape[1] is None else x
+            x[:, :width] if is_padded and _is_of_unknown_length(tensor) else x
             for x, tensor in zip(outputs, symbolic, strict=True)
         ]
+
+    def _takes_more_columns(self, symbolic: Sequence[Tensor]) -> bool:
+        """Whether ids may get more padding, since all outputs can be cut to the length that they would have without."""
+        if self.fixed_length is not None or (self.max_length is not None and self.max_length < FEW_ROWS):
+            return False
+        # Only the axis after the batch is cut.
+        if any(None in tensor.shape[2:] for tensor in symbolic):
+            return False
+        key = tuple(map(id, symbolic))
+        if key not in self._can_be_cut:
+            cut = [tensor for tensor in symbolic if _is_of_unknown_length(tensor)]
+            self._can_be_cut[key] = not cut or self.have_token_axis(cut)
+        return self._can_be_cut[key]
 
     def tokenize(self, tokenizer: Any, texts: Any, pairs: Any = None) -> tuple[Tensor, Tensor]:
         """Texts, or pairs of texts -> ids and segment ids, both (B, T), of the fixed length or at most `max_length`."""
@@ -204,6 +236,10 @@ class TextEncoder:
                     "`model` must take ids of any number of rows, (B, T). Received: input "
                     f"'{tensor.name}' of shape {tensor.shape}"
                 )
+
+
+def _is_of_unknown_length(tensor: Tensor) -> bool:
+    return len(tensor.shape) > 1 and tensor.shape[1] is None
 
 
 def half_dtype_of(model: keras.Model) -> str | None:

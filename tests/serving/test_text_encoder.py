@@ -220,6 +220,65 @@ def test_an_export_has_pairs_of_tokens_of_the_length_of_its_rows(length):
             assert_close(found[name], expected)
 
 
+class WithOneBefore(keras.layers.Layer):
+    """Puts the sum of the vectors before them."""
+
+    def call(self, x):
+        return keras.ops.concatenate([keras.ops.sum(x, axis=1, keepdims=True), x], axis=1)
+
+
+def of_other_lengths():
+    """A model whose outputs have T, T + 1 and 2T entries, and those symbolic outputs."""
+    (ids,) = inputs("ids")
+    x = keras.layers.Embedding(13, 6, mask_zero=True)(ids)
+    x = Encoder(1, 5, 2)(x)
+    return keras.Model(ids, {"x": x, "before": WithOneBefore()(x), "twice": keras.layers.UpSampling1D(2)(x)})
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not support masking:UserWarning")
+@pytest.mark.parametrize("length", [3, 11])
+def test_an_export_keeps_outputs_of_other_lengths_than_the_rows(length):
+    """No padding is added to rows whose outputs could not be cut again."""
+    import tensorflow as tf
+
+    model, row = of_other_lengths(), np.arange(1, length + 1, dtype="int32")[None]
+    encoder = TextEncoder(model)
+    parts = {name: encoder.up_to(tensor) for name, tensor in encoder.outputs.items()}
+    with exported_weights():
+        spec = [tf.TensorSpec([None, None], tf.int32)]
+        whole = tf.function(encoder, input_signature=spec)(row)
+        alone = {name: tf.function(part, input_signature=spec)(row) for name, part in parts.items()}
+    for name, expected in model(row).items():
+        assert whole[name].shape == expected.shape == alone[name].shape
+        assert_close(whole[name], expected)
+        assert_close(alone[name], expected)
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not support masking:UserWarning")
+def test_an_axis_of_tokens_is_found_by_calls():
+    encoder = TextEncoder(of_other_lengths())
+    assert {name: encoder.have_token_axis([x]) for name, x in encoder.outputs.items()} == {
+        "x": True,
+        "before": False,
+        "twice": False,
+    }
+    ids = keras.Input((7,), dtype="int32")
+    x = keras.layers.Embedding(13, 3)(ids)
+    fixed = TextEncoder(keras.Model(ids, [x, WithOneBefore()(x)]))
+    assert [fixed.have_token_axis([one]) for one in fixed.outputs.values()] == [True, False]
+    failing = TextEncoder(keras.Model(ids, OnlyInGraphs()(x)))
+    assert not failing.have_token_axis(list(failing.outputs.values()))
+
+
+class OnlyInGraphs(keras.layers.Layer):
+    def call(self, x):
+        import tensorflow as tf
+
+        if tf.executing_eagerly():
+            raise ValueError("no graph")
+        return x
+
+
 def test_a_part_of_a_model_answers_for_itself():
     ids, segments = inputs("token_ids", "segment_ids")
     x = keras.layers.Embedding(13, 3)(ids) + keras.layers.Embedding(2, 3)(segments)
