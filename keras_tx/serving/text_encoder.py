@@ -66,8 +66,8 @@ class TextEncoder:
         self.fixed_length: int | None = ids.shape[1]
         self.vocabulary_size: int | None = None if layer is None else _table_size(layer)
         self.padding_id: int | None = getattr(layer, "padding_id", 0 if getattr(layer, "mask_zero", False) else None)
-        lengths = [_positions_of(one) for one in layers_within(self.model)]
-        self.max_length: int | None = min([n for n in [*lengths, self.fixed_length] if n is not None], default=None)
+        lengths = [n for n in (self.fixed_length, fewest_positions(self.model)) if n is not None]
+        self.max_length: int | None = min(lengths, default=None)
         self.outputs: dict[str, Tensor] = _named_outputs(self.model)
         self.has_mask = "mask" in self.roles.values()
         self.has_segments = "segments" in self.roles.values()
@@ -322,6 +322,12 @@ def _table_size(layer: Any) -> int | None:
     sizes = [getattr(layer, name, None) for name in ("vocabulary_size", "input_dim")]
     # That of `keras.layers.IntegerLookup` is a method.
     return next((int(size) for size in sizes if isinstance(size, (int, np.integer))), None)
+
+
+def fewest_positions(model: keras.Model) -> int | None:
+    """The smallest number of positions of the layers that learn them; None if there is no such layer."""
+    found = [_positions_of(layer) for layer in layers_within(model)]
+    return min([one for one in found if one is not None], default=None)
 
 
 def _positions_of(layer: Any) -> int | None:
