@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_tx import checks
 from keras_tx.internals.keras_models import layers_within
@@ -163,6 +164,8 @@ def export(
 
         A server then answers `curl -d '{"instances": ["Dull, no fun."]}' http://localhost:8501/v1/models/reviews:predict`.
     """
+    labels = labels.tolist() if isinstance(labels, np.ndarray) else labels
+    warmup = warmup.tolist() if isinstance(warmup, np.ndarray) else warmup
     arguments: dict[str, Any] = {
         "tokenizers": {"tokenizer": tokenizer, "source_tokenizer": source_tokenizer},
         "generation": generation,
