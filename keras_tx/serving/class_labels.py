@@ -14,6 +14,7 @@ from keras_tx.internals.keras_models import SIGMOID, SOFTMAX
 from keras_tx.optional import Lazy
 from keras_tx.pretrained import PretrainedModel
 from keras_tx.serving.text_encoder import TextEncoder
+from keras_tx.text.python_inputs import is_encodable
 from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
@@ -89,6 +90,11 @@ def check_labels(encoder: TextEncoder, labels: Sequence[str] | None, multi_label
             f"The outputs of `model` must not have the names {sorted(added)}, which `labels` adds. "
             f"Received: outputs {taken}"
         )
+    if count is None:
+        raise ValueError(
+            "`labels` need an output whose last axis, that of the classes, has a known size. Received: output "
+            f"'{name}' of shape {output.shape}"
+        )
     if count == 1 and activation in (keras.activations.linear, keras.activations.sigmoid):
         count = 2  # no or yes
     elif count == 1 and activation is None:
@@ -109,6 +115,11 @@ def check_labels(encoder: TextEncoder, labels: Sequence[str] | None, multi_label
         raise ValueError(
             f"`labels` must be a list of {count} different strings, one for each class of the model. "
             f"Received: labels={labels!r}"
+        )
+    if not all(is_encodable(label) for label in labels):
+        raise ValueError(
+            "`labels` must be strings that can be encoded as UTF-8, which has no lone surrogates. Received: "
+            f"labels={labels!r}"
         )
     if multi_label and "" in labels:
         raise ValueError(

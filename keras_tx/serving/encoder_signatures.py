@@ -235,7 +235,8 @@ def _embedding_function(
 
     The vectors are the first of these that the model has: the output `pooler_output`; the output `last_hidden_state`;
     the inputs of a classifier's last layer with weights; the output of the encoder of a model that fills masks; the
-    only output, if it is (B, T, D). Vectors (B, T, D) are averaged over the real tokens.
+    only output, if it is (B, T, D). Vectors (B, T, D) are averaged over the real tokens, so there must be one for each.
+    Ids are no vectors: the last layer with weights may be the embedding that looks them up.
     """
     if "pooler_output" in encoder.outputs:
         tensor = encoder.outputs["pooler_output"]
@@ -250,6 +251,10 @@ def _embedding_function(
         tensor = next(iter(encoder.outputs.values())) if len(encoder.outputs) == 1 else None
         tensor = tensor if tensor is not None and len(tensor.shape) == 3 else None
     if tensor is None or len(tensor.shape) not in (2, 3):
+        return None
+    if not keras.backend.is_float_dtype(tensor.dtype) or any(tensor is one for one in encoder.model.inputs):
+        return None
+    if len(tensor.shape) == 3 and not encoder.have_token_axis([tensor]):
         return None
     hidden_states = encoder.up_to(tensor)
 

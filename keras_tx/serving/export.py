@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_tx import checks
 from keras_tx.internals.keras_models import layers_within
@@ -135,8 +136,8 @@ def export(
         TypeError: the model is not functional, or a tokenizer does not run in a graph.
         ValueError: the constants that are asked for would need 2 GiB; there are no products that could be constants or
             have a lower precision; for "int8", TensorFlow does not multiply int8 matrices exactly in this process;
-            arguments do not match the model or each other, outputs of the model depend on padding, an operation cannot
-            run on an unmodified server, or a warm-up request fails.
+            arguments do not match the model or each other, outputs of the model for a text depend on padding or on the
+            other texts, an operation cannot run on an unmodified server, or a warm-up request fails.
         OSError: the folder cannot be written, or the disk is full.
         ImportError: for the format "onnx", if tf2onnx or onnxruntime is not installed.
         RuntimeError: on JAX or PyTorch, if the process that exports on TensorFlow ends without a result.
@@ -163,6 +164,8 @@ def export(
 
         A server then answers `curl -d '{"instances": ["Dull, no fun."]}' http://localhost:8501/v1/models/reviews:predict`.
     """
+    labels = labels.tolist() if isinstance(labels, np.ndarray) else labels
+    warmup = warmup.tolist() if isinstance(warmup, np.ndarray) else warmup
     arguments: dict[str, Any] = {
         "tokenizers": {"tokenizer": tokenizer, "source_tokenizer": source_tokenizer},
         "generation": generation,

@@ -21,7 +21,8 @@ from keras_tx.serving.class_labels import check_labels, multi_label_kind
 from keras_tx.serving.encoder_signatures import encoder_signatures
 from keras_tx.serving.generator_signatures import generator_signatures
 from keras_tx.serving.request_inputs import graph_function, text_spec
-from keras_tx.serving.text_encoder import TextEncoder, check_padding, half_dtype_of
+from keras_tx.serving.row_checks import check_rows
+from keras_tx.serving.text_encoder import TextEncoder, half_dtype_of
 from keras_tx.serving.text_generator import TextGenerator, row_seeds
 from keras_tx.serving.tokenizer_checks import check_in_graph, check_length_limit, check_pairs
 from keras_tx.serving.warmup import inputs_for
@@ -30,7 +31,7 @@ from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
-SHORT_TEXT = "A short one."  # the text for the check of padding
+SHORT_TEXT = "A short one."  # the text for the check of rows
 LONGEST_ROW = 32  # the length for that check, if neither the model nor a tokenizer has a limit
 PROMPTS = (SHORT_TEXT, "one")  # or sources, for the parity of generative models
 GENERATION_TASKS = ("causal_lm", "conditional_generation")  # of checkpoints
@@ -125,8 +126,8 @@ class EncoderExporter:
         self.model, self.tokenizer, self.text_pairs = model, tokenizer, text_pairs
         self.precision = "float32"
         self.encoder = TextEncoder(model)
-        is_own_model = isinstance(model, (TextClassifier, MaskedLM))
-        if is_own_model and model.embedding.padding_id is None:
+        self._is_own_model = isinstance(model, (TextClassifier, MaskedLM))
+        if self._is_own_model and model.embedding.padding_id is None:
             raise ValueError(
                 "`model` must have a padding id, or rows of different lengths could not share a batch. Received: "
                 "padding_id=None"
@@ -147,20 +148,18 @@ class EncoderExporter:
         self.padding_id = self._padding_id()
         self.generation: dict[str, Any] | None = None
         self.request_defaults: dict[str, float] = {}
-        # The layers of this package mask padding, and rows of a fixed length always have the same padding.
-        self._is_safe_with_padding = is_own_model or self.encoder.fixed_length is not None
 
     def signatures(self) -> dict[str, Any]:
         """Returns {name: tf.function with an input signature}."""
-        self.check_padding()
+        self.check_rows()
         arguments = (self.encoder, self.tokenizer, self.labels, self.padding_id, self.fills_masks)
         return encoder_signatures(*arguments, multi_label=self.multi_label, text_pairs=self.text_pairs)
 
-    def check_padding(self) -> None:
-        """Raises ValueError if the outputs of a user's model depend on padding."""
-        if not self._is_safe_with_padding:
+    def check_rows(self) -> None:
+        """Raises ValueError if the outputs of a user's model for a row depend on its padding or on other rows."""
+        if not self._is_own_model:  # whose layers mask padding, and see no other rows
             ids, length = self.sample_row()
-            check_padding(self.encoder, self.padding_id, ids, length)
+            check_rows(self.encoder, self.padding_id, ids, length)
 
     def _padding_id(self) -> int:
         """The padding id of the model, of the tokenizer or of the config, whichever is known first.

@@ -63,7 +63,7 @@ def export_onnx(exporter: Exporter, path: Path, given: Mapping[str, Any]) -> Pat
         )
     for package in (tf2onnx, onnxruntime):
         package.__name__  # raises ImportError before anything is written  # noqa: B018
-    exporter.check_padding()
+    exporter.check_rows()
     return write_version(path, lambda folder: _write(exporter, model_name(path), folder))
 
 
@@ -94,7 +94,11 @@ def _write(exporter: EncoderExporter, name: str, folder: Path) -> None:
             f"outputs that differ by {largest:.1e}"
         )
     if tokenizer is not None:
-        tokenizer.save(folder)
+        saved = folder / "tokenizer"  # `save` waits for the lock of its folder, and that of `folder` is held here
+        tokenizer.save(saved)
+        for file in saved.iterdir():
+            file.rename(folder / file.name)
+        saved.rmdir()
     content = {
         **({"text_pairs": True} if exporter.text_pairs else {}),
         "inputs": {one.name: [one.dtype, list(one.shape)] for one in named.inputs},

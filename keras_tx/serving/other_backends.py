@@ -27,7 +27,7 @@ from keras_tx.generation.strategy import Strategy
 from keras_tx.internals.keras_models import is_unsafe_deserialization_enabled, layers_within
 from keras_tx.models.checked_data import CheckedModel
 from keras_tx.serving.parity import from_json, to_json
-from keras_tx.serving.text_encoder import one_line
+from keras_tx.serving.text_encoder import fewest_positions, one_line
 
 STRATEGIES = ("Greedy", "Sample", "Beam", "Speculative")
 ERRORS: dict[str, type[Exception]] = {
@@ -217,8 +217,9 @@ def _export_job(job: Path, export: Callable[..., Path]) -> Path:
 def _outputs_of_probe(model: keras.Model) -> list[np.ndarray]:
     """The outputs for rows of zeros and ones, which are ids of every vocabulary."""
     rows, ends = [], model._ids_in_each_row() if isinstance(model, CheckedModel) else {}
+    length = min(5, fewest_positions(model) or 5)
     for tensor in model.inputs:
-        width = tensor.shape[1] or 5
+        width = tensor.shape[1] or length
         row = np.resize([1, 0, 1, 1, 0, 1, 1], 2 * width).reshape(2, width)
         if tensor.name in ends:
             row[:, -1] = ends[tensor.name][0]

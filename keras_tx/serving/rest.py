@@ -179,7 +179,12 @@ class ServedModel:
         function = self._model.signatures[signature]
         specs = function.structured_input_signature[1]
         try:
-            outputs = function(**{name: tf.constant(array, specs[name].dtype) for name, array in inputs.items()})
+            tensors = {name: tf.constant(array, specs[name].dtype) for name, array in inputs.items()}
+            for name, tensor in tensors.items():
+                if not specs[name].shape.is_compatible_with(tensor.shape):
+                    sizes, got = list(specs[name].shape), list(tensor.shape)
+                    raise RestError(f"The input {name} must have the shape {sizes}. Received: shape {got}")
+            outputs = function(**tensors)
         except tf.errors.OpError as error:
             raise RestError(_message(str(error.message)), _status(error)) from error
         except (TypeError, ValueError) as error:  # a shape that the signature does not take

@@ -15,6 +15,7 @@ import numpy as np
 from keras_tx.optional import Lazy
 from keras_tx.serving.request_inputs import FEATURE, PAIR_FEATURE
 from keras_tx.serving.text_encoder import one_line
+from keras_tx.text.python_inputs import is_encodable
 from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
@@ -40,7 +41,7 @@ def check_warmup(warmup: Sequence[Any], tokenizer: Any, text_pairs: bool = False
 
     Raises:
         ValueError: an entry is neither a text nor a request, or neither a pair of texts nor a request if there are
-            `text_pairs`; or there are texts and no tokenizer.
+            `text_pairs`; a text has a lone surrogate; or there are texts and no tokenizer.
     """
     is_list = isinstance(warmup, Sequence) and not isinstance(warmup, (str, bytes))
     for entry in warmup if is_list else [warmup]:
@@ -52,6 +53,13 @@ def check_warmup(warmup: Sequence[Any], tokenizer: Any, text_pairs: bool = False
                 f"`warmup` must be a list of {texts}, or of requests {{'signature_name': ..., 'inputs': {{...}}}}. "
                 f"Received: {'' if is_list else 'warmup='}{reprlib.repr(entry)}"
                 f"{', text_pairs=True' if text_pairs else ''}"
+            )
+        if is_text and not all(
+            is_encodable(text) for text in (entry if text_pairs else [entry]) if isinstance(text, str)
+        ):
+            raise ValueError(
+                "`warmup` must have texts that can be encoded as UTF-8, which has no lone surrogates. Received: "
+                f"{reprlib.repr(entry)}"
             )
         if tokenizer is None and not is_request:
             raise ValueError(
@@ -170,7 +178,13 @@ def _given_request(
             f"`warmup` must give inputs of the dtypes { ({key: spec.dtype.name for key, spec in specs.items()}) }. "
             f"Received: {reprlib.repr(entry)}: {one_line(error)}"
         ) from error
-    rows = max([x.shape[0] for x in tensors.values() if x.shape.rank], default=0)  # others fail when they are run
+    for key, tensor in tensors.items():
+        if not specs[key].shape.is_compatible_with(tensor.shape):
+            raise ValueError(
+                f"`warmup` must give the input '{key}' of {name!r} a shape {list(specs[key].shape)}. Received: "
+                f"{reprlib.repr(entry)}, whose '{key}' has the shape {list(tensor.shape)}"
+            )
+    rows = max(tensor.shape[0] for tensor in tensors.values())
     if rows > max_batch:
         raise ValueError(
             "`warmup` must have requests of at most `max_batch` rows. Received: "

@@ -17,6 +17,7 @@ from keras_tx.serving import check
 from keras_tx.serving.check import audit
 from keras_tx.serving.check.__main__ import main
 from keras_tx.serving.parity import FILE as PARITY
+from keras_tx.serving.warmup import FILE as WARMUP
 from tests.serving.conftest import only_signatures
 from tests.tools import assert_close, randomize
 
@@ -84,6 +85,10 @@ def cut_short(folder):
     (folder / "saved_model.pb").write_bytes(whole[: len(whole) // 2])
 
 
+def damaged_warmup(folder):
+    (folder / WARMUP).write_bytes(b"garbage" * 20)
+
+
 def off_in_one_number(wrong):
     """Changes the first number of the first answer that has one."""
 
@@ -136,6 +141,7 @@ def copies(exported, multi_label, pairs, tokenizer, tmp_path_factory):
         "without_variables": ("classifier", without_variables),
         "unservable": ("classifier", unservable),
         "cut_short": ("classifier", cut_short),
+        "damaged_warmup": ("classifier", damaged_warmup),
         "encoder_off_by_half": ("encoder", tampered(off_in_one_number(0.5))),
         "encoder_not_a_number": ("encoder", tampered(off_in_one_number(float("nan")))),
     }
@@ -297,6 +303,12 @@ def test_a_difference_that_is_no_number_and_another_label_are_problems(reports):
 def test_missing_weights_are_a_problem(reports):
     (problem,) = reports["without_variables"].problems
     assert problem.startswith("it does not load: ") and "variables/variables" in problem
+
+
+@pytest.mark.process
+def test_warmup_requests_that_a_server_cannot_read_are_a_problem(reports):
+    (problem,) = reports["damaged_warmup"].problems
+    assert problem.startswith(f"{WARMUP} has an error from request 1 on, with which no server loads it: DataLossError")
 
 
 @pytest.mark.process

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx.serving.class_labels import check_labels, classifier_outputs
+from keras_tx.serving.class_labels import check_labels, classifier_outputs, multi_label_kind
 from keras_tx.serving.text_encoder import TextEncoder
 from tests.tools import assert_close, randomize, to_numpy
 
@@ -123,6 +123,20 @@ def test_outputs_with_the_names_of_answers_are_refused():
         ValueError, match=r"must not have the names .*'label'.*, which `labels` adds. Received: outputs \['label'\]"
     ):
         check_labels(TextEncoder(model), list("wxyz"))
+
+
+def test_the_number_of_classes_is_known():
+    ids = keras.Input((None,), dtype="int32")
+    weights = keras.layers.Dense(1, activation="sigmoid")(keras.layers.Embedding(13, 3)(ids))[..., 0]
+    encoder = TextEncoder(keras.Model(ids, {"logits": weights}))  # (B, T)
+    for labels in (["a", "b"], None):
+        with pytest.raises(ValueError, match=r"`labels` need an output .* output 'logits' of shape \(None, None\)"):
+            check_labels(encoder, labels, multi_label_kind(encoder, encoder.model))
+
+
+def test_labels_have_no_lone_surrogates():
+    with pytest.raises(ValueError, match=r"`labels` must be strings .* UTF-8.* Received: labels=\['a', '\\ud800'\]"):
+        check_labels(TextEncoder(classifier(2)), ["a", "\ud800"])
 
 
 def test_labels_belong_to_the_one_output_or_to_the_logits():

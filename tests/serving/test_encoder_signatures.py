@@ -249,6 +249,24 @@ def test_embed_goes_up_to_the_last_layer_with_weights(narrow):
     assert_close(yes, ask(narrow, "serving_default", *TEXTS)["probabilities"][:, 1:])
 
 
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+@pytest.mark.parametrize("length", [7, None])
+def test_ids_are_not_offered_as_vectors(tokenizer, length, dtype):
+    """The last layer with weights is the embedding, whose inputs are the ids."""
+    layers = [keras.Input((length,), dtype=dtype), keras.layers.Embedding(SIZE, 3)]
+    model = keras.Sequential([*layers, keras.layers.GlobalAveragePooling1D(), keras.layers.Softmax()])
+    signatures = encoder_signatures(TextEncoder(model), tokenizer, LABELS, 0)
+    assert set(signatures) == {"serving_default", "tokens", "classify"}
+
+
+def test_hidden_states_of_another_length_than_the_texts_are_not_averaged(tokenizer):
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(SIZE, 3)(ids)
+    for hidden, is_offered in ((x, True), (keras.ops.repeat(x, 2, axis=1), False)):
+        encoder = TextEncoder(keras.Model(ids, {"last_hidden_state": hidden}))
+        assert ("embed" in encoder_signatures(encoder, tokenizer, None, 0)) == is_offered
+
+
 def test_labels_of_tokens_come_with_the_tokens(tokenizer):
     ids = keras.Input((None,), dtype="int32")
     head = keras.layers.Dense(3)(keras.layers.Embedding(SIZE, 4, mask_zero=True)(ids))

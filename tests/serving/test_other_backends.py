@@ -258,6 +258,15 @@ def test_texts_that_are_compared_have_the_end_at_which_they_are_classified():
     assert all(np.isfinite(one).all() for one in other_backends._outputs_of_probe(model))
 
 
+@pytest.mark.parametrize("count", [1, 4, 5, 9])
+def test_texts_that_are_compared_fit_into_the_positions(make, count):
+    model = make(embedding_options={"position_encoding": "learned", "max_length": count})
+    (found,) = other_backends._outputs_of_probe(model)
+    length = min(count, 5)
+    rows = np.resize([1, 0, 1, 1, 0, 1, 1], 2 * length).reshape(2, length)
+    np.testing.assert_array_equal(found, to_numpy(model(rows, training=False)))
+
+
 def test_functions_that_cannot_be_found_there_are_named(activations, export_there, monkeypatch):
     model = bag(layer=keras.layers.Dense(3, activation=activations.squared))
     with monkeypatch.context() as patch:

@@ -172,7 +172,9 @@ ROW = "Failed to process element: 0"
         (PREDICT, TOKENS | {"inputs": {"token_ids": [[True]], "lengths": [1]}}, 400, "true Type: True is not of"),
         (PREDICT, TOKENS | {"inputs": {"token_ids": [[2**31]], "lengths": [1]}}, 400, "not of expected type: int32"),
         (PREDICT, TOKENS | {"inputs": {"token_ids": [[999]], "lengths": [1]}}, 400, "token_ids must be in [0, 71)"),
-        (PREDICT, {"inputs": [["a"]]}, 400, ""),  # a shape that the signature does not take
+        (PREDICT, {"inputs": [["a"]]}, 400, "The input text must have the shape [None]. Received: shape [1, 1]"),
+        (PREDICT, {"inputs": "a"}, 400, "The input text must have the shape [None]. Received: shape []"),
+        (PREDICT, TOKENS | {"inputs": {"token_ids": [1], "lengths": [1]}}, 400, "input token_ids must have the shape"),
         ("/v1/models/reviews:classify", {"examples": [{}]}, 400, "No classification inputs found"),
         ("/v1/models/reviews:regress", {"examples": [{}]}, 400, "No regression inputs found"),
         ("/v1/models/reviews:classify", {"signature_name": "no", "examples": [{}]}, 400, "No signature was found with"),

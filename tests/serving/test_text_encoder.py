@@ -6,10 +6,9 @@ import pytest
 
 from keras_tx.layers import Encoder, LearnedPositionalEncoding, TokenEmbedding
 from keras_tx.layers.exported_weights import exported_weights
-from keras_tx.serving import export
-from keras_tx.serving.text_encoder import TextEncoder, check_padding
+from keras_tx.serving.text_encoder import TextEncoder
 from keras_tx.text import BertTokenizer
-from tests.tools import assert_close, randomize, to_numpy
+from tests.tools import assert_close, to_numpy
 
 pytestmark = pytest.mark.tensorflow
 
@@ -203,43 +202,6 @@ def test_half_precision_becomes_float32():
     assert encoder.half_dtype == "bfloat16" and answer["half"].dtype == "float32" and answer["ids"].dtype == "int32"
 
 
-def test_a_model_that_sees_padding_is_refused_with_a_way_out(tokenizer, tmp_path):
-    (ids,) = inputs("ids")
-    x = keras.layers.Embedding(80, 3)(ids)
-    seeing = keras.Model(ids, {"mean": keras.layers.GlobalAveragePooling1D()(x)})
-    rule = (
-        "`model` must ignore padding, the id 0.*fixed length. Received: output 'mean' that differs by .* padded to 16"
-    )
-    with pytest.raises(ValueError, match=rule):
-        export(seeing, tmp_path, tokenizer=tokenizer)
-    check_padding(TextEncoder(keras.Model(ids, x)), 0, [1, 2, 3], 5)  # vectors of the real tokens do not change
-    assert not list(tmp_path.iterdir())
-
-
-def test_padding_is_tried_with_a_mask_and_in_encoders():
-    mask, ids = inputs("padding_mask", "token_ids")
-    x = keras.layers.Embedding(80, 6)(ids)
-    x = keras.layers.MultiHeadAttention(2, 3)(x, x, attention_mask=keras.ops.cast(mask, "bool")[:, None, :])
-    check_padding(TextEncoder(randomize(keras.Model([mask, ids], x))), 4, [1, 2, 3], 5)
-    x = Encoder(1, 3, 2)(TokenEmbedding(17, 4, padding_id=5)(ids))
-    encoder = TextEncoder(randomize(keras.Model(ids, x)))
-    check_padding(encoder, 5, [1, 2, 3], 7)
-    with pytest.raises(ValueError, match="the id 6, or rows"):
-        check_padding(encoder, 6, [1, 2, 3], 7)
-
-
-def test_a_model_that_cannot_take_the_longest_row_is_refused(tokenizer, tmp_path):
-    """It has fewer positions than the tokenizer's rows have tokens, which nothing tells but trying."""
-    (ids,) = inputs("ids")
-    positions = keras.ops.cumsum(keras.ops.ones_like(ids), axis=1) - 1
-    x = keras.layers.Embedding(80, 3, mask_zero=True)(ids) + keras.layers.Embedding(9, 3)(positions)
-    with pytest.raises(
-        ValueError, match="`model` must take rows as long as `tokenizer` makes them.*Received: 1[06] tokens"
-    ):
-        export(keras.Model(ids, x), tmp_path, tokenizer=tokenizer)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("length", [3, 11])
 def test_an_export_has_pairs_of_tokens_of_the_length_of_its_rows(length):
     """Elsewhere it widens short rows, and cuts the outputs again."""
@@ -256,6 +218,65 @@ def test_an_export_has_pairs_of_tokens_of_the_length_of_its_rows(length):
         for name, expected in encoder(row).items():
             assert found[name].shape == expected.shape
             assert_close(found[name], expected)
+
+
+class WithOneBefore(keras.layers.Layer):
+    """Puts the sum of the vectors before them."""
+
+    def call(self, x):
+        return keras.ops.concatenate([keras.ops.sum(x, axis=1, keepdims=True), x], axis=1)
+
+
+def of_other_lengths():
+    """A model whose outputs have T, T + 1 and 2T entries, and those symbolic outputs."""
+    (ids,) = inputs("ids")
+    x = keras.layers.Embedding(13, 6, mask_zero=True)(ids)
+    x = Encoder(1, 5, 2)(x)
+    return keras.Model(ids, {"x": x, "before": WithOneBefore()(x), "twice": keras.layers.UpSampling1D(2)(x)})
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not support masking:UserWarning")
+@pytest.mark.parametrize("length", [3, 11])
+def test_an_export_keeps_outputs_of_other_lengths_than_the_rows(length):
+    """No padding is added to rows whose outputs could not be cut again."""
+    import tensorflow as tf
+
+    model, row = of_other_lengths(), np.arange(1, length + 1, dtype="int32")[None]
+    encoder = TextEncoder(model)
+    parts = {name: encoder.up_to(tensor) for name, tensor in encoder.outputs.items()}
+    with exported_weights():
+        spec = [tf.TensorSpec([None, None], tf.int32)]
+        whole = tf.function(encoder, input_signature=spec)(row)
+        alone = {name: tf.function(part, input_signature=spec)(row) for name, part in parts.items()}
+    for name, expected in model(row).items():
+        assert whole[name].shape == expected.shape == alone[name].shape
+        assert_close(whole[name], expected)
+        assert_close(alone[name], expected)
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not support masking:UserWarning")
+def test_an_axis_of_tokens_is_found_by_calls():
+    encoder = TextEncoder(of_other_lengths())
+    assert {name: encoder.have_token_axis([x]) for name, x in encoder.outputs.items()} == {
+        "x": True,
+        "before": False,
+        "twice": False,
+    }
+    ids = keras.Input((7,), dtype="int32")
+    x = keras.layers.Embedding(13, 3)(ids)
+    fixed = TextEncoder(keras.Model(ids, [x, WithOneBefore()(x)]))
+    assert [fixed.have_token_axis([one]) for one in fixed.outputs.values()] == [True, False]
+    failing = TextEncoder(keras.Model(ids, OnlyInGraphs()(x)))
+    assert not failing.have_token_axis(list(failing.outputs.values()))
+
+
+class OnlyInGraphs(keras.layers.Layer):
+    def call(self, x):
+        import tensorflow as tf
+
+        if tf.executing_eagerly():
+            raise ValueError("no graph")
+        return x
 
 
 def test_a_part_of_a_model_answers_for_itself():

@@ -1,5 +1,6 @@
 """Warm-up requests are what TensorFlow Serving reads, and every one of them is answered."""
 
+import importlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from keras_tx.serving import export, warmup
 from keras_tx.serving.warmup import FILE, prediction_log
-from tests.serving.conftest import WARMUP
+from tests.serving.conftest import LABELS, WARMUP
 from tests.serving.protos import message
 
 pytestmark = pytest.mark.tensorflow
@@ -77,6 +78,16 @@ def test_fields_of_any_length_are_read_back(size):
             "must give inputs of the dtypes {'text': 'string'}. Received: {'inputs'",
         ),
         (
+            [{"inputs": {"text": "abc"}}],
+            r"must give the input 'text' of 'serving_default' a shape \[None\]. Received: .*'abc'.* the shape \[\]",
+        ),
+        ([{"inputs": {"text": [["a"]]}}], r"must give the input 'text' .*, whose 'text' has the shape \[1, 1\]"),
+        (
+            [{"signature_name": "tokens", "inputs": {"token_ids": [[1]], "lengths": 1}}],
+            r"must give the input 'lengths' of 'tokens' a shape \[None\]",
+        ),
+        (["a", "b\ud800"], r"must have texts .* UTF-8, which has no lone surrogates. Received: 'b\\ud800'"),
+        (
             [{"inputs": {"text": ["a", "b"]}}],
             "must have requests of at most `max_batch` rows. Received: max_batch=1, .*has 2 rows",
         ),
@@ -106,6 +117,23 @@ def test_too_many_requests_are_refused(loaded, tmp_path, monkeypatch):
     )
     with pytest.raises(ValueError, match="at most 14 requests.*Received: 2 entries, which make 15"):
         warmup.write_warmup(tmp_path, "name", loaded, ["a", "b"], source, max_batch=2)
+
+
+def test_no_text_of_a_pair_has_a_lone_surrogate(tokenizer):
+    with pytest.raises(ValueError, match="`warmup` must have texts .* no lone surrogates. Received: .'a', "):
+        warmup.check_warmup([("a", "\ud800")], tokenizer, text_pairs=True)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_arrays_are_given_like_lists(make, tmp_path, tokenizer, monkeypatch, pairs):
+    entries = [["the cat", "sat"], ["not", "dull"]] if pairs else ["the cat", "sat"]
+    given = []
+    module = importlib.import_module("keras_tx.serving.export")
+    monkeypatch.setattr(module, "export_on_tensorflow", lambda *args, **options: given.append(options))
+    model = make(embedding_options={"num_segments": 2})
+    for kind in (list, np.array):
+        export(model, tmp_path, tokenizer=tokenizer, labels=kind(LABELS), warmup=kind(entries), text_pairs=pairs)
+    assert given[0] == given[1] and given[0]["warmup"] == entries and given[0]["labels"] == LABELS
 
 
 def test_texts_need_a_tokenizer(make, tmp_path):

@@ -98,8 +98,9 @@ def check(path: str | Path) -> Report:
     times that, multiplied by the largest number of the answer if it exceeds 1. A label, id or word is not compared if
     its probability is so near to that of the next one, or to the threshold of a multi-label head, that rounding may
     change it. Sampled text is not compared either, and in half precision or int8 nothing that depends on the tokens
-    that a generative model chooses. A signature without saved requests must accept made-up inputs of its dtypes. The
-    process has a time limit of 300 seconds.
+    that a generative model chooses. A signature without saved requests must accept made-up inputs of its dtypes. A
+    server refuses a version if one of its warm-up requests fails, so all of them are read, and run for up to 60
+    seconds. The process has a time limit of 300 seconds.
 
     Args:
         path: the version's folder, such as "saved_models/reviews/1".

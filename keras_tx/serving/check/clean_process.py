@@ -23,6 +23,7 @@ import numpy as np  # noqa: E402
 import session  # noqa: E402
 import tensorflow as tf  # noqa: E402
 import tensorflow_internals  # noqa: E402
+import warmup_requests  # noqa: E402
 
 WEIGHTS = os.path.join("variables", "variables.index")
 TIMED_CALLS, TIMED_SECONDS = 5, 1.0  # a signature is called this often, or for this long
@@ -46,6 +47,7 @@ def _found(version: str, core_ops: set[str]) -> dict[str, Any]:
         found["problems"].append(f"it does not load: {_one_line(error)}")
     else:
         _run_signatures(version, loaded.signatures, found)
+        found["problems"] += warmup_requests.problems_of_warmup(version, loaded.signatures)
     return found
 
 
