@@ -55,6 +55,7 @@ class ViT(Family):
 
     model_types = ("vit",)
     prefix = "vit."
+    is_causal = False
     tasks = {"base": "ViTModel", "image_classification": "ViTForImageClassification"}
     inputs = needed = ("pixel_values",)
     parts = {"pooler": "pooler.dense.weight"}
