@@ -118,7 +118,7 @@ def from_pretrained(
             generation_config=generation,
             dtype=dtype,
         )
-        if (asked_labels, num_labels) != (None, None) and model.task not in CLASSIFYING:
+        if not (asked_labels is None and num_labels is None) and model.task not in CLASSIFYING:
             raise ValueError(
                 f"`labels` and `num_labels` are for the tasks {list(CLASSIFYING)}. Received: "
                 f"labels={asked_labels!r:.200}, num_labels={num_labels}, task={model.task!r}"
@@ -204,6 +204,7 @@ def _directory(path: str | Path) -> Path:
 
 def _checked_labels(labels: Any, num_labels: int | None) -> list[str]:
     given = [labels] if isinstance(labels, str) else list(labels)
+    given = [str(label) if isinstance(label, str) else label for label in given]  # NumPy has strings of its own
     are_names = not isinstance(labels, str) and all(isinstance(label, str) and label for label in given)
     if not given or not are_names or len(set(given)) < len(given):
         raise ValueError(f"`labels` must be different non-empty strings, one for each class. Received: {labels=!r}")
