@@ -50,7 +50,8 @@ def from_pretrained(
         task: "base", "sequence_classification", "token_classification", "question_answering", "masked_lm", "causal_lm",
             "conditional_generation", "encoder", "image_classification", ... None: the task that the checkpoint was
             saved for. If the checkpoint has no head for the task that you choose, the head gets random weights, and a
-            warning names the new tensors and their layers.
+            warning names the new tensors and their layers. As in transformers, tensors that have the same name in the
+            head of another task are used, of which another warning tells.
         dtype: the dtype policy, such as "mixed_bfloat16". None: Keras' global dtype policy. With "float32", weights
             that are stored in half precision become float32.
         output_hidden_states: whether the outputs include `hidden_states`.
@@ -141,6 +142,14 @@ def from_pretrained(
         warnings.warn(
             f"The checkpoint lacks tensors of the task {model.task!r}. They have random weights and must be trained: "
             f"{new}, in the layers {new_layers.names}",
+            stacklevel=2,
+        )
+    reused = audit.reused(model.family, rows, names, new)
+    if reused:
+        warnings.warn(
+            f"The checkpoint was saved for the task {audit.other_task(model.family)!r}. Of its head, a model of the "
+            f"task {model.task!r} has the tensors {reused['used']}, which were trained for the other task, but not "
+            f"{reused['unused'] or 'others'}",
             stacklevel=2,
         )
     object.__setattr__(model, "source", directory.absolute())  # `save_pretrained` copies the tokenizer's files from it
