@@ -38,11 +38,11 @@ def join(*masks: Tensor | None) -> Any:
     return joined
 
 
-def checked(name: str, mask: Any) -> Any:
+def checked(name: str, mask: Any, has_bias: bool = True) -> Any:
     """Returns the call argument `name`, a mask of booleans, or of 1 and 0, as booleans.
 
     A mask of 0 and -1e9, made to be added to the logits, would be inverted as booleans, and token ids would count as
-    so many tokens each.
+    so many tokens each. `has_bias`: whether the layer has an `attention_bias`, to which the error points.
 
     Raises:
         ValueError: for numbers other than 1 and 0, and for texts.
@@ -54,7 +54,8 @@ def checked(name: str, mask: Any) -> Any:
         raise ValueError(f"`{name}` must be boolean, or 1 and 0. Received: {name}={mask!r}")
     if isinstance(mask, keras.KerasTensor) or not ("float" in dtype or "int" in dtype):
         return mask
-    rule = f"`{name}` must be boolean, or 1 and 0; numbers to add to the logits go into `attention_bias`. Received:"
+    hint = "; numbers to add to the logits go into `attention_bias`" if has_bias else ""
+    rule = f"`{name}` must be boolean, or 1 and 0{hint}. Received:"
     values = values_of(mask)
     if values is not None:
         wrong = values[(values != 0) & (values != 1)]

@@ -14,6 +14,7 @@ from keras_tx.pretrained.model import PretrainedModel
 from keras_tx.pretrained.table import Row
 from keras_tx.types import DType
 
+_PRETRAINING = ("pretraining", "masked_lm", "next_sentence_prediction")  # tasks with the same heads
 _OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in checkpoints that were converted from TensorFlow
 
 
@@ -99,13 +100,14 @@ def _check_rows(
 ) -> list[str]:
     """Returns the names of the rows that may be new; raises for other rows that the checkpoint cannot fill."""
     new: list[str] = []
-    has_head = any(row.theirs in names and family.is_of_head(row.theirs) and not _is_part(family, row) for row in rows)
+    # A head of which only some tensors are missing is an error, unless it is that of another task.
+    must_be_whole = other_task(family) is None and any(
+        row.theirs in names and family.is_of_head(row.theirs) and not _is_part(family, row.theirs) for row in rows
+    )
     for row in rows:
         file_name, of_head = names.get(row.theirs), family.is_of_head(row.theirs)
         if file_name is None:
-            if not (
-                asked and of_head and (_is_part(family, row) or not has_head)
-            ):  # a head of which only some tensors are missing is an error
+            if not (asked and of_head and (_is_part(family, row.theirs) or not must_be_whole)):
                 advice = "; or pass `task`, and the head is new" if of_head and not asked else ""
                 raise ValueError(
                     f"The checkpoint must have {row.theirs!r} of shape {row.shape}{advice}. Received: no such tensor"
@@ -122,9 +124,28 @@ def _check_rows(
     return new
 
 
-def _is_part(family: Family, row: Row) -> bool:
-    """Whether a row belongs to an optional part of the base model, such as the pooler."""
-    return any(row.theirs.startswith(f"{family.prefix}{part}.") for part in family.parts)
+def other_task(family: Family) -> str | None:
+    """The task that `architectures` in config.json names, if it is another one than that of the model; or None."""
+    try:
+        task = family.task_of(family.config)
+    except ValueError:  # it names none
+        return None
+    return None if task == family.task else task
+
+
+def reused(family: Family, rows: Iterable[Row], names: Collection[str], new: Collection[str]) -> dict[str, list[str]]:
+    """Head tensors that were trained for another task: {"used": names, "unused": names}; or {} if none are used."""
+    task, needed = other_task(family), {row.theirs for row in rows}
+    of_head = [name for name in sorted(names) if family.is_of_head(name) and not _is_part(family, name)]
+    used = [name for name in of_head if name in needed and name not in new]
+    if task is None or not used or {task, family.task} <= {*_PRETRAINING}:
+        return {}
+    return {"used": used, "unused": [name for name in of_head if name not in needed]}
+
+
+def _is_part(family: Family, name: str) -> bool:
+    """Whether a tensor belongs to an optional part of the base model, such as the pooler."""
+    return any(name.startswith(f"{family.prefix}{part}.") for part in family.parts)
 
 
 def _is_float(dtype: DType) -> bool:

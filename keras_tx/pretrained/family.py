@@ -46,6 +46,7 @@ class Family(HasLayers):
         zeros: names of tensors that are zeros if the checkpoint lacks them.
         initial_scale: the key of config.json that new weights are scaled by, and its default, which 0 stands for, too.
         initial_distribution: the class of the initializers of new weights.
+        is_causal: the value of `is_causal` in config.json that changes nothing. None: every value changes something.
         heads: regular expressions for the tensors of all heads and optional parts. A model for another task does not
             need them, and if the caller asks for a task whose head the checkpoint lacks, they are new.
 
@@ -76,11 +77,13 @@ class Family(HasLayers):
     zeros: tuple[str, ...] = ()
     initial_scale: tuple[str, float] = ("initializer_range", 0.02)
     initial_distribution: type[keras.initializers.Initializer] = keras.initializers.RandomNormal
+    is_causal: bool | None = None
     heads: tuple[str, ...] = ()
     embedding: Any  # a layer that each family makes
 
     def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:
         self.config, self.task, self.tied, self.dtype = config, task, tied, dtype
+        config.refuse("is_causal", *(() if self.is_causal is None else (self.is_causal,)))
         key, default = self.initial_scale
         self.initializer_range = config.not_negative(key, default=default) or default  # so does transformers
 

@@ -7,6 +7,7 @@ github.com/huggingface/safetensors#format.
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,8 +134,7 @@ def json_object(what: str, data: bytes) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counted = dict(pairs)
         if len(counted) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
+            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
             raise ValueError(f"the key {twice!r:.200} twice")
         return counted
 

@@ -50,7 +50,8 @@ def from_pretrained(
         task: "base", "sequence_classification", "token_classification", "question_answering", "masked_lm", "causal_lm",
             "conditional_generation", "encoder", "image_classification", ... None: the task that the checkpoint was
             saved for. If the checkpoint has no head for the task that you choose, the head gets random weights, and a
-            warning names the new tensors and their layers.
+            warning names the new tensors and their layers. As in transformers, tensors that have the same name in the
+            head of another task are used, of which another warning tells.
         dtype: the dtype policy, such as "mixed_bfloat16". None: Keras' global dtype policy. With "float32", weights
             that are stored in half precision become float32.
         output_hidden_states: whether the outputs include `hidden_states`.
@@ -118,7 +119,7 @@ def from_pretrained(
             generation_config=generation,
             dtype=dtype,
         )
-        if (asked_labels, num_labels) != (None, None) and model.task not in CLASSIFYING:
+        if not (asked_labels is None and num_labels is None) and model.task not in CLASSIFYING:
             raise ValueError(
                 f"`labels` and `num_labels` are for the tasks {list(CLASSIFYING)}. Received: "
                 f"labels={asked_labels!r:.200}, num_labels={num_labels}, task={model.task!r}"
@@ -141,6 +142,14 @@ def from_pretrained(
         warnings.warn(
             f"The checkpoint lacks tensors of the task {model.task!r}. They have random weights and must be trained: "
             f"{new}, in the layers {new_layers.names}",
+            stacklevel=2,
+        )
+    reused = audit.reused(model.family, rows, names, new)
+    if reused:
+        warnings.warn(
+            f"The checkpoint was saved for the task {audit.other_task(model.family)!r}. Of its head, a model of the "
+            f"task {model.task!r} has the tensors {reused['used']}, which were trained for the other task, but not "
+            f"{reused['unused'] or 'others'}",
             stacklevel=2,
         )
     object.__setattr__(model, "source", directory.absolute())  # `save_pretrained` copies the tokenizer's files from it
@@ -204,6 +213,7 @@ def _directory(path: str | Path) -> Path:
 
 def _checked_labels(labels: Any, num_labels: int | None) -> list[str]:
     given = [labels] if isinstance(labels, str) else list(labels)
+    given = [str(label) if isinstance(label, str) else label for label in given]  # NumPy has strings of its own
     are_names = not isinstance(labels, str) and all(isinstance(label, str) and label for label in given)
     if not given or not are_names or len(set(given)) < len(given):
         raise ValueError(f"`labels` must be different non-empty strings, one for each class. Received: {labels=!r}")

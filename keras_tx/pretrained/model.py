@@ -15,17 +15,17 @@ from keras_tx.internals.keras_jax_steps import sync_variables
 from keras_tx.internals.keras_models import set_initializer, variables_initialized_at_end
 from keras_tx.layers import Encoder, trainable
 from keras_tx.layers.configs import serialized_policy
-from keras_tx.layers.ids import check_ids, check_integers
 from keras_tx.layers.unpadding import padding_unread
 from keras_tx.locks import lock_of
 from keras_tx.models.base import Twins, clonable, with_twins
 from keras_tx.models.checked_data import CheckedModel
 from keras_tx.pretrained import array_prompts, generation_config
+from keras_tx.pretrained import inputs as inputs_by_name
 from keras_tx.pretrained.config import Config
 from keras_tx.pretrained.family import Family
 from keras_tx.pretrained.initial_weights import initial_weights
 from keras_tx.pretrained.registry import read_family
-from keras_tx.types import DType, Tensor
+from keras_tx.types import DType
 
 _IDS = {
     "input_ids": "embedding",
@@ -34,7 +34,6 @@ _IDS = {
 GENERATIVE = ("causal_lm", "conditional_generation")  # tasks
 CLASSIFYING = ("sequence_classification", "token_classification", "image_classification")
 _TOKEN_TASKS = ("masked_lm", "token_classification")  # whose losses leave padding out
-_MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -50,9 +49,10 @@ class PretrainedModel(CheckedModel):
     arguments: arrays in `fit` and `predict`, or symbolic tensors of your functional model.
 
     Inputs that you leave out have the same defaults as in transformers: without `attention_mask` all tokens are real,
-    even padding tokens; `token_type_ids` are zeros. The outputs are a dict: depending on the task `last_hidden_state`
-    (B, T, D), `pooler_output` (B, D), `logits`, or `start_logits` and `end_logits` (B, T); with `output_hidden_states`
-    also `hidden_states`.
+    even padding tokens, unless a Keras layer attached a mask to the ids, which is used then; `token_type_ids` are
+    zeros. A mask is boolean, or 1 at real tokens and 0 at padding tokens. The outputs are a dict: depending on the task
+    `last_hidden_state` (B, T, D), `pooler_output` (B, D), `logits`, or `start_logits` and `end_logits` (B, T);
+    with `output_hidden_states` also `hidden_states`.
 
     Args:
         config: the content of config.json, a dict.
@@ -155,16 +155,22 @@ class PretrainedModel(CheckedModel):
         return bool(self.family.tied)
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        named = {name: kwargs.pop(name) for name in self.family.inputs if name in kwargs}
-        return super().__call__(self._named(_as_dict(inputs), named), *args, **kwargs)
+        mask = kwargs.pop("mask", None)
+        if mask is not None:
+            masks = [name for name in self.family.inputs if name.endswith("_mask")]
+            raise ValueError(
+                f"`mask` must be None; masks of this model are {masks}. Received: mask of type {type(mask).__name__}"
+            )
+        further = {name: kwargs.pop(name) for name in self.family.inputs if name in kwargs}
+        named = inputs_by_name.by_name(self.family, _as_dict(inputs), further)
+        inputs_by_name.check_shapes(self, named)
+        return super().__call__(inputs_by_name.with_keras_masks(named), *args, **kwargs)
 
-    def call(self, inputs: Any, training: bool | None = None, mask: Tensor = None, **kwargs: Any) -> Any:
-        inputs = self._named(inputs)
-        for name, size in self._ids.items():
-            if inputs[name] is not None:
-                check_ids(name, inputs[name], size)  # Keras would cast floats, and truncate large integers
+    # Keras would fill an argument `mask` with the masks of the ids, and attach them to inputs.
+    def call(self, inputs: Any, training: bool | None = None, **kwargs: Any) -> Any:
+        inputs = inputs_by_name.checked(self._named(inputs), self._ids)
         with padding_unread(self._padding_is_unread(training)):
-            return super().call(inputs, training=training, mask=mask, **kwargs)
+            return super().call(inputs, training=training, **kwargs)
 
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **kwargs: Any) -> Any:
@@ -189,15 +195,12 @@ class PretrainedModel(CheckedModel):
             return bool(training)
         return not any(len(x.shape) > 2 or x.shape[-1] is None for x in self.outputs)
 
-    def compute_output_spec(self, inputs: Any, training: bool | None = None, mask: Tensor = None) -> Any:
-        inputs = self._named(inputs)
-        for name in self._ids:
-            if inputs[name] is not None:
-                check_integers(name, inputs[name])
+    def compute_output_spec(self, inputs: Any, training: bool | None = None) -> Any:
+        inputs = inputs_by_name.checked(self._named(inputs), self._ids)
         # Keras cannot infer shapes from None. The symbolic input has the shape (None, None), which fits the others.
         symbolic = {x.name: keras.KerasTensor(x.shape, dtype=x.dtype) for x in self.inputs}
         inputs = {name: symbolic[name] if x is None else x for name, x in inputs.items()}
-        return super().compute_output_spec(inputs, training=training, mask=mask)
+        return super().compute_output_spec(inputs, training=training)
 
     @property
     def _ids(self) -> dict[str, int]:
@@ -215,20 +218,8 @@ class PretrainedModel(CheckedModel):
     def _input_names(self) -> list[str]:
         return list(self.family.inputs)
 
-    def _named(self, inputs: Any, named: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Returns a dict of all inputs from what the caller passed, with None for those that were left out."""
-        names, needed = self.family.inputs, self.family.needed
-        if not isinstance(inputs, dict):
-            several = isinstance(inputs, (list, tuple)) and all(hasattr(one, "shape") for one in inputs)
-            inputs = dict(zip(names, inputs if several else [inputs], strict=False))
-        given = {**inputs, **(named or {})}
-        missing = [name for name in needed if given.get(name) is None]
-        if missing or not given.keys() <= set(names) or len(given) < len(inputs) + len(named or {}):
-            raise ValueError(
-                f"`inputs` must have {list(needed)}, and may have {list(names)}, each once. Received: "
-                f"{[*inputs, *(named or {})]}"
-            )
-        return {name: given.get(name) for name in names}
+    def _named(self, inputs: Any) -> dict[str, Any]:
+        return inputs_by_name.by_name(self.family, inputs, {})
 
     def generate(self, inputs: Any, strategy: Strategy | None = None, **options: Any) -> Any:
         """Generates a continuation of each prompt, or a target sequence for each source.
@@ -281,7 +272,7 @@ class PretrainedModel(CheckedModel):
         """What the caller gave for the inputs `names`, and the rows of its real tokens if it is arrays or has masks."""
         check_concrete(inputs)
         given = dict(inputs) if isinstance(inputs, dict) else {names[0]: inputs}
-        masks = {name: given.pop(_MASKS[name], None) for name in names if name in given}
+        masks = {name: given.pop(inputs_by_name.MASKS[name], None) for name in names if name in given}
         if not given.keys() <= set(names):
             raise ValueError(
                 f"The keys of `inputs` must be among {names}, or be masks of the inputs given. Received: {[*inputs]}"

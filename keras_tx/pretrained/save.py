@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_tx import checks
 from keras_tx.internals.keras_models import layers_within
-from keras_tx.pretrained import processes, table
+from keras_tx.pretrained import headers, processes, table
 from keras_tx.pretrained.family import Family
 from keras_tx.pretrained.files import is_of_weights, write_into
 from keras_tx.pretrained.load import CONFIG, GENERATION
@@ -75,8 +75,9 @@ def save_pretrained(
     Raises:
         TypeError: `model` is not a `PretrainedModel`.
         ValueError: `dtype` is not one of these, `max_shard_bytes` is not positive, the model is quantized, a weight is
-            NaN or infinite, also only after the cast to `dtype`, or the tokenizer has more tokens than the model. An
-            earlier checkpoint in the directory is kept.
+            NaN or infinite, also only after the cast to `dtype`, the tokenizer has more tokens than the model, or
+            `from_pretrained` would refuse the config or the `generation_config`. An earlier checkpoint in the directory
+            is kept.
         OSError: a file cannot be written, by this process or by the one that writes for all; the directory is then as
             it was.
 
@@ -95,6 +96,10 @@ def save_pretrained(
     if hasattr(tokenizer, "vocabulary_size") and model.config.get("vocab_size") is not None:
         check_fits(tokenizer, model.config["vocab_size"])
     checks.positive_int("max_shard_bytes", max_shard_bytes)
+    model._check_generation_config()
+    texts = {CONFIG: _json(CONFIG, _values(model, dtype))}
+    if model.generation_config:
+        texts[GENERATION] = _json(GENERATION, model.generation_config)
     source = getattr(model, "source", None)
     if tokenizer is None and source is not None and not source.is_dir():
         warnings.warn(
@@ -106,9 +111,8 @@ def save_pretrained(
     def write(tensors: Iterator[tuple[str, np.ndarray]]) -> None:
         with replacing(Path(directory), _is_outdated, gate=CONFIG) as folder:
             write_into(folder, tensors, max_shard_bytes)
-            _write_json(folder / CONFIG, _values(model, dtype))
-            if model.generation_config:
-                _write_json(folder / GENERATION, model.generation_config)
+            for name, text in texts.items():
+                (folder / name).write_text(text, encoding="utf-8")
             if tokenizer is not None:
                 tokenizer.save(folder)
             else:
@@ -168,8 +172,11 @@ def _values(model: PretrainedModel, dtype: str | None) -> dict[str, Any]:
     return values
 
 
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def _json(name: str, values: dict[str, Any]) -> str:
+    """The content of a file; raises if `from_pretrained` would refuse it, as after two keys that are equal as texts."""
+    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    headers.json_object(name, text.encode("utf-8"))
+    return text
 
 
 def _copy_tokenizer(source: Path | None, folder: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from keras_tx import pretrained, serving
 from keras_tx.internals import keras_models
-from keras_tx.pretrained import PretrainedModel, generation_config, variable_loader
+from keras_tx.pretrained import PretrainedModel, generation_config, headers, variable_loader
 from keras_tx.pretrained.config import LARGEST, MOST_LABELS
 from keras_tx.pretrained.files import write_tensors
 from keras_tx.pretrained.registry import read_family
@@ -352,3 +352,11 @@ def test_settings_of_generation_are_checked_when_they_are_read_and_again_when_th
             model.generate([[5, 7, 11]], max_new_tokens=1)
     finally:
         model.generation_config = kept
+
+
+def test_a_key_that_is_there_twice_is_found_in_one_pass():
+    keys = [*map(str, range(40_000)), "39999"]
+    text, begun = "{" + ", ".join(f'"{key}": 1' for key in keys) + "}", time.monotonic()
+    with pytest.raises(ValueError, match="Received: the key '39999' twice"):
+        headers.json_object("config.json", text.encode())
+    assert time.monotonic() - begun < 3  # comparing all pairs of keys takes many seconds

@@ -5,8 +5,10 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import transformers
 
 from keras_tx.pretrained import PretrainedModel, from_pretrained, save_pretrained
+from keras_tx.pretrained.files import open_tensors, write_tensors
 from keras_tx.pretrained.new_layers import NewLayers
 from keras_tx.pretrained.table import Row
 from tests.tools import to_numpy
@@ -15,6 +17,8 @@ BERT = {"model_type": "bert", "vocab_size": 23, "hidden_size": 12, "num_hidden_l
 BERT |= {"intermediate_size": 14, "max_position_embeddings": 11}
 DISTILBERT = {"model_type": "distilbert", "vocab_size": 23, "dim": 12, "n_layers": 1, "n_heads": 3, "hidden_dim": 14}
 DISTILBERT |= {"max_position_embeddings": 11}
+MODERNBERT = {**BERT, "model_type": "modernbert", "pad_token_id": 0}
+QWEN3 = {**BERT, "model_type": "qwen3", "num_key_value_heads": 3, "head_dim": 4, "tie_word_embeddings": True}
 X, Y = {"input_ids": np.array([[5, 7, 11], [3, 2, 0]])}, np.array([0, 2])
 
 
@@ -134,3 +138,55 @@ def test_sums_are_fetched_at_once(monkeypatch):
     fetched.clear()
     NewLayers(keras.Model(layer.input, layer.output), [Row("w", layer.kernel), Row("b", layer.bias)])
     assert [tuple(shape) for shape in fetched] == [(2,)]
+
+
+@pytest.mark.parametrize(
+    ("config", "saved", "task", "architecture", "used"),
+    [
+        (MODERNBERT, "masked_lm", "sequence_classification", "ModernBertForSequenceClassification", "head."),
+        (MODERNBERT, "masked_lm", "token_classification", "ModernBertForTokenClassification", "head."),
+        (MODERNBERT, "masked_lm", "question_answering", "ModernBertForQuestionAnswering", "head."),
+        (MODERNBERT, "sequence_classification", "masked_lm", "ModernBertForMaskedLM", "head."),
+        (BERT, "masked_lm", "pretraining", "BertForPreTraining", "cls.predictions."),
+        (QWEN3, "sequence_classification", "token_classification", "Qwen3ForTokenClassification", "score.weight"),
+        (QWEN3, "token_classification", "sequence_classification", "Qwen3ForSequenceClassification", "score.weight"),
+        (DISTILBERT, "sequence_classification", "token_classification", "DistilBertForTokenClassification", "class"),
+    ],
+)
+def test_of_the_head_of_another_task_tensors_of_the_same_name_are_used(
+    config, saved, task, architecture, used, tmp_path
+):
+    """As transformers uses them; those that it reports as missing are new here."""
+    save_pretrained(PretrainedModel(config, saved), tmp_path)
+    _, report = getattr(transformers, architecture).from_pretrained(tmp_path, output_loading_info=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = from_pretrained(tmp_path, task=task)
+    texts = [str(one.message) for one in caught if "The checkpoint " in str(one.message)]
+    new = [text.split("trained: ")[1].split(", in the")[0] for text in texts if "They have random weights" in text]
+    assert {*(eval(new[0]) if new else [])} == set(report["missing_keys"])
+    tensors = open_tensors(tmp_path)
+    rows = {row.theirs: row for row in model.family.rows() if row.theirs.startswith(used)}
+    kept = sorted(name for name in rows if name not in report["missing_keys"])
+    assert kept
+    for name in kept:
+        np.testing.assert_array_equal(rows[name].write([to_numpy(x) for x in rows[name].variables]), tensors.read(name))
+    about = [text for text in texts if "was saved for the task" in text]
+    if task == "pretraining":  # which has the same head
+        assert not about
+        return
+    (text,) = about
+    beside = sorted({name for name in tensors if model.family.is_of_head(name)} - {*kept})
+    assert f"saved for the task '{saved}'. Of its head, a model of the task '{task}' has the tensors {kept}, " in text
+    assert text.endswith(f"were trained for the other task, but not {beside or 'others'}")
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_head_of_its_own_task_is_whole(tmp_path):
+    save_pretrained(PretrainedModel(MODERNBERT, "sequence_classification"), tmp_path)
+    from_pretrained(tmp_path, task="sequence_classification")
+    tensors = open_tensors(tmp_path)
+    arrays = {name: tensors.read(name) for name in tensors if name != "classifier.weight"}
+    write_tensors(tmp_path, arrays.items())
+    with pytest.raises(ValueError, match="The checkpoint must have 'classifier.weight' of shape .* no such tensor"):
+        from_pretrained(tmp_path, task="sequence_classification")

@@ -38,6 +38,30 @@ def test_weights_that_are_not_finite_do_not_replace_a_checkpoint(value, dtype, t
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize(
+    ("config", "settings", "message"),
+    [
+        ({}, {"max_length": "20"}, "`max_length` in generation_config.json must be a positive integer, .*='20'"),
+        ({}, {"temperature": np.nan}, "`temperature` in generation_config.json must be .* Received: temperature=nan"),
+        ({}, {"of_a_user": [np.inf]}, "generation_config.json must be a JSON object .* Received: the number Infinity"),
+        ({"of_a_user": np.nan}, {}, "config.json must be a JSON object in UTF-8. Received: the number NaN"),
+        (
+            {"id2label": {0: "a", "0": "b"}},
+            {},
+            "config.json must be a JSON object in UTF-8. Received: the key '0' twice",
+        ),
+    ],
+)
+def test_settings_that_could_not_be_read_again_do_not_replace_a_checkpoint(config, settings, message, tmp_path):
+    save_pretrained(PretrainedModel(GPT2, "causal_lm"), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    model = PretrainedModel({**GPT2, **config}, "causal_lm")
+    model.generation_config.update(settings)
+    with pytest.raises(ValueError, match=message):
+        save_pretrained(model, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_a_head_of_other_classes_of_modernbert_is_none_for_answers(tmp_path):
     sizes = {name: BERT[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
     config = {**sizes, "model_type": "modernbert", "intermediate_size": 14, "id2label": BERT["id2label"]}

@@ -359,6 +359,8 @@ def test_labels_have_the_names_that_are_given(tmp_path):
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved["id2label"] == {"0": "good", "1": "bad", "2": "so-so"} and saved["label2id"]["so-so"] == 2
     assert list(pretrained.from_pretrained(tmp_path, num_labels=3).config["id2label"].values()) == names
+    again = pretrained.from_pretrained(checkpoint("bert_cls"), labels=np.array(names))
+    assert again.config == model.config and {type(label) for label in again.config["label2id"]} == {str}
     for labels in ("good", [], ["good", "good"], ["good", 7], ["good", ""]):
         with pytest.raises(ValueError, match="`labels` must be different non-empty strings, one for each class. Rec"):
             pretrained.from_pretrained(checkpoint("bert_cls"), labels=labels)

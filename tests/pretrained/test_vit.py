@@ -32,6 +32,8 @@ def test_the_base_model_is_that_of_transformers():
     [
         ("ViTModel", {}),
         ("ViTModel", {"pooler_output_size": 7, "pooler_act": "relu", "qkv_bias": False}),
+        ("ViTModel", {"patch_size": [5, 5]}),
+        ("ViTModel", {"patch_size": 3}),  # does not divide the size of the images
         ("ViTForImageClassification", {"num_labels": 5, "hidden_act": "gelu_new", "layer_norm_eps": 1e-2}),
     ],
 )
@@ -66,7 +68,9 @@ def test_a_model_with_a_pooler_becomes_a_classifier(tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"patch_size": 3}, r"must be images .* multiples of `patch_size`.*shape=\(None, 10, 10, 2\), patch_size=3"),
+        ({"patch_size": 11}, r"must be images .* multiples of `patch_size`.*shape=\(None, 0, 0, 2\), patch_size=11"),
+        ({"patch_size": [5, 2]}, r"`patch_size` .* one size, or two that are equal. Received: patch_size=\[5, 2\]"),
+        ({"patch_size": [5]}, r"`patch_size` .* a positive integer or two of them. .* patch_size=\[5\]"),
         (
             {"hidden_size": 13},
             "`hidden_size` in config.json must be divisible by `num_attention_heads`.* hidden_size=13",

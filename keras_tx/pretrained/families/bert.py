@@ -50,6 +50,7 @@ class PostNormEncoder(Family):
         "attention_dropout": "attention_probs_dropout_prob",
     }
     pooled_tasks: tuple[str, ...] = ()  # the tasks that use the pooler, besides "base"
+    is_causal = False
     counts_padding = True  # whether positions count the padding tokens
 
     def __init__(self, config: Config, task: str, *, tied: bool = True, dtype: DType = None) -> None:

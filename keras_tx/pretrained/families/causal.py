@@ -57,6 +57,7 @@ class CausalFamily(Family):
     """
 
     inputs = ("input_ids", "attention_mask", "position_ids")
+    is_causal = True
     head_key = "lm_head.weight"
     heads: tuple[str, ...] = (r"lm_head\.weight", r"(score|qa_outputs)\.(weight|bias)")
     token_head = "score"  # the name of the layer that classifies tokens

@@ -33,6 +33,7 @@ class ModernBert(Family):
 
     model_types = ("modernbert",)
     prefix = "model."
+    is_causal = False
     initial_distribution = keras.initializers.TruncatedNormal  # at two standard deviations
     inputs = ("input_ids", "attention_mask", "position_ids")
     embedding_key = "embeddings.tok_embeddings.weight"

@@ -30,6 +30,7 @@ class TargetIds(keras.layers.Layer):
 
     def __init__(self, start_id: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.supports_masking = True
         self.start_id = start_id
         keep_call_arguments(self)
 
@@ -37,6 +38,9 @@ class TargetIds(keras.layers.Layer):
         if target_ids is not None:
             return target_ids
         return ops.concatenate([ops.full_like(ids[:, :1], self.start_id), ids[:, :-1]], axis=1)
+
+    def compute_mask(self, ids: Tensor, mask: Tensor = None) -> None:
+        return None
 
     def compute_output_spec(self, ids: Tensor, target_ids: Tensor = None) -> Any:
         return keras.KerasTensor(ids.shape if target_ids is None else target_ids.shape, dtype="int32")

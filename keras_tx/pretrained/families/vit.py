@@ -55,6 +55,7 @@ class ViT(Family):
 
     model_types = ("vit",)
     prefix = "vit."
+    is_causal = False
     tasks = {"base": "ViTModel", "image_classification": "ViTForImageClassification"}
     inputs = needed = ("pixel_values",)
     parts = {"pooler": "pooler.dense.weight"}
@@ -66,8 +67,8 @@ class ViT(Family):
         config.refuse("tie_last_hidden_states", False)
         hidden_dim, num_heads = attention_sizes(config)
         dropout = config.rate("hidden_dropout_prob", default=0.0)
-        patch_size = config.size("patch_size", default=16)
-        height, width = self._image_size()
+        self.patch_size = patch_size = self._patch_size()
+        height, width = self._sides("image_size", default=224)
         config.check_size("image_size", (height // patch_size) * (width // patch_size))
         self.image_shape = (config.size("num_channels", default=3), height, width)
         self.embedding = PatchEmbedding(
@@ -101,22 +102,35 @@ class ViT(Family):
         if task == "image_classification":
             self.head = ClassHead(config.num_labels, dtype=dtype)
 
-    def _image_size(self) -> Any:
-        """Height and width."""
-        value = self.config.take("image_size", default=224)
+    def _sides(self, key: str, default: int) -> Any:
+        """The height and width that a key has."""
+        value = self.config.take(key, default=default)
         sizes = value if isinstance(value, (list, tuple)) else (value, value)
         if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
             raise ValueError(
-                "`image_size` in config.json must be a positive integer or two of them. Received: "
-                f"image_size={value!r:.200}"
+                f"`{key}` in config.json must be a positive integer or two of them. Received: {key}={value!r:.200}"
             )
         return sizes
+
+    def _patch_size(self) -> int:
+        height, width = self._sides("patch_size", default=16)
+        if height != width:
+            raise ValueError(
+                "`patch_size` in config.json must be one size, or two that are equal. Received: "
+                f"patch_size=[{height}, {width}]"
+            )
+        self.config.check_size("patch_size", height)
+        return int(height)
 
     def symbolic_inputs(self) -> dict[str, keras.KerasTensor]:
         return {"pixel_values": keras.Input(self.image_shape, dtype="float32", name="pixel_values")}
 
     def outputs(self, inputs: dict[str, Tensor], hidden_states: bool) -> dict[str, Tensor]:
-        embedded = self.embedding(ops.transpose(inputs["pixel_values"], (0, 2, 3, 1)))
+        images = ops.transpose(inputs["pixel_values"], (0, 2, 3, 1))
+        height, width = (size - size % self.patch_size for size in self.image_shape[1:])
+        if (height, width) != self.image_shape[1:]:  # pixels behind the last whole patch are not used
+            images = images[:, :height, :width]
+        embedded = self.embedding(images)
         hidden = self.encoder(embedded, return_hidden_states=hidden_states)
         hidden, beside = (hidden[0], {"hidden_states": split(hidden[1])}) if hidden_states else (hidden, {})
         if self.head is not None:
