@@ -12,6 +12,7 @@ from keras_tx.internals.keras_models import Call
 from keras_tx.layers.trial_runs import Sizes
 
 _BATCH, _LENGTH = 2, 12  # in place of sizes that are not known
+_ATTEMPTS = 8  # to find masks that differ
 _MOST_ROWS = 7  # of a batch of a known size, which could take gigabytes; a prime, so that a roll by 2 or 4 rows is seen
 
 # Two NumPy arrays: a mask, contiguous as padding is, and numbers, the origins of its elements. Elements of the same
@@ -42,11 +43,12 @@ def sizes_in_trials(x: Any) -> Sizes:
     return (*[_BATCH if n is None else min(n, _MOST_ROWS) for n in x.shape[:1]], *lengths)
 
 
-def patterns_in_trials(sizes: Sizes, number: int) -> Patterns:
+def patterns_in_trials(sizes: Sizes, number: int, anywhere: bool = False) -> Patterns:
     """A mask of these sizes, a different one for each `number`, and new origins of its elements.
 
     A mask of shape (B, T) has padding on both sides of the first row, and on the right of the others, so that no
-    reversal of rows or tokens changes it into itself; the tokens in the middle are real in all such masks.
+    reversal of rows or tokens changes it into itself; the tokens in the middle are real in all such masks. With
+    `anywhere` each row has padding on any side, or none.
     """
     random = np.random.default_rng([number, *sizes])
     scattered = random.random(sizes) < 0.6
@@ -58,6 +60,8 @@ def patterns_in_trials(sizes: Sizes, number: int) -> Patterns:
     for row, mask in enumerate(contiguous):
         begin = 0 if row else random.integers(min(1, middle), middle + 1)
         end = random.integers(middle + 1, max(length, middle + 2))
+        if anywhere:
+            begin, end = random.integers(0, middle + 1), random.integers(middle + 1, length + 1)
         if len(contiguous) == 1 and begin == length - end and begin > 1:
             begin -= 1
         mask[begin:end] = length > 1 or row == 0
@@ -123,19 +127,31 @@ def has_sizes(found: Sizes, call: Call, place: int, sources: list[Source]) -> bo
 
 def distinct(sources: list[Source]) -> list[Source]:
     """The sources with other patterns where one mask would contain another, so that it is seen which one counts."""
-    found: dict[int, Patterns] = {}
-    for source in sources:
-        if source.patterns is not None and id(source.mask) not in found:
-            others = (patterns_in_trials(source.patterns[0].shape, number) for number in range(30))
-            all_patterns = itertools.chain([source.patterns], others)
-            fitting = (one for one in all_patterns if all(_overlaps(one, two) for two in found.values()))
-            found[id(source.mask)] = next(fitting, source.patterns)[0], source.patterns[1]
+    own = {id(source.mask): source.patterns for source in sources if source.patterns is not None}
+    found = next(filter(None, (_overlapping(own, attempt) for attempt in range(_ATTEMPTS))), own)
     return [replace(source, patterns=found.get(id(source.mask))) for source in sources]
 
 
-def _overlaps(one: Patterns, two: Patterns) -> bool:
+def _overlapping(own: dict[int, Patterns], attempt: int) -> dict[int, Patterns] | None:
+    """Patterns for some masks, none of which contains another; None if there are none in this attempt.
+
+    The first attempt keeps the patterns that the masks have, if they fit; the last ones have padding anywhere, because
+    of a few tokens there are few other masks.
+    """
+    found: dict[int, Patterns] = {}
+    for key, (mask, origins) in own.items():
+        numbers = range(30 * attempt, 30 * attempt + 30)
+        others = (patterns_in_trials(mask.shape, n, attempt > _ATTEMPTS // 2)[0] for n in numbers)
+        masks = itertools.chain([] if attempt else [mask], others)
+        fitting = next((one for one in masks if all(_overlaps(one, other) for other, _ in found.values())), None)
+        if fitting is None:
+            return None
+        found[key] = fitting, origins
+    return found
+
+
+def _overlaps(a: Any, b: Any) -> bool:
     """Whether each of two masks has elements that the other lacks; always, if their shapes differ."""
-    a, b = one[0], two[0]
     return a.shape != b.shape or bool((a & ~b).any() and (~a & b).any())
 
 

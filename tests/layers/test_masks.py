@@ -136,12 +136,15 @@ def test_a_mask_may_be_a_list():
     assert_close(layer(x, mask=[[True, True, False]])[:, :2], layer(x[:, :2]), atol=2e-6)
 
 
-def test_masks_of_two_sources_are_joined():
-    one, two = keras.Input((5,), dtype="int32"), keras.Input((5,), dtype="int32")
-    x = embedding()(one) + embedding()(two)
-    found = keras.Model([one, two], mask_of(x))
-    ids = np.array([[1, 2, 0, 0, 3]]), np.array([[1, 0, 2, 0, 3]])
-    assert to_numpy(found(ids)).astype(int).tolist() == [[1, 0, 0, 0, 1]]
+@pytest.mark.parametrize("length", [2, 3, 4, 5, None])
+def test_masks_of_two_sources_are_joined(length):
+    for _ in range(20):  # each mask is tried out with other patterns
+        one, two = keras.Input((length,), dtype="int32"), keras.Input((length,), dtype="int32")
+        x = embedding()(one) + embedding()(two)
+        found = keras.Model([one, two], mask_of(x))
+        ids = np.array([[1, 2, 0, 0, 3], [0, 1, 1, 1, 0]]), np.array([[1, 0, 2, 0, 3], [1, 0, 1, 0, 1]])
+        expected = (ids[0] != 0) & (ids[1] != 0)
+        np.testing.assert_array_equal(to_numpy(found([x[:, :length] for x in ids])), expected[:, :length])
 
 
 def test_a_mask_given_by_hand_is_handed_on():

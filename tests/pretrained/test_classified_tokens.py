@@ -68,7 +68,7 @@ def test_so_is_one_of_a_dataset():
     model = classifier("t5", SEQ2SEQ["t5"])
     with pytest.raises(ValueError, match=RULE):
         model.predict(tf.data.Dataset.from_tensors({"input_ids": WITHOUT_END}), verbose=0)
-    with pytest.raises(ValueError, match="Received: x with shape|expected shape|incompatible"):  # of Keras
+    with pytest.raises(ValueError, match="`input_ids` must be an array or tensor with 2 axes"):
         model.predict(tf.data.Dataset.from_tensor_slices({"input_ids": WITHOUT_END[:2]}), verbose=0)
 
 
