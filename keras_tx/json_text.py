@@ -1,4 +1,4 @@
-"""Parses JSON of unknown origin: what cannot be used raises ValueError, and nothing else."""
+"""Parses JSON of unknown origin, where what cannot be used raises ValueError and nothing else, and writes it."""
 
 import json
 import math
@@ -6,6 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 DEEPEST = 100  # levels; Python's own limit depends on how deep the calls around are, and its copies reach it earlier
+
+
+def of_file(content: Any) -> str:
+    """The text of a file, as transformers writes it."""
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def parse(

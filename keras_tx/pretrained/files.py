@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_tx import checks
+from keras_tx import checks, json_text
 from keras_tx.pretrained import h5, headers
 from keras_tx.pretrained.snapshot import OpenFile, Snapshot, consistent
 from keras_tx.replace import replacing
@@ -313,7 +313,7 @@ def write_into(folder: Path, tensors: Iterable[tuple[str, np.ndarray]], max_shar
         names = [f"model-{digest}-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
         places = {name: names[shard - 1] for name, shard in sorted(weight_map.items())}
         index = {"metadata": {"total_size": total}, "weight_map": places}
-        (folder / INDEX).write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        (folder / INDEX).write_text(json_text.of_file(index), encoding="utf-8")
     for name, shard in zip(names, shards, strict=True):
         shard.path.rename(folder / name)
 

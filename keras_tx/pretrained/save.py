@@ -1,6 +1,5 @@
 """Saves a `PretrainedModel` as a directory that transformers loads."""
 
-import json
 import shutil
 import warnings
 from collections.abc import Collection, Iterator
@@ -10,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tx import checks
+from keras_tx import checks, json_text
 from keras_tx.internals.keras_models import layers_within
 from keras_tx.pretrained import headers, processes, table
 from keras_tx.pretrained.family import Family
@@ -174,7 +173,7 @@ def _values(model: PretrainedModel, dtype: str | None) -> dict[str, Any]:
 
 def _json(name: str, values: dict[str, Any]) -> str:
     """The content of a file; raises if `from_pretrained` would refuse it, as after two keys that are equal as texts."""
-    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    text = json_text.of_file(values)
     headers.json_object(name, text.encode("utf-8"))
     return text
 

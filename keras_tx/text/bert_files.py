@@ -6,7 +6,8 @@ If tokenizer.json and tokenizer_config.json differ, the latter takes precedence,
 from pathlib import Path
 from typing import Any
 
-from keras_tx.text.files import check_ids, folder_of, json_file, read_json, read_settings, write_tokenizer
+from keras_tx import json_text
+from keras_tx.text.files import check_ids, folder_of, read_json, read_settings, write_tokenizer
 from keras_tx.text.vocabulary import PREFIX, SPECIAL_TOKENS, read_vocabulary
 
 # Hugging Face's name -> ours.
@@ -88,7 +89,7 @@ def write_directory(directory: str | Path, options: dict[str, Any]) -> None:
     config = {"tokenizer_class": "BertTokenizer", "model_max_length": options["max_length"]}
     config |= {theirs: options[ours] for theirs, ours in {**OPTIONS, **TOKENS, CLEAN_UP: CLEAN_UP}.items()}
     vocabulary = "".join(token + "\n" for token in options["vocabulary"])
-    write_tokenizer(directory, {"vocab.txt": vocabulary, "tokenizer_config.json": json_file(config)})
+    write_tokenizer(directory, {"vocab.txt": vocabulary, "tokenizer_config.json": json_text.of_file(config)})
 
 
 def _read_tokenizer_json(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

@@ -1,6 +1,5 @@
 """Tokenizer directories of Hugging Face -> checked JSON and settings. Nothing is run or unpickled."""
 
-import json
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -249,11 +248,6 @@ def write_tokenizer(directory: str | Path, files: Mapping[str, str | bytes]) -> 
     with replacing(Path(directory), lambda name, _: name in others, gate=first) as folder:
         for name, content in files.items():
             (folder / name).write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
-
-
-def json_file(content: Any) -> str:
-    """The text of a JSON file."""
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def _optional(folder: Path, name: str) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from keras_tx import checks
-from keras_tx.text.files import ROLES, Settings, json_file, tokens_in_order, write_tokenizer
+from keras_tx import checks, json_text
+from keras_tx.text.files import ROLES, Settings, tokens_in_order, write_tokenizer
 from keras_tx.text.library_tokenizer import LibraryTokenizer
 from keras_tx.text.template import Template
 from keras_tx.text.tokenizer_json import call_library, parse_tokenizer_json
@@ -73,7 +73,8 @@ class JsonTokenizer(LibraryTokenizer):
         config["clean_up_tokenization_spaces"] = self.clean_up_tokenization_spaces
         config["split_special_tokens"] = self.split_special_tokens
         config |= {OWN: self._own_arguments()} if self._own_arguments() else {}
-        write_tokenizer(directory, {"tokenizer.json": self.definition, "tokenizer_config.json": json_file(config)})
+        files = {"tokenizer.json": self.definition, "tokenizer_config.json": json_text.of_file(config)}
+        write_tokenizer(directory, files)
 
     def _own_arguments(self) -> dict[str, Any]:
         """The arguments of the constructor that the other keys of tokenizer_config.json do not bring back."""

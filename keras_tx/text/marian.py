@@ -12,8 +12,9 @@ from typing import Any, Self
 
 import keras
 
+from keras_tx import json_text
 from keras_tx.optional import Lazy
-from keras_tx.text.files import json_file, read_settings, read_vocabulary_json, tokens_in_order, write_tokenizer
+from keras_tx.text.files import read_settings, read_vocabulary_json, tokens_in_order, write_tokenizer
 from keras_tx.text.library_tokenizer import LibraryTokenizer
 from keras_tx.text.sentencepiece_graph import MarianGraph
 from keras_tx.text.sentencepiece_model import SPACE, read_model
@@ -126,7 +127,7 @@ class MarianTokenizer(LibraryTokenizer):
         config |= {"eos_token": tokens["sep_token"], "truncation_side": self.truncation_side}
         config["clean_up_tokenization_spaces"] = self.clean_up_tokenization_spaces
         files: dict[str, str | bytes] = {"source.spm": self.source_model, "target.spm": self.target_model}
-        files |= {"vocab.json": json_file(self._id_of), "tokenizer_config.json": json_file(config)}
+        files |= {"vocab.json": json_text.of_file(self._id_of), "tokenizer_config.json": json_text.of_file(config)}
         write_tokenizer(directory, files)
 
     def get_config(self) -> dict[str, Any]:
