@@ -6,12 +6,15 @@ with its address.
 
 import functools
 import inspect
+import os
 import re
+import secrets
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -91,8 +94,12 @@ def _with_guard(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
             _warn_if_alone(self, name)
             return method(self, *args, **kwargs)
         in_parts = name in ("train_on_batch", "test_on_batch") and _adds_up_replicas(self, strategy)
+        is_fit = name == "fit" and keras_replicas.is_multi_worker(strategy)
         try:
-            with keras_batches.batches_in_parts(self, name) if in_parts else nullcontext():
+            with (
+                keras_batches.batches_in_parts(self, name) if in_parts else nullcontext(),
+                whole_files(self) if is_fit else nullcontext(),
+            ):
                 outputs = method(self, *args, **kwargs)
         except tf.errors.OpError as error:
             lost = _lost_worker(strategy, error)
@@ -105,6 +112,46 @@ def _with_guard(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         return outputs
 
     return guarded
+
+
+@contextmanager
+def whole_files(model: Any) -> Iterator[None]:
+    """Within this context, `save` and `save_weights` of a model replace a file at one moment.
+
+    All workers have the same weights and the same callbacks, such as `ModelCheckpoint`, so that several processes may
+    write one file. Each then writes a file of its own beside it first.
+    """
+    before = {name: vars(model)[name] for name in ("save", "save_weights") if name in vars(model)}
+    for name in ("save", "save_weights"):
+        object.__setattr__(model, name, _at_one_moment(getattr(model, name)))
+    try:
+        yield
+    finally:
+        for name in ("save", "save_weights"):
+            object.__delattr__(model, name)
+            if name in before:
+                object.__setattr__(model, name, before[name])
+
+
+def _at_one_moment(save: Callable[..., Any]) -> Callable[..., Any]:
+    """`save` of a model, whose file appears, or replaces the old one, when it is whole."""
+
+    @functools.wraps(save)
+    def saved(filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        overwrite = args[0] if args else kwargs.get("overwrite", True)
+        is_one_file = str(filepath).endswith((".keras", ".h5")) and not (len(args) > 1 or {*kwargs} - {"overwrite"})
+        path = Path(filepath) if is_one_file and "://" not in str(filepath) else None
+        if path is None or not overwrite or path.is_dir():
+            return save(filepath, *args, **kwargs)
+        beside = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
+        try:
+            result = save(str(beside), *args, **kwargs)
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+        return result
+
+    return saved
 
 
 def _adds_up_replicas(model: Any, strategy: Any) -> bool:

@@ -1,6 +1,8 @@
 """Strategies of `tf.distribute` under which every functional Keras model trains: on one machine, and on several."""
 
+import json
 import os
+import random
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +11,9 @@ import keras
 
 from keras_tx import checks
 from keras_tx.distribution import cluster
-from keras_tx.internals import keras_replicas
+from keras_tx.internals import keras_replicas, tensorflow_graphs
 from keras_tx.optional import Lazy
+from keras_tx.training.workers import OfTensorFlow
 from keras_tx.under_strategy import guard_training, remember
 
 tf = Lazy("tensorflow")
@@ -75,7 +78,8 @@ def multi_worker_strategy(
     This patches Keras in this process, where the installed version needs it, so that `fit`, `evaluate` and `predict`
     work under the strategy for any functional model; see also `mirrored_strategy`. Make, load and compile the model
     inside `strategy.scope()`. The batch size is that of all machines together, and every machine gets the same data
-    set.
+    set. So that all shuffle it alike, they take over the random state of Python from the first one, and without a seed
+    of TensorFlow (`keras.utils.set_random_seed`) they set the same one.
 
     If a worker is lost, the others raise an error that names it, within a minute. Start all of them again to go on.
 
@@ -125,8 +129,26 @@ def multi_worker_strategy(
         keras_replicas.coordination_options(**milliseconds),
     ):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver, communication_options)
+    _share_random_state(strategy)
     remember(strategy)
     return strategy
+
+
+def _share_random_state(strategy: Any) -> None:
+    """Lets all workers shuffle alike: otherwise some rows of a data set are trained twice in an epoch, others never.
+
+    Keras shuffles arrays by TensorFlow's random numbers and a `PyDataset` by Python's, and each worker then reads its
+    part of each batch. A state that is the same already, as after the same seeds, is not changed.
+    """
+    workers = OfTensorFlow(strategy)
+    version, numbers, gauss = random.getstate()
+    received = json.loads(workers.from_chief(json.dumps([version, numbers, gauss]).encode()))
+    state = (received[0], tuple(received[1]), received[2])
+    random.setstate(state)
+    if not tensorflow_graphs.has_global_seed():
+        copy = random.Random()
+        copy.setstate(state)
+        tf.random.set_seed(copy.getrandbits(31))
 
 
 def _check_backend(name: str) -> None:

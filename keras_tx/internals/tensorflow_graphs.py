@@ -1,4 +1,4 @@
-"""The private parts of TensorFlow's graphs that exports need, and the private ops of tensorflow_text."""
+"""The private parts of TensorFlow's graphs and of its eager context, and the private ops of tensorflow_text."""
 
 import contextlib
 import functools
@@ -41,6 +41,11 @@ def leave_out_of_autograph(package: str) -> None:
         config: Any = importlib.import_module("tensorflow.python.autograph.core.config")
         if not any(rule.matches(package) for rule in config.CONVERSION_RULES):
             config.CONVERSION_RULES = (config.DoNotConvert(package), *config.CONVERSION_RULES)
+
+
+def has_global_seed() -> bool:
+    """Whether `tf.random.set_seed`, or `keras.utils.set_random_seed`, was called in this process."""
+    return _eager_context.global_seed() is not None
 
 
 @contextmanager

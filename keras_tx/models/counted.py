@@ -186,6 +186,10 @@ def _over_replicas(loss: Any) -> Callable[..., Tensor]:
         counted = ops.ones_like(y_pred[..., 0] if mask is None else mask, dtype="float32")
         if mask is not None:
             counted = ops.cast(mask, "float32")
+        ignored = getattr(loss, "ignore_class", None)  # whose labels Keras leaves out of the mean
+        if ignored is not None:
+            labels = ops.cast(ops.reshape(y_true, ops.shape(counted)), "float32")
+            counted = counted * ops.cast(ops.not_equal(labels, float(ignored)), "float32")
         # It is constant, but TensorFlow takes its gradient in replicas for which it does not know the batch size. All
         # replicas must do the same, and so none of them takes the gradient of the sum over replicas below.
         counted = ops.stop_gradient(counted)

@@ -15,6 +15,9 @@ from keras_tx.layers.precision import wide_dtype
 from keras_tx.types import Shape, Tensor
 
 POOLINGS = ("first", "mean", "max")
+# ONNX has the choice of zeros as a sum of products, in which infinity times 0 would be NaN.
+_LOWEST = {"float16": -65504.0}
+_LOWEST_OF_OTHERS = -3e38
 
 
 @keras.saving.register_keras_serializable(package="keras_tx")
@@ -44,7 +47,7 @@ class TokenPooling(MaskedLayer):
     def call(self, inputs: Tensor, mask: Tensor = None) -> Tensor:
         mask = ops.ones_like(inputs[..., 0], dtype="bool") if mask is None else ops.cast(mask, "bool")
         if self.pooling == "max":
-            lowest = float("-inf")
+            lowest = _LOWEST.get(keras.backend.standardize_dtype(inputs.dtype), _LOWEST_OF_OTHERS)
             pooled = largest(ops.where(ops.expand_dims(mask, -1), inputs, lowest), lowest, axis=1)
             return ops.where(ops.any(mask, axis=1, keepdims=True), pooled, 0.0)
         dtype = wide_dtype(inputs)

@@ -17,6 +17,7 @@ from keras_tx.serving.versions import model_name, write_version
 from keras_tx.types import Tensor
 
 onnxruntime = Lazy("onnxruntime")
+tf = Lazy("tensorflow")
 tf2onnx = Lazy("tf2onnx", "formats")
 
 FILE = "model.onnx"
@@ -85,8 +86,10 @@ def _write(exporter: EncoderExporter, name: str, folder: Path) -> None:
                     "`model` must have outputs of the same shape in ONNX Runtime. Received: the output "
                     f"'{key}', of shape {value.shape} live and {found[key].shape} in ONNX Runtime"
                 )
-            scale = max(1.0, float(np.max(np.abs(value), initial=0)))
-            differences.append(np.max(np.abs(found[key] - value), initial=0) / scale)
+            # A model that divides by the number of real tokens has no answer to the last row, which is padding alone.
+            rows = slice(None) if np.isfinite(value[-1]).all() else slice(-1)
+            scale = max(1.0, float(np.max(np.abs(value[rows]), initial=0)))
+            differences.append(np.max(np.abs(found[key][rows] - value[rows]), initial=0) / scale)
     largest = float(np.max(differences))  # NaN if there is one, which is over any limit
     if not largest <= TOLERANCE:
         raise ValueError(
@@ -155,7 +158,7 @@ def _texts(exporter: EncoderExporter) -> list[Sequence[Any] | None]:
 
 
 def _inputs(exporter: EncoderExporter, texts: Sequence[Any] | None, named: keras.Model) -> list[Any]:
-    """The inputs of `named`, in order."""
+    """The inputs of `named`, in order, with one more row, of padding alone."""
     encoder = exporter.encoder
     if texts is not None:
         found = exporter.id_inputs(texts)
@@ -163,6 +166,8 @@ def _inputs(exporter: EncoderExporter, texts: Sequence[Any] | None, named: keras
     else:
         row = np.asarray(exporter.sample_row()[0], "int32")
         ids, segments = keras.ops.convert_to_tensor(np.resize(row, (1, encoder.fixed_length or len(row)))), None
+    ids = tf.pad(ids, [[0, 1], [0, 0]], constant_values=exporter.padding_id)
+    segments = None if segments is None else tf.pad(segments, [[0, 1], [0, 0]])
     given = encoder.inputs_in_order(ids, segments, exporter.padding_id)
     by_name = {one.name: x for one, x in zip(encoder.model.inputs, given, strict=True)}
     return [by_name[one.name] for one in named.inputs]

@@ -323,9 +323,7 @@ def _request_to_json(entry: Any) -> Any:
     """An entry of `warmup` as JSON."""
     if not isinstance(entry, dict):
         return to_json(entry)
-    inputs = {
-        key: to_json(value.tolist() if hasattr(value, "tolist") else value) for key, value in entry["inputs"].items()
-    }
+    inputs = {key: to_json(_to_lists(value)) for key, value in entry["inputs"].items()}
     return {**entry, "inputs": inputs}
 
 

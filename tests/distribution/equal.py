@@ -62,6 +62,17 @@ def masked():
     return x, np.where(np.arange(LENGTH) % 3 == 1, labels, -100)
 
 
+def partly_ignored():
+    """Token labels, many of which are -1, in some rows all."""
+    x, labels = tokens()
+    return x, np.where((np.arange(LENGTH) < 1 + LENGTHS[::-1, None]) & (np.arange(ROWS) % 3 > 0)[:, None], -1, labels)
+
+
+def partly_ignored_classes():
+    x, labels = weighted_classes()[:2]
+    return x, np.where(np.arange(ROWS) % 8 < 3, -1, labels)
+
+
 def of_a_checkpoint():
     x, y = tokens()
     return {"input_ids": x}, {"logits": y}
@@ -218,6 +229,9 @@ CASES = {
     "keras_loss_with_weights": Case(pooling, weighted_classes, loss=sparse(), metrics=of_classes),
     "keras_mean_with_weights": Case(pooling, weighted_classes, loss=sparse(reduction="mean_with_sample_weight")),
     "keras_loss_with_mask": Case(masking, loss=sparse(), metrics=lambda: {"metrics": ["accuracy"]}),
+    "ignored_tokens": Case(data=partly_ignored, loss=sparse(ignore_class=-1)),
+    "ignored_classes": Case(pooling, partly_ignored_classes, loss=sparse(ignore_class=-1)),
+    "ignored_classes_with_mask": Case(masking, partly_ignored, loss=sparse(ignore_class=-1)),
     "two_outputs": Case(
         two_outputs, with_weights_of_halves, loss=lambda: [sparse()(), keras.losses.MeanSquaredError()]
     ),

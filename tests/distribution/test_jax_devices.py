@@ -13,7 +13,7 @@ BOUNDS = {"seq2seq": 1e-4, "functional": 1e-4, "classifier": 1e-2}  # Muon, Adam
 SPLIT = {"causal": 17, "functional": 11}  # how many weights of each model are split
 # With KERAS_TX_TEST_ALL_CASES=1 all models are trained, which takes minutes. `test_jax_processes` trains llama, too.
 ALL = os.environ.get("KERAS_TX_TEST_ALL_CASES") == "1"
-SHARED = ["keras_loss_with_weights", "two_outputs", "accumulation"]  # of `equal`
+SHARED = ["keras_loss_with_weights", "two_outputs", "accumulation", "ignored_classes"]  # of `equal`
 if ALL:
     SHARED = list(equal.CASES)
     SPLIT |= {"llama": 16, "masked": 11, "seq2seq": 28, "classifier": 11}

@@ -15,6 +15,7 @@ ON_DEVICES = [
     ("sample_weight", 2),
     ("keras_loss_with_weights", 2),
     ("two_outputs", 2),
+    ("ignored_tokens", 2),
     ("chunks", 2),  # and accumulation, and clipping
 ]
 

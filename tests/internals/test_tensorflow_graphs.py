@@ -52,6 +52,20 @@ def test_traces_for_xla():
         assert set(seen[2:]) == {compiled}
 
 
+@still("keeps its random seed in the eager context")
+def test_has_global_seed():
+    import tensorflow as tf
+
+    seed = tf.random.set_seed
+    try:
+        seed(None)
+        assert not tensorflow_graphs.has_global_seed()
+        keras.utils.set_random_seed(11)
+        assert tensorflow_graphs.has_global_seed()
+    finally:
+        seed(7)
+
+
 @still("has rules for what AutoGraph converts")
 def test_leave_out_of_autograph(tmp_path, monkeypatch):
     import tensorflow as tf

@@ -24,6 +24,7 @@ def ids(seed):
 
 
 X, Y, CLASSES = ids(1), ids(2), ids(3)[:, 0] % 3
+IGNORED = np.where(np.arange(ROWS) % 5 < 2, -1, CLASSES)
 
 
 def tokens(mask_zero=False):
@@ -160,6 +161,8 @@ FILLED = {
     "classes": (classes, CLASSES, sparse, of_keras, WEIGHTS),
     "mean": (classes, CLASSES, lambda: sparse(reduction="mean_with_sample_weight"), of_keras, WEIGHTS),
     "sum": (classes, CLASSES, lambda: sparse(reduction="sum"), of_keras, None),
+    "ignored_classes": (classes, IGNORED, lambda: sparse(ignore_class=-1), dict, None),
+    "ignored_zeros": (classes, CLASSES, lambda: sparse(ignore_class=0), dict, WEIGHTS),
 }
 
 

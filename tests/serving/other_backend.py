@@ -36,7 +36,7 @@ SIZES = dict(num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=5)
 def classifier(folder):
     """A classifier, and its logits here."""
     model = randomize(TextClassifier(len(VOCABULARY), len(LABELS), **SIZES), seed=3)
-    request = {"signature_name": "tokens", "inputs": {"token_ids": np.array(IDS), "lengths": [4, 3]}}
+    request = {"signature_name": "tokens", "inputs": {"token_ids": [*np.array(IDS)], "lengths": [np.int32(4), 3]}}
     warmup = ["the cat", b"\xff", request]
     path = export(model, folder / "reviews", tokenizer=TOKENIZER, labels=LABELS, warmup=warmup, max_batch=3)
     return {"path": str(path), "logits": to_numpy(model(np.array(IDS), training=False)).tolist()}
