@@ -129,7 +129,8 @@ def multi_worker_strategy(
         keras_replicas.coordination_options(**milliseconds),
     ):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver, communication_options)
-    _share_random_state(strategy)
+    if tasks.others:  # an evaluator has none
+        _share_random_state(strategy)
     remember(strategy)
     return strategy
 

@@ -1,5 +1,6 @@
 """Several workers write the same files, and shuffle the same rows."""
 
+import json
 import random
 
 import keras
@@ -8,6 +9,7 @@ import pytest
 
 from keras_tx import under_strategy
 from tests.distribution import cases
+from tests.distribution.processes import Process, free_addresses
 
 tf = pytest.importorskip("tensorflow")
 
@@ -114,3 +116,14 @@ def test_what_is_no_single_file_is_written_as_ever(model, tmp_path):
     changed = cases.small()
     changed.load_weights(tmp_path / "one.weights.h5")
     np.testing.assert_array_equal(changed.get_weights()[0], model.get_weights()[0])
+
+
+@pytest.mark.process
+def test_an_evaluator_has_a_strategy_of_its_own():
+    """It trains with nobody, and waits for nobody."""
+    config = {"cluster": {"worker": free_addresses(1), "evaluator": free_addresses(1)}}
+    config["task"] = {"type": "evaluator", "index": 0}
+    process = Process("worker", TF_CONFIG=json.dumps(config))
+    process.ask(random_numbers)
+    assert len(process.answer()) == 2
+    process.stop()
