@@ -236,11 +236,19 @@ def test_a_given_target_keeps_its_padding_ids(tmp_path):
 def test_a_given_target_counts_in_lengths_and_behind_it_no_first_token_is_forced(tmp_path, beginning):
     import torch
 
-    config = {"vocab_size": 23, "bos_token_id": 0, "decoder_start_token_id": 2, **SMALL["bart"]}
+    config = {
+        **SMALL["bart"],
+        "vocab_size": 23,
+        "bos_token_id": 0,
+        "eos_token_id": [2, 14],
+        "decoder_start_token_id": 2,
+    }
     theirs = torch_models.make(tmp_path, "BartForConditionalGeneration", **config)
     said = {"forced_bos_token_id": 0, "max_length": 9, "min_length": 6, "decoder_start_token_id": 2, "pad_token_id": 1}
     theirs.generation_config = transformers.GenerationConfig(**said, eos_token_id=[2, *range(14, 23)])
     theirs.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"`eos_token_id` in config.json must be an integer .* Received: .*\[2, 14\]"):
+        from_pretrained(tmp_path, task="sequence_classification", num_labels=3)
     model, source = from_pretrained(tmp_path), np.array([[0, 5, 7, 9, 2], [0, 6, 3, 8, 2]])
     target = np.repeat(beginning, 2, axis=0)
     with torch.device("cpu"):

@@ -88,7 +88,8 @@ class Bart(Seq2SeqFamily):
         size = self.target_embedding.vocabulary_size
         start_id = config.token_of("decoder_start_token_id", size, default=self.start_id)
         self.target_ids = TargetIds(start_id, name="target_ids")
-        self.at_last = AtLast(config.token("eos_token_id", default=self.eos_id), name="at_last")
+        if task == "sequence_classification":
+            self.at_last = AtLast(config.token("eos_token_id", default=self.eos_id), name="at_last")
         self.head, self.class_head = self._make_head(), self._make_class_head()
         self.output_bias: Any = None
         if task == "conditional_generation":
