@@ -7,13 +7,18 @@ import difflib
 import inspect
 import math
 import os
+import re
 from collections.abc import Collection, Mapping
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keras_tx.internals.keras_models import layers_within
+
+# "gs://bucket" and "gs:/bucket", which `Path` makes of it. A drive of Windows is a single letter.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:[/\\]")
 
 
 def positive_int(name: str, value: Any, none: bool = False, most: float = math.inf) -> Any:
@@ -58,6 +63,16 @@ def path(name: str, value: Any) -> None:
     """Raises unless `value` is a path."""
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"The argument `{name}` must be a path, a `str` or `Path`. Received: {name}={value!r}")
+
+
+def local_path(name: str, value: Any) -> Path:
+    """Returns `value` as a Path if it is a path of this machine, and not a URL, of which `Path` would make a folder."""
+    path(name, value)
+    given = os.fsdecode(value)
+    if _URL.match(given) or "\0" in given:
+        rule = "be a local path, and not a URL" if _URL.match(given) else "not contain a null character"
+        raise ValueError(f"The argument `{name}` must {rule}. Received: {name}={given!r}")
+    return Path(value)
 
 
 def rate(name: str, value: Any) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tx.checks import one_of
+from keras_tx.checks import local_path, one_of
 from keras_tx.optional import Lazy
 
 __all__ = ["attention_map", "confusion_matrix", "training_curves"]
@@ -387,7 +387,7 @@ def _saved(figure: Any, path: str | os.PathLike[str] | None) -> Any:
     """Writes under a temporary name and renames, so that the file is always complete. Returns the figure."""
     if path is None:
         return figure
-    target = Path(path)
+    target = local_path("path", path)
     target.parent.mkdir(parents=True, exist_ok=True)
     incomplete = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -99,7 +99,7 @@ def write_tokens(
         "max_length": checks.positive_int("max_length", max_length, none=True),
         "special_tokens": special_tokens,
     }
-    folder = Path(directory)
+    folder = checks.local_path("directory", directory)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with disk.alone(folder):

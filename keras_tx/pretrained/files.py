@@ -279,7 +279,7 @@ def write_tensors(
             or `max_shard_bytes` is not positive.
     """
     checks.positive_int("max_shard_bytes", max_shard_bytes)
-    with replacing(Path(directory), is_of_weights) as folder:
+    with replacing(checks.local_path("directory", directory), is_of_weights) as folder:
         write_into(folder, tensors, max_shard_bytes)
 
 

@@ -73,10 +73,10 @@ def save_pretrained(
 
     Raises:
         TypeError: `model` is not a `PretrainedModel`.
-        ValueError: `dtype` is not one of these, `max_shard_bytes` is not positive, the model is quantized, a weight is
-            NaN or infinite, also only after the cast to `dtype`, the tokenizer has more tokens than the model, or
-            `from_pretrained` would refuse the config or the `generation_config`. An earlier checkpoint in the directory
-            is kept.
+        ValueError: `directory` is a URL, `dtype` is not one of these, `max_shard_bytes` is not positive, the model is
+            quantized, a weight is NaN or infinite, also only after the cast to `dtype`, the tokenizer has more tokens
+            than the model, or `from_pretrained` would refuse the config or the `generation_config`. An earlier
+            checkpoint in the directory is kept.
         OSError: a file cannot be written, by this process or by the one that writes for all; the directory is then as
             it was.
 
@@ -91,6 +91,7 @@ def save_pretrained(
     """
     if not isinstance(model, PretrainedModel):
         raise TypeError(f"`model` must be a PretrainedModel. Received: model of type {type(model).__name__}")
+    target = checks.local_path("directory", directory)
     checks.one_of("dtype", dtype, (None, *DTYPES))
     if hasattr(tokenizer, "vocabulary_size") and model.config.get("vocab_size") is not None:
         check_fits(tokenizer, model.config["vocab_size"])
@@ -108,7 +109,7 @@ def save_pretrained(
         )
 
     def write(tensors: Iterator[tuple[str, np.ndarray]]) -> None:
-        with replacing(Path(directory), _is_outdated, gate=CONFIG) as folder:
+        with replacing(target, _is_outdated, gate=CONFIG) as folder:
             write_into(folder, tensors, max_shard_bytes)
             for name, text in texts.items():
                 (folder / name).write_text(text, encoding="utf-8")

@@ -92,7 +92,9 @@ def export(
         model: a `TextClassifier`, `MaskedLM`, `CausalLM`, `Seq2Seq` or `PretrainedModel`; or any functional
             `keras.Model` over ids (B, T), with or without inputs for segment ids and for a padding mask. These are
             found by names such as "input_ids", "token_type_ids", "attention_mask", otherwise by position.
-        path: the model's folder, such as "saved_models/reviews". Versions are numbered folders in it.
+        path: the model's folder, such as "saved_models/reviews", which is local, so it cannot be a URL such as
+            "gs://bucket/reviews". Versions are numbered folders in it. TensorFlow loads none from a folder whose
+            absolute path contains "[" or, except on Windows, a backslash.
         tokenizer: a `BertTokenizer`, or another tokenizer with the model's vocabulary that runs in a graph
             (`Tokenizer.in_graph`). Texts that are longer than its `max_length` are truncated, but a longer prompt is an
             error. None: requests contain ids instead of texts.
@@ -136,8 +138,9 @@ def export(
         TypeError: the model is not functional, or a tokenizer does not run in a graph.
         ValueError: the constants that are asked for would need 2 GiB; there are no products that could be constants or
             have a lower precision; for "int8", TensorFlow does not multiply int8 matrices exactly in this process;
-            arguments do not match the model or each other, outputs of the model for a text depend on padding or on the
-            other texts, an operation cannot run on an unmodified server, or a warm-up request fails.
+            `path` is a URL, or TensorFlow could not load the model from there; arguments do not match the model or each
+            other, outputs of the model for a text depend on padding or on the other texts, an operation cannot run on
+            an unmodified server, or a warm-up request fails.
         OSError: the folder cannot be written, or the disk is full.
         ImportError: for the format "onnx", if tf2onnx or onnxruntime is not installed.
         RuntimeError: on JAX or PyTorch, if the process that exports on TensorFlow ends without a result.
@@ -177,8 +180,7 @@ def export(
         "text_pairs": bool(text_pairs),
     }
     checks.one_of("format", format, ("tf_saved_model", "onnx"))
-    checks.path("path", path)
-    check_path(Path(path), format)
+    check_path(checks.local_path("path", path), format)
     # This checks the arguments on every backend.
     exporter = exporter_for(model, arguments["tokenizers"], generation, labels, arguments["text_pairs"])
     if format == "onnx":

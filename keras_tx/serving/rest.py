@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from keras_tx import checks
 from keras_tx.optional import Lazy
 from keras_tx.serving import card, rest_json
 from keras_tx.serving.rest_json import RestError
-from keras_tx.serving.versions import versions_in
+from keras_tx.serving.versions import check_characters, versions_in
 
 tf = Lazy("tensorflow")
 integer_products = Lazy("keras_tx.serving.check.integer_products")
@@ -44,14 +45,17 @@ STATUS = {
 }
 
 
-def latest_version(folder: Path) -> Path:
+def latest_version(folder: str | Path) -> Path:
     """Returns the folder of the highest version of an exported model.
 
     Raises:
         FileNotFoundError: there is no version.
+        ValueError: `folder` is a URL, or TensorFlow could not load the version because of its name.
     """
+    folder = checks.local_path("folder", folder)
     versions = versions_in(folder, complete=True)
     if versions:
+        check_characters("folder", folder)
         return versions[-1]
     hint = ""
     if (folder / "saved_model.pb").is_file():
@@ -76,11 +80,12 @@ class ServedModel:
 
     Raises:
         FileNotFoundError: there is no version in the folder.
+        ValueError: the folder is a URL, or TensorFlow cannot load from a folder of its name.
         ImportError: the version holds a tokenizer, and tensorflow_text is not installed.
     """
 
     def __init__(self, folder: str | Path, name: str | None = None):
-        path = latest_version(Path(folder))
+        path = latest_version(folder)
         self.name, self.version = name or Path(folder).resolve().name, int(path.name)
         described = path / card.FILE
         self.generation = json.loads(described.read_bytes()).get("generation", {}) if described.is_file() else {}

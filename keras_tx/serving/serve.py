@@ -35,6 +35,7 @@ class Server(ThreadingHTTPServer):
 
     Raises:
         FileNotFoundError: there is no version in the folder.
+        ValueError: the folder is a URL, or TensorFlow cannot load from a folder of its name.
         OSError: the port is taken, or the address is not of this machine.
     """
 
@@ -49,7 +50,7 @@ class Server(ThreadingHTTPServer):
         model_name: str | None = None,
         largest_body: int = LARGEST_BODY,
     ):
-        latest_version(Path(folder))
+        latest_version(folder)
         self.folder, self.model_name, self.largest_body = folder, model_name, largest_body
         self.model: ServedModel | None = None
         super().__init__((host, port), Handler, bind_and_activate=False)
@@ -151,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--port must be a number from 0 to 65535. Received: {given.port}")
     try:
         server = Server(given.folder, given.host, given.port, given.model_name)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
     except OSError as error:
         parser.error(

@@ -109,15 +109,15 @@ class TextEncoder:
         outputs = self._run(self.model, list(self.outputs.values()), ids, segments, padding_id)
         return dict(zip(self.outputs, outputs, strict=True))
 
-    def have_token_axis(self, tensors: Sequence[Tensor]) -> bool:
+    def have_token_axis(self, tensors: Sequence[Tensor], others: Sequence[Tensor] = ()) -> bool:
         """Whether symbolic tensors of the model have an entry for each token in axis 1, by calls with real rows.
 
-        Shapes do not tell: an axis of unknown size may have T + 1 or 2T entries. False for a model that does not take
-        so few tokens.
+        Shapes do not tell: an axis of unknown size may have T + 1 or 2T entries. False for a model that cannot compute
+        them, or the `others`, from up to `FEW_ROWS` tokens: a layer may have fewer positions than `max_length` knows.
         """
         longest = self.fixed_length or min(FEW_ROWS, self.max_length or FEW_ROWS)
         token = 1 if self.padding_id == 0 else 0
-        part = keras.Model(self.model.inputs, list(tensors))
+        part = keras.Model(self.model.inputs, [*tensors, *others])
         with tf.init_scope(), keras.device("cpu:0"):
             for width in {self.fixed_length or max(longest - 1, 1), longest}:
                 inputs = self.inputs_in_order(tf.fill([1, width], token), padding_id=-1)
@@ -125,7 +125,7 @@ class TextEncoder:
                     found = part(inputs, training=False)
                 except Exception:  # a layer may raise any error
                     return False
-                if any(x.shape[1] != width for x in keras.tree.flatten(found)):
+                if any(x.shape[1] != width for x in keras.tree.flatten(found)[: len(tensors)]):
                     return False
         return True
 
@@ -156,7 +156,7 @@ class TextEncoder:
         ]
 
     def _takes_more_columns(self, symbolic: Sequence[Tensor]) -> bool:
-        """Whether ids may get more padding, since all outputs can be cut to the length that they would have without."""
+        """Whether ids may get more padding: the model takes it, and all outputs can be cut to their length without."""
         if self.fixed_length is not None or (self.max_length is not None and self.max_length < FEW_ROWS):
             return False
         # Only the axis after the batch is cut.
@@ -165,7 +165,8 @@ class TextEncoder:
         key = tuple(map(id, symbolic))
         if key not in self._can_be_cut:
             cut = [tensor for tensor in symbolic if _is_of_unknown_length(tensor)]
-            self._can_be_cut[key] = not cut or self.have_token_axis(cut)
+            whole = [tensor for tensor in symbolic if not _is_of_unknown_length(tensor)]
+            self._can_be_cut[key] = self.have_token_axis(cut, whole)
         return self._can_be_cut[key]
 
     def tokenize(self, tokenizer: Any, texts: Any, pairs: Any = None) -> tuple[Tensor, Tensor]:

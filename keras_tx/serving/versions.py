@@ -33,12 +33,41 @@ def model_name(base: str | Path) -> str:
     return os.path.basename(os.path.abspath(base))
 
 
+def check_characters(name: str, path: str | Path, patterns: bool = True) -> None:
+    """Checks that TensorFlow can load a model from `path`, the argument `name`.
+
+    Args:
+        name: the name of the argument.
+        path: the path that TensorFlow would get.
+        patterns: whether TensorFlow would take the path for a pattern, as it does in a SavedModel. As patterns, `*` and
+            `?` also match themselves, but brackets and backslashes do not.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    signs = {"[": "a square bracket", "\\": "a backslash"}
+    found = [words for sign, words in signs.items() if sign in str(path) and sign != os.sep]
+    if patterns and found:
+        raise ValueError(
+            f"`{name}` must not contain {found[0]}, because TensorFlow takes such a path for a pattern when it loads "
+            f"weights. Received: {name}={str(path)!r}"
+        )
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"`{name}` must be a path in UTF-8, as TensorFlow needs it. Received: {name}={str(path)!r}"
+        ) from None
+
+
 def check_path(base: Path, format: str) -> None:
     """Checks that `base` can be the folder of a model whose versions have this `format` of `export`.
 
     Raises:
-        ValueError: it is a version, or its name is a number; or it has versions of another format.
+        ValueError: it is a version, or its name is a number; it has versions of another format; or their files could
+            not be loaded because of its name.
     """
+    check_characters("path", os.path.abspath(base), patterns=format == "tf_saved_model")
     if (base / FILES["tf_saved_model"]).exists():
         raise ValueError(
             "`path` must be the model's folder, below which versions are numbers, and not a version. Received: "

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from keras_tx import json_text
+from keras_tx import checks, json_text
 from keras_tx.replace import replacing
 
 Result = TypeVar("Result")
@@ -245,7 +245,7 @@ def write_tokenizer(directory: str | Path, files: Mapping[str, str | bytes]) -> 
     """
     first = next(iter(files))
     others = {*OF_KINDS[: OF_KINDS.index(first)], *MERGED}
-    with replacing(Path(directory), lambda name, _: name in others, gate=first) as folder:
+    with replacing(checks.local_path("directory", directory), lambda name, _: name in others, gate=first) as folder:
         for name, content in files.items():
             (folder / name).write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 

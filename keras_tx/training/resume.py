@@ -3,12 +3,12 @@
 import itertools
 import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_tx import checks
 from keras_tx.internals.keras_training import begin_fit_at, callbacks_of_fit
 from keras_tx.training import backups, workers
 from keras_tx.training.agreement import after, agreed_backup, write_note
@@ -99,16 +99,15 @@ class Resume(keras.callbacks.Callback):
         callbacks: keras.callbacks.Callback | Iterable[keras.callbacks.Callback] = (),
     ):
         super().__init__()
-        if not isinstance(directory, (str, os.PathLike)):
-            raise TypeError(f"`directory` must be a path. Received: directory={directory!r}")
-        if Path(directory).is_file():
+        folder = checks.local_path("directory", directory)
+        if folder.is_file():
             raise ValueError(f"`directory` must be a folder. Received: a file, directory={str(directory)!r}")
         is_number = isinstance(save_freq, (int, np.integer)) and not isinstance(save_freq, bool)
         if save_freq != "epoch" and (not is_number or int(save_freq) < 1):
             raise ValueError(
                 f"`save_freq` must be 'epoch' or a positive number of steps. Received: save_freq={save_freq!r}"
             )
-        self.path = Path(directory) / "backup.npz"
+        self.path = folder / "backup.npz"
         self.save_freq: int | None = int(save_freq) if is_number else None
         self.callbacks = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
         for callback in self.callbacks:

@@ -231,6 +231,9 @@ def test_no_version_at_all_is_exit_code_2(tmp_path, capsys):
     )
     with pytest.raises(FileNotFoundError, match="must be a version's folder.*Received: path='.*/1'"):
         check(tmp_path / "1")
+    with pytest.raises(SystemExit, match="2"):
+        main(["gs://bucket/reviews/1"])
+    assert "must be a local path, and not a URL. Received: path='gs://bucket/reviews/1'" in capsys.readouterr().err
     for number in (7, 10):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}/saved_model.pb").touch()

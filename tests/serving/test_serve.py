@@ -352,6 +352,9 @@ def test_a_folder_without_a_version_ends_the_command(exported, tmp_path, capsys)
             serve.main([str(folder)])
         printed = " ".join(capsys.readouterr().err.split())
         assert "`folder` must be a folder that `keras_tx.serving.export` wrote" in printed and hint in printed
+    with pytest.raises(SystemExit, match="2"):
+        serve.main(["gs://bucket/reviews"])
+    assert "must be a local path, and not a URL. Received: folder='gs://bucket/reviews'" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_ends_the_command(exported, server, capsys):

@@ -254,6 +254,34 @@ def test_an_export_keeps_outputs_of_other_lengths_than_the_rows(length):
         assert_close(alone[name], expected)
 
 
+class OwnPositions(keras.layers.Layer):
+    """Adds vectors of 5 positions, of which nothing outside of the layer tells."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.table = keras.layers.Embedding(5, 3)
+        self.table.build(None)
+        self.supports_masking = True
+
+    def call(self, x):
+        return x + self.table(keras.ops.arange(keras.ops.shape(x)[1]))
+
+
+@pytest.mark.parametrize("names", [["pooled"], ["pooled", "x"]])
+def test_an_export_adds_no_columns_beyond_the_positions_of_a_layer_of_the_user(names):
+    import tensorflow as tf
+
+    (ids,) = inputs("ids")
+    x = keras.layers.Embedding(13, 3, mask_zero=True)(ids)
+    pooled = keras.layers.GlobalAveragePooling1D()(OwnPositions()(x))
+    outputs = {"pooled": pooled, "x": x}
+    model, row = keras.Model(ids, {name: outputs[name] for name in names}), np.array([[3, 11, 2, 7, 5]], "int32")
+    with exported_weights():
+        found = tf.function(TextEncoder(model), input_signature=[tf.TensorSpec([None, None], tf.int32)])(row)
+    for name, expected in model(row).items():
+        assert_close(found[name], expected)
+
+
 @pytest.mark.filterwarnings("ignore:Layer .* does not support masking:UserWarning")
 def test_an_axis_of_tokens_is_found_by_calls():
     encoder = TextEncoder(of_other_lengths())

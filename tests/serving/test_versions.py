@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from keras_tx import disk
-from keras_tx.serving import export, versions
+from keras_tx.serving import check, export, versions
+from keras_tx.serving.rest import latest_version
 from keras_tx.serving.versions import MARKER, check_path, next_version, write_version
 
 
@@ -347,3 +349,40 @@ def test_a_folder_has_its_name_however_it_is_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "my model" / "7")
     with pytest.raises(ValueError, match="and not a number itself. Received: path='.'"):
         check_path(Path("."), "tf_saved_model")
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", ["v [2]", "[2", "a\\b", "v ]2", "a*b?", "é", "r\udcffaw"])
+def test_a_folder_is_refused_if_tensorflow_cannot_load_from_it(tmp_path, name, make, exported, monkeypatch):
+    """A lone opening bracket is refused, too: the rule is easier to say so."""
+    import tensorflow as tf
+
+    folder = tmp_path / name / "reviews"
+    shutil.copytree(exported.path, folder / "1")
+    monkeypatch.chdir(folder)
+    try:
+        tf.saved_model.load(str(folder / "1"))
+        is_refused = name == "[2"
+    except (RuntimeError, OSError, UnicodeEncodeError):
+        is_refused = True
+    rules = {
+        "[": "not contain a square bracket, because",
+        "\\": "not contain a backslash, because",
+        "\udcff": "be a path in UTF-8",
+    }
+    rule = next((rule for sign, rule in rules.items() if sign in name), "")
+    received = re.escape(repr(str(folder))[1:-1])
+    calls = (
+        (lambda: export(make(), "."), f"`path` must {rule}.* Received: path='{received}'$"),
+        (lambda: check(folder / "1"), f"`path` must {rule}.* Received: path='{received}/1'$"),
+        (lambda: latest_version(folder), f"`folder` must {rule}.* Received: folder='{received}'$"),
+    )
+    for call, message in calls if is_refused else ():
+        with pytest.raises(ValueError, match=message):
+            call()
+    if not is_refused:
+        assert latest_version(folder).name == "1"
+        check_path(folder, "tf_saved_model")
+    assert [entry.name for entry in folder.iterdir()] == ["1"]
+    if name.isprintable():
+        check_path(folder.with_name("new"), "onnx")  # which TensorFlow does not load

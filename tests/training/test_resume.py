@@ -515,7 +515,7 @@ def test_an_error_while_writing_leaves_the_old_backup_and_nothing_else(tmp_path,
 
 
 def test_arguments_of_a_wrong_type_are_refused(tmp_path):
-    with pytest.raises(TypeError, match="`directory` must be a path. Received: directory=3"):
+    with pytest.raises(TypeError, match="`directory` must be a path, a `str` or `Path`. Received: directory=3"):
         Resume(3)
     (tmp_path / "file").write_text("text")
     with pytest.raises(ValueError, match="`directory` must be a folder. Received: a file, directory='.*file'"):

@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("path", help="the version's folder, such as saved_models/reviews/1")
     try:
         report = check(parser.parse_args(arguments).path)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
     print(report)
     return 0 if report.ok else 1

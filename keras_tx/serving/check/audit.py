@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keras_tx.serving.versions import versions_in
+from keras_tx import checks
+from keras_tx.serving.versions import check_characters, versions_in
 
 SECONDS = 300
 
@@ -110,6 +111,7 @@ def check(path: str | Path) -> Report:
 
     Raises:
         FileNotFoundError: there is no SavedModel in `path`.
+        ValueError: `path` is a URL, or TensorFlow cannot load from a folder of its name.
 
     Examples:
         >>> model = keras_tx.models.TextClassifier(9, 2, num_layers=1, hidden_dim=4, num_heads=2, intermediate_dim=4)
@@ -123,13 +125,14 @@ def check(path: str | Path) -> Report:
         FileNotFoundError: `path` must be a version's folder, with a saved_model.pb. Received:
         path='saved_models/nothing/1'
     """
-    path = Path(path)
+    path = checks.local_path("path", path)
     if not (path / "saved_model.pb").is_file():
         versions = versions_in(path, complete=True)
         newest = f". The newest version there is {str(versions[-1])!r}" if versions else ""
         raise FileNotFoundError(
             f"`path` must be a version's folder, with a saved_model.pb. Received: path={str(path)!r}{newest}"
         )
+    check_characters("path", path.resolve())
     script = str(Path(__file__).with_name("clean_process.py"))
     command = [sys.executable, "-P", script, str(path.resolve())]
     try:
