@@ -83,7 +83,8 @@ class VocabularyModel(TokenModel):
         if bias is not None:  # as one more column of the table, which a hidden state of 1 is multiplied by
             y_pred = ops.concatenate([y_pred, ops.ones_like(y_pred[..., :1])], axis=-1)
             table = ops.concatenate([table, ops.cast(bias, table.dtype)[:, None]], axis=1)
-        loss = self.loss.call_in_chunks(y, y_pred, table, sample_weight)
+        labels = keras.tree.flatten(y)  # Keras takes those of one output in a list, too
+        loss = self.loss.call_in_chunks(labels[0] if len(labels) == 1 else y, y_pred, table, sample_weight)
         loss_weights = keras_training.loss_weights(self)
         if loss_weights is not None:  # a number, or a list or dict of one number: the model has one output
             loss = loss * keras.tree.flatten(loss_weights)[0]

@@ -179,6 +179,8 @@ def _over_replicas(loss: Any) -> Callable[..., Tensor]:
 
     def over_replicas(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
         sample_weight = _for_tokens(sample_weight, y_pred, not isinstance(loss, keras.losses.CTC))
+        if sample_weight is not None:
+            sample_weight = _squeezed(sample_weight, len(y_pred.shape) - 1)
         value = loss(y_true, y_pred, sample_weight)
         if reduction not in _MEANS or (sample_weight is None and replicas.num_replicas() == 1):
             return value
@@ -248,6 +250,14 @@ def _for_tokens(sample_weight: Any, y_pred: Any, has_tokens: bool = False) -> An
         return sample_weight
     weights = ops.reshape(weights, (*ops.shape(weights), *[1] * (len(shape) - len(weights.shape))))
     return weights * ops.ones(shape, dtype="float32")
+
+
+def _squeezed(sample_weight: Any, rank: int) -> Tensor:
+    """Weights without the last axes of size 1 that are more than `rank`, as those of (B, 1) for losses (B,)."""
+    weights = ops.convert_to_tensor(sample_weight)
+    while len(weights.shape) > rank and weights.shape[-1] == 1:
+        weights = ops.squeeze(weights, axis=-1)
+    return weights
 
 
 def _first(structure: Any) -> Any:

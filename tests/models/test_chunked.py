@@ -62,7 +62,8 @@ def test_loss_weights_and_regularizers_count_as_without_chunks(reduction, steps)
         eagerly = keras.backend.backend() == "tensorflow"
         model.compile(optimizer, loss, loss_weights=0.25, jit_compile=False, run_eagerly=eagerly)
         options = {"batch_size": 3, "epochs": 2, "shuffle": False, "verbose": 0}
-        losses.append(model.fit(*data_for(model), **options).history["loss"])
+        inputs, labels = data_for(model)
+        losses.append(model.fit(inputs, [labels] if chunk_size else labels, **options).history["loss"])
         after.append(model.get_weights())
     assert_close(losses[1], losses[0], rtol=1e-5)
     for got, expected in zip(after[1], after[0], strict=True):

@@ -11,6 +11,7 @@ from keras_tx.models import CausalLM
 from keras_tx.models.checked_data import CheckedModel
 from keras_tx.pretrained import PretrainedModel
 from keras_tx.training import PaddedAccuracy, PaddedCrossentropy, Perplexity
+from tests.tools import assert_close
 
 ROWS, LENGTH, VOCABULARY = 13, 5, 11
 LENGTHS = np.array([5, 5, 5, 5, 1, 0, 1, 2, 4, 3, 5, 1, 2])
@@ -214,6 +215,20 @@ def with_weights(weights, accumulated=False):
     history = model.fit(**data, batch_size=5, shuffle=False, validation_data=tuple(data.values()), verbose=0).history
     found = [model.evaluate(**data, batch_size=5, verbose=0), model.train_on_batch(**data), model.test_on_batch(**data)]
     return [*model.get_weights(), *history.values(), *found]
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean_with_sample_weight"])
+def test_weights_in_a_column_count_as_in_a_row(reduction):
+    """As for Keras' losses alone, where labels and weights come from the columns of a table."""
+    found = []
+    for weights in (WEIGHTS, WEIGHTS[:, None]):
+        model, loss = classes(), sparse(reduction=reduction)
+        model.compile(keras.optimizers.SGD(0.1), loss, weighted_metrics=["accuracy"], run_eagerly=True)
+        expected = float(loss(CLASSES, model.predict(X, verbose=0), WEIGHTS)) + float(sum(model.losses))
+        assert_close(model.test_on_batch(X, CLASSES[:, None], weights)[0], expected, rtol=1e-5)
+        model.fit(X, CLASSES, sample_weight=weights, batch_size=5, shuffle=False, verbose=0)
+        found.append(model)
+    assert_equal_weights(*found)
 
 
 @pytest.mark.parametrize("accumulated", [False, True])
