@@ -224,7 +224,7 @@ def test_weights_in_a_column_count_as_in_a_row(reduction):
     for weights in (WEIGHTS, WEIGHTS[:, None]):
         model, loss = classes(), sparse(reduction=reduction)
         model.compile(keras.optimizers.SGD(0.1), loss, weighted_metrics=["accuracy"], run_eagerly=True)
-        expected = float(loss(CLASSES, model.predict(X, verbose=0), WEIGHTS)) + float(sum(model.losses))
+        expected = loss(CLASSES, model.predict(X, verbose=0), WEIGHTS) + sum(model.losses)
         assert_close(model.test_on_batch(X, CLASSES[:, None], weights)[0], expected, rtol=1e-5)
         model.fit(X, CLASSES, sample_weight=weights, batch_size=5, shuffle=False, verbose=0)
         found.append(model)
