@@ -120,3 +120,32 @@ def test_attention_to_other_tokens_has_the_mask_of_its_queries(queries_first, ha
     else:
         found = keras.Model([queries, keys], ops.copy(mask))([np.array([[3, 0, 4]]), np.array([[5, 6, 0, 0]])])
         np.testing.assert_array_equal(to_numpy(found), [[True, False, True]])
+
+
+def test_attention_to_other_tokens_has_no_mask_of_theirs_if_it_is_an_argument():
+    """The layer does not run with more keys than values of this mask."""
+    ids = keras.Input((None,), dtype="int32")
+    memory = L.Embedding(11, D, mask_zero=True)(ids)
+    assert mask_of(Look(queries_first=True)(keras.Input((None, D)), memory, second_mask=ids != 0)) is None
+
+
+@pytest.mark.parametrize("length", [None, 5])
+@pytest.mark.parametrize("order", ["xy", "yx", "xyn", "nyx", "xz", "nx"])
+def test_tokens_that_are_joined_feature_by_feature_are_real_if_all_their_parts_are(order, length):
+    """`Concatenate` has the length of its first input for Keras, also with inputs that it refuses when it runs."""
+    first, second = (keras.Input((length,), dtype="int32") for _ in range(2))
+    parts = {
+        "x": L.Embedding(11, D, mask_zero=True)(first),
+        "y": L.Embedding(11, 4, mask_zero=True)(second),
+        "z": L.Embedding(11, 2, mask_zero=True)(first),
+        "n": L.Embedding(11, D)(first),
+    }
+    given = np.array([[1, 2, 0, 4, 0]]), np.array([[0, 2, 3, 4, 0]])
+    expected = (given[0] != 0) & (given[1] != 0) if "y" in order else given[0] != 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer = L.Concatenate()([parts[name] for name in order])
+        EncoderLayer(12, 2)(layer)
+    for joined in (layer, ops.concatenate([parts[name] for name in order], axis=-1)):
+        mask = keras.Model([first, second], ops.copy(mask_of(joined)))(list(given))
+        np.testing.assert_array_equal(to_numpy(mask), expected)
