@@ -33,8 +33,8 @@ _MIXES = "mixes padding into other tokens"
 _COUNTS = "counts padding tokens, so that its outputs depend on where they stand and how many they are"
 _INSIDE = "makes a mask that cannot be read from outside"
 # Keras' layers that need no trial where Keras attached a mask: they are frequent, and it is known what they do.
-_TOKENWISE = (keras.layers.Dense, keras.layers.Dropout)
-_KNOWN = (*_TOKENWISE, keras.layers.Embedding)
+_KNOWN = (keras.layers.Dense, keras.layers.Dropout, keras.layers.Embedding)
+_RECURRENT = (keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN)
 _PASSED_ON = keras.layers.Layer.compute_mask
 
 _warned: Any = weakref.WeakSet()  # operations
@@ -173,13 +173,22 @@ def _inputs_to_search(call: Call, output: Any) -> list[Any]:
     if _is_ours(call.operation):
         is_passed_on = get_keras_mask(output) is None and _passes_on(call.operation)
         return call.inputs[:1] if is_passed_on else []
-    if _is_known(call.operation, output):
-        return call.inputs[:1] if type(call.operation) in _TOKENWISE else []
-    return call.inputs
+    return [] if type(call.operation) is keras.layers.Embedding and _is_known(call, output) else call.inputs
 
 
-def _is_known(operation: Any, output: Any) -> bool:
-    return get_keras_mask(output) is not None and type(operation) in _KNOWN
+def _is_known(call: Call, output: Any) -> bool:
+    return get_keras_mask(output) is not None and (type(call.operation) in _KNOWN or _skips_padding(call, output))
+
+
+def _skips_padding(call: Call, output: Any) -> bool:
+    """Whether this is a call of a recurrent layer of Keras that was given the mask of its output."""
+    layer = call.operation
+    directions = [layer.forward_layer, layer.backward_layer] if type(layer) is keras.layers.Bidirectional else [layer]
+    return (
+        all(type(one) in _RECURRENT for one in directions)
+        and not directions[0].go_backwards  # which reverses the tokens, not their mask
+        and call.kwargs.get("mask") is get_keras_mask(output)
+    )
 
 
 def _from_call(x: Any, call: Call, place: int) -> Trace:
@@ -189,7 +198,7 @@ def _from_call(x: Any, call: Call, place: int) -> Trace:
         return _begun(x, tag)
     traces = [_known(one) or _begun(one, get_keras_mask(one)) for one in inputs]
     losses = tuple(dict.fromkeys(loss for trace in traces for loss in trace.losses))
-    if _is_known(call.operation, x):
+    if _is_known(call, x):
         return _begun(x, tag, losses)
     if _is_ours(call.operation):
         return replace(traces[0], tag=None, sizes=(*traces[0].sizes[:2], *sizes_in_trials(x)[2:]))

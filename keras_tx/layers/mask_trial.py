@@ -96,7 +96,9 @@ class _Trial:
         places = None
         for kept in [self.masked] if is_same else [*[[key] for key in self.masked], self.masked]:
             mask = _join([masks[key] for key in kept])
-            if mask is None or mask.shape != first.shape[: mask.ndim] or not self._keeps_length(mask.ndim, kept):
+            if mask is None or mask.shape != first.shape[: mask.ndim]:
+                continue
+            if not self._keeps_length(mask.ndim, kept, is_changed=changed.any()):
                 continue
             if not changed[mask].any() and np.isfinite(first[mask]).any():
                 indices = tuple(index for index, x in enumerate(self.call.inputs) if id(x) in kept)
@@ -131,16 +133,31 @@ class _Trial:
         mask = _join([masks[key] for key in kept])
         return bool(self._run_with_other_padding(values, masks)[2][mask].any())
 
-    def _keeps_length(self, rank: int, kept: list[int]) -> bool:
-        """Whether the output has as many tokens as the inputs `kept` for any number of tokens: `x[:, :100]` has not."""
+    def _keeps_length(self, rank: int, kept: list[int], is_changed: bool) -> bool:
+        """Whether the output has as many tokens as the inputs `kept` for any number of tokens: `x[:, :100]` has not.
+
+        A shape for inputs of different lengths is no proof: Keras' `Concatenate` has one, and raises when it runs. So
+        does attention to tokens whose mask is an argument, but that hides padding: nothing in its output `is_changed`.
+        """
         if rank < 2:
             return True
         length = max(self.sizes[key][1] for key in self.masked)
         tokens = [key for key, sizes in self.sizes.items() if len(sizes) > 1 and sizes[1] == length]
-        for longer in [[key] for key in kept] if len(tokens) > 1 else []:  # such as the queries of attention to them
-            if self._length_with(longer, tokens) not in (None, _LONG):
-                return False
+        for key in kept if len(tokens) > 1 else []:  # such as the queries of attention to them
+            if self._length_with([key], tokens) not in (None, _LONG):
+                if not is_changed or self._runs_with_longer(key):
+                    return False
         return self._length_with(tokens, tokens) in (None, _LONG)
+
+    def _runs_with_longer(self, key: int) -> bool:
+        """Whether the operation runs where this input has a token more than the others."""
+        batch, length, *others = self.sizes[key]
+        sizes = {**self.sizes, key: (batch, length + 1, *others)}
+        try:
+            self.runner.run({k: draw(kind_of(x), sizes[k], self.random) for k, x in self.tensors.items()}, {})
+        except Exception:  # whatever the operation raises
+            return False
+        return True
 
     def _length_with(self, longer: list[int], tokens: list[int]) -> int | None:
         """The number of tokens of the output where these inputs have `_LONG`; None if it is unknown."""

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tx.internals.keras_models import Call, get_keras_mask, set_keras_mask
+from keras_tx.internals.keras_models import Call, get_keras_mask, layers_within, set_keras_mask
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -20,6 +20,7 @@ jax = Lazy("jax")
 torch = Lazy("torch")
 
 _COUNT = 10007  # of random numbers that are repeated to fill a tensor; a prime, so that no two rows are the same
+_MANY_STEPS = 64  # of a recurrent layer; TensorFlow takes long for each step, and less for a graph of all of them
 _LARGE = 2**26  # from this number of weights on, a layer runs with the weights that it has
 
 Sizes = tuple[int, ...]
@@ -59,13 +60,18 @@ class Runner:
                 set_keras_mask(tensor, ops.convert_to_tensor(mask))
             return tensor
 
-        kwargs = dict(self.call.kwargs)
-        if "training" in kwargs:
-            kwargs["training"] = False  # with dropout each run would differ
-        with quietly(), _eagerly(), keras.StatelessScope(self.weights, initialize_variables=False):
+        def call() -> tuple[Any, Any]:
+            kwargs = dict(self.call.kwargs)
+            if "training" in kwargs:
+                kwargs["training"] = False  # with dropout each run would differ
             args, kwargs = keras.tree.map_structure(tensor_of, (self.call.args, kwargs))
             output = keras.tree.flatten(self.call.operation(*args, **kwargs))[self.place]
-            mask = get_keras_mask(output)
+            return output, get_keras_mask(output)
+
+        many = any(value.shape[1:2] >= (_MANY_STEPS,) for value in values.values())
+        with quietly(), _eagerly(), keras.StatelessScope(self.weights, initialize_variables=False):
+            in_graph = many and keras.backend.backend() == "tensorflow" and _is_recurrent(self.call.operation)
+            output, mask = tf.function(call, autograph=False)() if in_graph else call()
             return _to_numpy(output), None if mask is None else _to_numpy(mask).astype("bool")
 
 
@@ -95,6 +101,12 @@ def _floats() -> Any:
     random = np.random.default_rng(0)
     parts = [random.normal(size=_COUNT), *random.uniform([[0.1], [1.1]], [[0.9], [3.0]], (2, _COUNT))]
     return np.choose(random.integers(0, 3, _COUNT), parts).astype("float32")
+
+
+def _is_recurrent(operation: Any) -> bool:
+    """Whether this is a recurrent layer, or has one inside."""
+    is_layer = isinstance(operation, keras.layers.Layer)
+    return is_layer and any(isinstance(one, keras.layers.RNN) for one in layers_within(operation))
 
 
 def _other_weights(operation: Any, random: Any) -> list[tuple[Any, Any]]:

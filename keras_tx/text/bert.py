@@ -19,7 +19,7 @@ from keras_tx.text.base import Tokenizer
 from keras_tx.text.bert_decoding import build_pieces, join_pieces
 from keras_tx.text.bert_files import read_arguments, write_directory
 from keras_tx.text.bert_inputs import build_inputs
-from keras_tx.text.bert_normalization import STAND_INS, normalize, split_words
+from keras_tx.text.bert_normalization import normalize, split_words, unused_characters
 from keras_tx.text.clean_up import clean_up_in_graph
 from keras_tx.text.max_match import MaxMatchDropout
 from keras_tx.text.tensor_inputs import as_id_tensor, as_string_tensor, replace_unknown_ids
@@ -100,7 +100,8 @@ class BertTokenizer(Tokenizer):
             "clean_up_tokenization_spaces", clean_up_tokenization_spaces
         )
         known = [token for token in self.special_tokens.values() if token in self._id_of]
-        self._stand_ins = dict(zip(known, STAND_INS, strict=False))
+        *placeholders, self._foreign = unused_characters(self.vocabulary, len(known) + 1)
+        self._stand_ins = dict(zip(known, placeholders, strict=True))
 
     @classmethod
     def from_vocabulary(cls, path: str | Path, **options: Any) -> Self:
@@ -315,8 +316,8 @@ class BertTokenizer(Tokenizer):
     def _words(self, texts: Tensor) -> Tensor:
         """String tensor () or (B,) -> ragged words (B, None), with placeholders for special tokens and long words."""
         strip = self.lowercase if self.strip_accents is None else self.strip_accents
-        texts = normalize(tf.reshape(texts, [-1]), self._stand_ins, self.lowercase, strip)
-        words = split_words(texts, self.split_chinese)
+        texts = normalize(tf.reshape(texts, [-1]), self._stand_ins, self._foreign, self.lowercase, strip)
+        words = split_words(texts, self._stand_ins, self.split_chinese)
         return replace_long_words(words, self._stand_ins[self.special_tokens["unknown_token"]])
 
     @cached_property

@@ -7,6 +7,7 @@ arXiv:1810.04805.
 
 import re
 from collections.abc import Callable
+from itertools import islice
 
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
@@ -14,11 +15,9 @@ from keras_tx.types import Tensor
 tf = Lazy("tensorflow")
 tf_text = Lazy("tensorflow_text", extra="text")
 
-# Unicode noncharacters are placeholders for the special tokens while a text is normalized. If a text itself contains
-# one of them, FOREIGN replaces it.
-STAND_INS = [chr(0xFDD0 + i) for i in range(5)]
-RESERVED = "".join(STAND_INS)
-FOREIGN = chr(0xFDD5)
+# Placeholders for the special tokens while a text is normalized: Unicode's noncharacters and, for a vocabulary that has
+# these, characters of a plane in which none is assigned.
+PLACEHOLDERS = [*range(0xFDD0, 0xFDF0), *range(0x40000, 0x4FFFE)]
 
 # The characters that BERT deletes: control, format and private-use characters and U+FFFD, as of Unicode 8.0, but not
 # tab and line breaks.
@@ -37,12 +36,20 @@ CHINESE = (
 )
 
 
-def normalize(texts: Tensor, stand_ins: dict[str, str], lowercase: bool, strip_accents: bool) -> Tensor:
+def unused_characters(vocabulary: list[str], count: int) -> list[str]:
+    """So many of the `PLACEHOLDERS` that no token contains."""
+    used = set("".join(vocabulary))
+    return list(islice((character for character in map(chr, PLACEHOLDERS) if character not in used), count))
+
+
+def normalize(texts: Tensor, stand_ins: dict[str, str], foreign: str, lowercase: bool, strip_accents: bool) -> Tensor:
     """Deletes control characters, strips accents, lowercases, and replaces special tokens by their placeholders.
 
     Args:
         texts: string tensor (B,), any bytes. What is not UTF-8 becomes U+FFFD, which is deleted.
-        stand_ins: maps a special token to its placeholder, one of `STAND_INS`.
+        stand_ins: maps a special token to its placeholder, a character that no token contains.
+        foreign: another such character, which replaces the placeholders that a text itself contains: a word with either
+            is unknown.
         lowercase: whether to lowercase, character by character, so that neither a final sigma nor a Turkish locale
             changes the result.
         strip_accents: whether to decompose characters (NFD) and delete the nonspacing marks.
@@ -50,11 +57,12 @@ def normalize(texts: Tensor, stand_ins: dict[str, str], lowercase: bool, strip_a
     Returns:
         String tensor (B,), valid UTF-8.
     """
+    reserved = "".join(stand_ins.values())
     starts = "".join(sorted({re.escape(token[0]) for token in stand_ins}))
 
     def clean(texts: Tensor) -> Tensor:
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace")
-        texts = tf.strings.regex_replace(texts, f"[{RESERVED}]", FOREIGN)
+        texts = tf.strings.regex_replace(texts, f"[{reserved}]", foreign)
         for token, stand_in in sorted(stand_ins.items(), key=lambda pair: -len(pair[0])):
             texts = tf.strings.regex_replace(texts, re.escape(token), stand_in)
         texts = tf.strings.regex_replace(texts, f"[{DELETED}]+", "")
@@ -70,18 +78,18 @@ def normalize(texts: Tensor, stand_ins: dict[str, str], lowercase: bool, strip_a
             texts = tf.strings.lower(tf.strings.lower(texts), encoding="utf-8")
         return texts
 
-    rare = f"{starts}{RESERVED}{DELETED}{SPACE}{SURROGATES}{''.join(LOWER)}"
+    rare = f"{starts}{reserved}{DELETED}{SPACE}{SURROGATES}{''.join(LOWER)}"
     texts = _change_where(~tf.strings.regex_full_match(texts, f"[^{rare}]*"), clean, texts)
     texts = tf.strings.lower(texts) if lowercase else texts  # ASCII only, so the locale does not matter
     return _change_where(~tf.strings.regex_full_match(texts, r"[\x00-\x7F]*"), fold, texts)
 
 
-def split_words(texts: Tensor, split_chinese: bool) -> Tensor:
+def split_words(texts: Tensor, stand_ins: dict[str, str], split_chinese: bool) -> Tensor:
     """Splits normalized strings (B,) at spaces into ragged (B, words).
 
-    Each punctuation mark is a word, and with `split_chinese` each Chinese character.
+    Each punctuation mark and placeholder is a word, and with `split_chinese` each Chinese character.
     """
-    single = f"[{PUNCTUATION}{RESERVED}{CHINESE if split_chinese else ''}]"
+    single = f"[{PUNCTUATION}{''.join(stand_ins.values())}{CHINESE if split_chinese else ''}]"
     return tf.strings.split(tf.strings.regex_replace(texts, single, r" \0 "))
 
 

@@ -46,6 +46,24 @@ def test_tricky_strings(pair):
     assert not different
 
 
+NONCHARACTERS = [chr(c) for c in range(0xFDD0, 0xFDF0)]
+
+
+@pytest.mark.parametrize("known", [NONCHARACTERS[:2], NONCHARACTERS[4:5], NONCHARACTERS])
+def test_characters_that_otherwise_stand_for_special_tokens(tmp_path, known):
+    ours = BertTokenizer.train([f"ab {c} ab{c} {c}b [MASK]" for c in known], 500, mask_token=known[0])
+    ours.save(tmp_path)
+    theirs = HuggingFace.from_pretrained(tmp_path)
+    assert set(known) <= set(ours.vocabulary)
+    texts = [
+        text for c in [*NONCHARACTERS, "\U00040000"] for text in (f"{c} a{c}b", f"ab [SEP]{c}", f"b{c}{known[-1]}")
+    ]
+    expected = ids_of(theirs, texts)
+    assert ours.tokenize(texts).to_list() == expected
+    assert tf.function(ours.tokenize)(tf.constant(texts)).to_list() == expected
+    assert [ours.decode(ids) for ids in expected] == theirs.batch_decode(expected, skip_special_tokens=True)
+
+
 @pytest.mark.parametrize("strip_accents", [True, False, None])
 @pytest.mark.parametrize("split_chinese", [True, False])
 @pytest.mark.parametrize("lowercase", [True, False])
