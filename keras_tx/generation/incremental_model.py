@@ -5,7 +5,6 @@ vocabulary. The nodes of the model's graph run one by one, as in Keras. Layers t
 part of the cache, layers that need positions get them, and nodes that do not depend on the target run only once.
 """
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -205,11 +204,9 @@ class IncrementalModel:
         self, node: Node, args: Any, kwargs: Any, real: Tensor, positions: Tensor, start: Tensor, num_slots: Tensor
     ) -> tuple[Any, Any]:
         """The arguments of a node without a cache, with positions if it has call arguments for them."""
-        names = _call_arguments(node.operation)
-        if "num_keys" in names:  # a bias of attention scores
-            if self._graph.depends_on_target(node.numbers_of("key", 1)) or len(node.inputs) == 1:
-                return args[:1], {**kwargs, "key": None, "start": start, "num_keys": num_slots}
-            return args, {**kwargs, "start": start}
+        names = operations.call_arguments(node.operation)
+        if "num_keys" in names:  # a position bias
+            return args[:1], {**kwargs, "key": None, "start": start, "num_keys": num_slots}
         if "positions" in names and not kwargs.get("reverse"):
             # `real` is not the mask that an embedding computes: a generated padding id counts as a real token.
             kwargs = {**kwargs, "mask": real} if "mask" in names else kwargs
@@ -253,14 +250,9 @@ def _masks_of_memory(node: Node, masks: Mapping[int, Tensor]) -> dict[str, Tenso
     return {name: masks[number] for name, found in numbers.items() for number in found if number in masks}
 
 
-def _call_arguments(operation: Any) -> Mapping[str, Any]:
-    """The call arguments of a layer by name; none for another operation."""
-    return inspect.signature(operation.call).parameters if isinstance(operation, keras.layers.Layer) else {}
-
-
 def _call(operation: Any, args: Any, kwargs: Any) -> Any:
     """Calls an operation in inference mode."""
-    if "training" in _call_arguments(operation):
+    if "training" in operations.call_arguments(operation):
         kwargs = {**kwargs, "training": False}
     return operation(*args, **kwargs)
 

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import keras
 
 from keras_tx.functional_graph import Node
-from keras_tx.generation.operations import compared_with
+from keras_tx.generation.operations import call_arguments, compared_with
 from keras_tx.internals import keras_models
 from keras_tx.layers import MultiHeadAttention
 
@@ -91,6 +91,16 @@ def check_causal(node: Node, target: str, depends_on_target: Callable[[Iterable[
             "Cross-attention of a generative model must not depend on the positions of its queries. Received: layer "
             f"'{layer.name}' with use_causal_mask={is_causal}, rotary={layer.rotary}, "
             f"sliding_window={layer.sliding_window}"
+        )
+
+
+def check_bias(node: Node, depends_on_target: Callable[[Iterable[int]], bool]) -> None:
+    """Raises for a position bias of cross-attention: prompts are padded, which moves queries but not their keys."""
+    keys = node.numbers_of("key", 1) if "num_keys" in call_arguments(node.operation) else []
+    if keys and not depends_on_target(keys):
+        raise ValueError(
+            "Cross-attention of a generative model must not depend on the positions of its queries. Received: the "
+            f"position bias '{node.operation.name}' with a `key` that does not depend on the target"
         )
 
 

@@ -96,6 +96,7 @@ class ModelGraph:
                 self.cached_nodes.append(node)
             elif looks_at_other_tokens(node.operation):
                 model_checks.refuse_layer(node.operation)
+            model_checks.check_bias(node, self.depends_on_target)
         needed = {self.output_value, *[value for node in self.nodes for value in node.inputs.values()]}
         for node in self.cached_nodes:
             model_checks.check_scores(node, needed)
