@@ -113,6 +113,13 @@ def call_arguments(operation: Any) -> Mapping[str, Any]:
     return inspect.signature(operation.call).parameters if isinstance(operation, keras.layers.Layer) else {}
 
 
+def call(operation: Any, args: Any, kwargs: Any) -> Any:
+    """Calls an operation in inference mode."""
+    if "training" in call_arguments(operation):
+        kwargs = {**kwargs, "training": False}
+    return operation(*args, **kwargs)
+
+
 def depends_on_length(operation: Any) -> bool:
     """Whether a layer has rotary positions that depend on the largest position of a call."""
     rotaries = [layer for layer in layers_within(operation) if isinstance(layer, RotaryEmbedding)]
