@@ -91,8 +91,8 @@ def generate(
             their source, a `max_new_tokens` that is not positive or does not fit into learned positions, contradictory
             options, or logits that are NaN.
         TypeError: for a model that is not functional, a `strategy` that is not a `Strategy` or cannot be hashed, a
-            `tokenizer` without `tokenize` and `decode`, and inputs that are symbolic or neither texts nor rows of ids.
-            Graphs, as in `tf.function`, need `keras_tx.serving.export`.
+            `tokenizer` without `tokenize`, `decode` and, for sources that are texts, `__call__`, and inputs that are
+            symbolic or neither texts nor rows of ids. Graphs, as in `tf.function`, need `keras_tx.serving.export`.
 
     Examples:
         >>> model = keras_tx.models.CausalLM(11, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=8)

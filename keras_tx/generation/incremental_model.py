@@ -5,7 +5,6 @@ vocabulary. The nodes of the model's graph run one by one, as in Keras. Layers t
 part of the cache, layers that need positions get them, and nodes that do not depend on the target run only once.
 """
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from keras_tx.generation.beside import inputs_beside, joined_sources
 from keras_tx.generation.model_graph import ModelGraph
 from keras_tx.generation.state import without_xla
 from keras_tx.generation.step_check import check_steps, padding_changes_nothing
+from keras_tx.generation.target_masks import check_masks
 from keras_tx.internals.keras_models import get_keras_mask, set_keras_mask
 from keras_tx.layers import MultiHeadAttention, TokenEmbedding, exported_weights
 from keras_tx.layers import cache as caches
@@ -76,7 +76,7 @@ class IncrementalModel:
         self.max_length = operations.max_positions(graph.target_nodes)
         self.max_source_length = operations.max_positions(graph.source_nodes)
         model_checks.check_places(graph.target_nodes, graph.cached_nodes, graph.depends_on_target)
-        model_checks.check_masks(graph.nodes, graph.cached_nodes, graph.target_value, self.padding_ids[self.target])
+        check_masks(graph, self.padding_ids[self.target], self.vocabulary_sizes[self.target] or self.vocabulary_size)
         unknown = [x.operation for x in graph.target_nodes if not operations.is_known(x, graph.depends_on_target)]
         if unknown:
             check_steps(self, unknown)
@@ -133,7 +133,7 @@ class IncrementalModel:
         """
         values = dict(zip(self._graph.source_values, sources, strict=True))
         for node in self._graph.source_nodes:
-            node.store(values, _call(node.operation, *node.filled(values)))
+            node.store(values, operations.call(node.operation, *node.filled(values)))
         cache = tuple(self._new_cache(node, values, batch_size, num_slots) for node in self._graph.cached_nodes)
         shared = {str(number): values[number] for number in self._graph.shared_values}
         # Keras' masks are attributes of tensors, which compiled functions do not return.
@@ -190,7 +190,7 @@ class IncrementalModel:
             else:
                 args, kwargs = self._with_places(node, args, kwargs, real, positions, start, ops.shape(mask)[1])
                 outputs = _tied_logits(node.operation, args, kwargs)
-                outputs = _call(node.operation, args, kwargs) if outputs is None else outputs
+                outputs = operations.call(node.operation, args, kwargs) if outputs is None else outputs
             node.store(numbered, outputs)
         logits = numbered[graph.output_value]
         return ops.cast(logits if every_token else logits[:, -1], "float32"), tuple(new_cache)
@@ -205,11 +205,9 @@ class IncrementalModel:
         self, node: Node, args: Any, kwargs: Any, real: Tensor, positions: Tensor, start: Tensor, num_slots: Tensor
     ) -> tuple[Any, Any]:
         """The arguments of a node without a cache, with positions if it has call arguments for them."""
-        names = _call_arguments(node.operation)
-        if "num_keys" in names:  # a bias of attention scores
-            if self._graph.depends_on_target(node.numbers_of("key", 1)) or len(node.inputs) == 1:
-                return args[:1], {**kwargs, "key": None, "start": start, "num_keys": num_slots}
-            return args, {**kwargs, "start": start}
+        names = operations.call_arguments(node.operation)
+        if "num_keys" in names:  # a position bias
+            return args[:1], {**kwargs, "key": None, "start": start, "num_keys": num_slots}
         if "positions" in names and not kwargs.get("reverse"):
             # `real` is not the mask that an embedding computes: a generated padding id counts as a real token.
             kwargs = {**kwargs, "mask": real} if "mask" in names else kwargs
@@ -251,18 +249,6 @@ def _masks_of_memory(node: Node, masks: Mapping[int, Tensor]) -> dict[str, Tenso
     else:
         numbers = {"memory_mask": node.numbers_of("memory", 1)}
     return {name: masks[number] for name, found in numbers.items() for number in found if number in masks}
-
-
-def _call_arguments(operation: Any) -> Mapping[str, Any]:
-    """The call arguments of a layer by name; none for another operation."""
-    return inspect.signature(operation.call).parameters if isinstance(operation, keras.layers.Layer) else {}
-
-
-def _call(operation: Any, args: Any, kwargs: Any) -> Any:
-    """Calls an operation in inference mode."""
-    if "training" in _call_arguments(operation):
-        kwargs = {**kwargs, "training": False}
-    return operation(*args, **kwargs)
 
 
 def _tied_logits(operation: Any, args: Any, kwargs: Any) -> Tensor | None:

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import keras
 
 from keras_tx.functional_graph import Node
-from keras_tx.generation.operations import compared_with
+from keras_tx.generation.operations import call_arguments
 from keras_tx.internals import keras_models
 from keras_tx.layers import MultiHeadAttention
 
@@ -94,21 +94,19 @@ def check_causal(node: Node, target: str, depends_on_target: Callable[[Iterable[
         )
 
 
-def check_masks(nodes: list[Node], cached_nodes: list[Node], target_value: int, padding_id: int | None) -> None:
-    """Raises for masks of the target other than `ids != padding_id`, because decode steps use the padding mask."""
-    made_by = {value: node for node in nodes for value in node.outputs}
-    for node in cached_nodes:
-        for name in MASKS:
-            for value in node.numbers_of(name, len(node.args)):
-                source = made_by.get(value)
-                if source is None or target_value not in source.inputs.values():
-                    continue
-                hidden_id = compared_with(source)
-                if hidden_id is not None and (padding_id is None or hidden_id != padding_id):
-                    raise ValueError(
-                        f"The `{name}` of layer '{node.operation.name}' must be `ids != padding_id` in a generative "
-                        f"model. Received: a mask of the id {hidden_id}, padding_id={padding_id}"
-                    )
+def check_bias(node: Node, depends_on_target: Callable[[Iterable[int]], bool]) -> None:
+    """Raises for a position bias of cross-attention: prompts are padded, which moves queries but not their keys."""
+    keys = node.numbers_of("key", 1) if "num_keys" in call_arguments(node.operation) else []
+    if keys and not depends_on_target(keys):
+        raise ValueError(
+            "Cross-attention of a generative model must not depend on the positions of its queries. Received: the "
+            f"position bias '{node.operation.name}' with a `key` that does not depend on the target"
+        )
+
+
+def is_cross_attention(node: Node, depends_on_target: Callable[[Iterable[int]], bool]) -> bool:
+    """Whether a node is attention to values that do not depend on the target."""
+    return isinstance(node.operation, MultiHeadAttention) and not depends_on_target(node.numbers_of("value", 1))
 
 
 def check_places(
@@ -122,12 +120,9 @@ def check_places(
         depends_on_target: whether one of some values depends on the target.
     """
     for node in nodes:
-        is_cross_attention = isinstance(node.operation, MultiHeadAttention) and not depends_on_target(
-            node.numbers_of("value", 1)
-        )
         names = ["positions", "document_ids"]
         if node in cached_nodes:
-            names += ["query_mask"] if is_cross_attention else MASKS
+            names += ["query_mask"] if is_cross_attention(node, depends_on_target) else MASKS
         for name in names:
             numbers = node.numbers_of(name, len(node.args))
             if numbers and not depends_on_target(numbers):

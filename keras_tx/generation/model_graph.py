@@ -48,7 +48,7 @@ class ModelGraph:
         self.lengths = {x.name: x.shape[1] if len(x.shape) > 1 else 0 for x in model.inputs}
         self.input_values = graph.inputs
         self.output_value = graph.outputs[0]
-        self.nodes = _needed_nodes(graph.nodes, self.output_value)
+        self.nodes = needed_nodes(graph.nodes, self.output_value)
         model_checks.check_no_softmax(self.nodes[-1].operation)
         self.target = self._find_target() if target is None else target
         if self.target not in self.inputs:
@@ -96,6 +96,7 @@ class ModelGraph:
                 self.cached_nodes.append(node)
             elif looks_at_other_tokens(node.operation):
                 model_checks.refuse_layer(node.operation)
+            model_checks.check_bias(node, self.depends_on_target)
         needed = {self.output_value, *[value for node in self.nodes for value in node.inputs.values()]}
         for node in self.cached_nodes:
             model_checks.check_scores(node, needed)
@@ -117,7 +118,7 @@ class ModelGraph:
         return [value for value in node.inputs.values() if value not in memory]
 
 
-def _needed_nodes(nodes: list[Node], output: int) -> list[Node]:
+def needed_nodes(nodes: list[Node], output: int) -> list[Node]:
     """The nodes that the value `output` depends on."""
     needed, kept = {output}, []
     for node in reversed(nodes):

@@ -1,7 +1,8 @@
 """Classifies the operations of a functional model for generation: which mix tokens, which embed ids."""
 
+import inspect
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -105,6 +106,18 @@ def _normalizes_last_axis(node: Node) -> bool:
     first = next(x for x in keras.tree.flatten((node.args, node.kwargs)) if isinstance(x, keras.KerasTensor))
     rank = len(first.shape)
     return {one % rank for one in (axis if isinstance(axis, (list, tuple)) else [axis])} == {rank - 1}
+
+
+def call_arguments(operation: Any) -> Mapping[str, Any]:
+    """The call arguments of a layer by name; none for another operation."""
+    return inspect.signature(operation.call).parameters if isinstance(operation, keras.layers.Layer) else {}
+
+
+def call(operation: Any, args: Any, kwargs: Any) -> Any:
+    """Calls an operation in inference mode."""
+    if "training" in call_arguments(operation):
+        kwargs = {**kwargs, "training": False}
+    return operation(*args, **kwargs)
 
 
 def depends_on_length(operation: Any) -> bool:

@@ -3,7 +3,7 @@
 B prompts, P tokens of a prompt, S source tokens, n results for each prompt, M new tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -156,13 +156,26 @@ class GenerationRequest:
         if name != self.model.target:
             if has_two_vocabularies(self.model, self._given_source_tokenizer):
                 self._check_sizes(name)
-            rows = ops.convert_to_numpy(self.source_tokenizer(texts)["token_ids"])
+            rows = self._source_ids(texts)
         else:
             start = [] if self.config.start_token is None else [self.config.start_token]
             tokens = _as_lists(self.tokenizer.tokenize(texts))
             # The start token may have the padding id.
             rows = RealRows(np.asarray(start + [token for token in row if token != padding_id]) for row in tokens)
         return as_rows(name, rows, padding_id, vocabulary_size)[0], is_single
+
+    def _source_ids(self, texts: list[str]) -> Any:
+        """The ids (B, S) of texts, with special tokens and padding."""
+        tokenizer = self.source_tokenizer
+        encoded = tokenizer(texts) if callable(tokenizer) else None
+        if not isinstance(encoded, Mapping) or "token_ids" not in encoded:
+            name = "tokenizer" if self._given_source_tokenizer is None else "source_tokenizer"
+            received = f"a call that returned {encoded!r:.200}" if callable(tokenizer) else f"{name}={tokenizer!r}"
+            raise TypeError(
+                f'`{name}` must be callable for sources that are texts, and return a dict with "token_ids". Received: '
+                f"{received}"
+            )
+        return ops.convert_to_numpy(encoded["token_ids"])
 
     def _check_sizes(self, source: str) -> None:
         """Raises if the tokenizers of two vocabularies have more tokens than the model, as if they were swapped."""

@@ -13,7 +13,7 @@ from keras_tx.generation.state import argmax, as_int32, pick, without_xla
 from keras_tx.layers import loops
 from keras_tx.types import Tensor
 
-_LOWEST_TEMPERATURE = 1e-30  # the smallest number by which float32 can divide
+_TEMPERATURES = (1e-30, 1e30)  # numbers whose reciprocals are normal in float32: minus infinity / infinity is NaN
 _LOWEST_LOGIT = -104.0  # relative to the largest; exp of less is zero in float32
 _NUM_BISECTIONS = 30  # of the range from there to 0, down to 1e-7, the spacing of float32 logits
 _BISECTIONS_PER_LOOP = 5  # in a TensorFlow loop
@@ -23,7 +23,10 @@ def at_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
     """Logits (R, V) minus the largest of their row, divided by `temperature`, a number or (R, 1)."""
     logits = ops.cast(logits, "float32")
     logits = logits - ops.max(logits, axis=-1, keepdims=True)  # so that nothing overflows
-    return logits / ops.maximum(ops.cast(temperature, "float32"), _LOWEST_TEMPERATURE)
+    low, high = _TEMPERATURES
+    if isinstance(temperature, (int, float)):  # TensorFlow and JAX refuse numbers that float32 does not have
+        return logits / min(max(temperature, low), high)
+    return logits / ops.clip(ops.cast(temperature, "float32"), low, high)
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:

@@ -366,19 +366,6 @@ def test_a_packed_model_streams_and_generates_through_the_functions_too():
     assert list(stream(model, PROMPTS[0], **FAST)) == found[0][len(PROMPTS[0]) :]
 
 
-@pytest.mark.parametrize("name", ["mask", "value_mask"])
-def test_a_mask_that_is_not_of_the_padding_is_refused(name):
-    ids = built.ids_of()
-    hidden, real = keras_tx.layers.TokenEmbedding(V, 8)(ids), ids != 3
-    if name == "mask":
-        hidden = keras_tx.layers.Decoder(1, 16, 2)(hidden, mask=real)
-    else:
-        hidden = keras_tx.layers.MultiHeadAttention(2, 4)(hidden, hidden, value_mask=real, use_causal_mask=True)
-    model = keras.Model(ids, keras.layers.Dense(V)(hidden))
-    with pytest.raises(ValueError, match=f"The `{name}` of layer .* Received: a mask of the id 3, padding_id=0"):
-        generate(model, PROMPTS, **FAST)
-
-
 def test_rows_of_an_array_of_objects_are_ids_and_a_mixture_is_refused(lm):
     rows = np.array([*PROMPTS, None], object)[:-1]
     assert generate(lm, rows, **SHORT) == generate(lm, PROMPTS, **SHORT)

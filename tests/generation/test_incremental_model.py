@@ -6,7 +6,16 @@ import pytest
 from keras import ops
 
 from keras_tx.generation.incremental_model import IncrementalModel
-from keras_tx.layers import Decoder, DecoderLayer, Encoder, EncoderLayer, MultiHeadAttention, TokenEmbedding
+from keras_tx.layers import (
+    AlibiBias,
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderLayer,
+    MultiHeadAttention,
+    RelativePositionBias,
+    TokenEmbedding,
+)
 from tests.generation import built
 from tests.generation.built import LENGTH, SOURCE_V, D, F, N, V, ids_of
 from tests.tools import assert_close, normal, randomize, to_numpy
@@ -315,6 +324,28 @@ def test_cross_attention_that_depends_on_positions_is_refused(options):
     model = keras.Model([source, target], keras.layers.Dense(V)(x))
     with pytest.raises(ValueError, match=r"Cross-attention .* Received: layer 'cross' with use_causal_mask="):
         IncrementalModel(model, "target")
+
+
+def cross_attended(bias):
+    """A model whose cross-attention has the bias that `bias` makes of vectors of the target and of the source."""
+    source, target = ids_of("source"), ids_of("target")
+    x, memory = (TokenEmbedding(size, D)(ids) for size, ids in ((V, target), (SOURCE_V, source)))
+    x = Decoder(1, F, N)(x)
+    x = x + MultiHeadAttention(N, 4)(x, memory, attention_bias=bias(x, memory))
+    return keras.Model([source, target], keras.layers.Dense(V)(x))
+
+
+@pytest.mark.parametrize("kind", [AlibiBias, RelativePositionBias])
+def test_a_position_bias_of_cross_attention_is_refused(kind):
+    with pytest.raises(ValueError, match=r"Cross-attention .* Received: the position bias 'far' with a `key` that"):
+        IncrementalModel(cross_attended(kind(N, name="far")), "target")
+
+
+def test_cross_attention_may_have_a_bias_that_does_not_depend_on_places():
+    model = randomize(cross_attended(lambda x, memory: keras.layers.Dense(1)(memory)[:, None, None, :, 0]))
+    whole = built.logits_of(model, ROWS, SOURCES)
+    found = in_steps(IncrementalModel(model), ROWS, [6, 1], [ops.convert_to_tensor(SOURCES)])
+    assert_close(found[-1], [whole[0, 6], whole[1, 4]], atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("make", [Subclassed, lambda: keras.Sequential([keras.layers.Dense(3)]), lambda: normal])

@@ -9,8 +9,9 @@ from keras import ops
 
 from keras_tx import layers
 from keras_tx.generation import generate
-from keras_tx.models import CausalLM
+from keras_tx.models import CausalLM, Seq2Seq
 from keras_tx.pretrained import PretrainedModel
+from tests.generation.asked import Letters
 from tests.tools import assert_close, randomize, to_numpy
 
 
@@ -69,6 +70,28 @@ def test_a_tokenizer_of_sources_needs_sources():
         ValueError, match="`source_tokenizer` is for models with sources. Received: source_tokenizer of"
     ):
         model.generate([5, 7], max_new_tokens=3, tokenizer=tokenizer, source_tokenizer=list)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_tokenizer_of_texts_as_sources_is_callable():
+    model, letters = randomize(Seq2Seq(23, **SIZES)), Letters()
+    without_call = SimpleNamespace(tokenize=letters.tokenize, decode=letters.decode)
+    options = {"max_new_tokens": 3, "start_token": 1, "stop_tokens": (), "jit_compile": False}
+    rule = 'must be callable for sources that are texts, and return a dict with "token_ids". Received: '
+    for given, argument, received in (
+        ({"tokenizer": without_call}, "tokenizer", r"tokenizer=namespace\("),
+        ({"source_tokenizer": letters.tokenize}, "source_tokenizer", r"a call that returned \[\[3, 4\]\]"),
+        (
+            {"source_tokenizer": lambda texts: {"ids": [3]}},
+            "source_tokenizer",
+            r"a call that returned \{'ids': \[3\]\}",
+        ),
+    ):
+        with pytest.raises(TypeError, match=f"`{argument}` {rule}{received}"):
+            generate(model, ["ab"], **{"tokenizer": letters, **given}, **options)
+    found = generate(model, [[1, 3, 4, 2]], tokenizer=without_call, **options)
+    as_texts = generate(model, ["ab"], tokenizer=without_call, source_tokenizer=letters, **options)
+    assert as_texts == letters.decode(found)
 
 
 def test_a_checkpoint_inside_a_model_that_leaves_inputs_out_is_refused():

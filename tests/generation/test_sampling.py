@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from keras import ops
 
 from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.greedy import Greedy
@@ -71,6 +72,16 @@ def test_the_coldest_temperature_leaves_the_best_and_nothing_overflows():
         assert to_numpy(at_temperature(logits, temperature)).tolist() == [[0.0, -np.inf, -np.inf, -np.inf]]
     assert_close(at_temperature(normal(2, 5), 0.7), (normal(2, 5) - normal(2, 5).max(1, keepdims=True)) / 0.7)
     assert at_temperature(keras.ops.cast(normal(2, 5), "float16"), 2.0).dtype in ("float32", keras.ops.ones(1).dtype)
+
+
+@pytest.mark.parametrize("temperature", [1e37, 1e38, 1e39, 1e300])
+def test_the_hottest_temperature_makes_the_tokens_that_are_left_equally_likely(temperature):
+    logits = np.array([[3.0, -np.inf, 0.0, -7.0]], "float32")
+    for given_temperature in (temperature, np.array([[min(temperature, 3e38)]], "float32")):
+        assert to_numpy(ops.exp(at_temperature(logits, given_temperature))).tolist() == [[1.0, 0.0, 1.0, 1.0]]
+    sample, run = Sample(temperature, seed=2), {"ids": [[3, 4]], "new": 9, "size": SIZE}
+    ids, _, _ = drive(sample, markov(SIZE), constraints=Constraints(forbidden_tokens=range(3, SIZE)), **run)
+    assert set(ids[0, 0]) == {0, 1, 2}
 
 
 @given(st.integers(1, 60), st.integers(0, 99), st.floats(0, 1 - 2**-24, width=32))
