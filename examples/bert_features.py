@@ -19,6 +19,7 @@ import quiet  # noqa: F401  # before Keras: TensorFlow starts without its lines 
 
 # isort: split
 import keras
+import option_checks
 import tensorflow as tf
 
 from keras_tx import data, plots, pretrained, serving, text
@@ -41,14 +42,18 @@ parser.add_argument(
 )
 parser.add_argument("--data-dir", help="the folder in which TFDS keeps prepared datasets (default: that of TFDS)")
 parser.add_argument(
-    "--max-length", type=int, default=128, help="the largest number of tokens of a review; longer reviews are truncated"
+    "--max-length",
+    type=option_checks.positive,
+    default=128,
+    help="the largest number of tokens of a review; longer reviews are truncated",
 )
-parser.add_argument("--epochs", type=int, default=3, help="the number of epochs to train the head")
+parser.add_argument("--epochs", type=option_checks.positive, default=3, help="the number of epochs to train the head")
 parser.add_argument("--out", default="saved_models", help="the folder for exports")
 arguments = parser.parse_args()
+out = os.path.join(arguments.out, "bert_features")
+option_checks.check_out(parser, out)
 start = time.time()
 keras.utils.set_random_seed(1)
-out = os.path.join(arguments.out, "bert_features")
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 # 1. Text

@@ -29,6 +29,7 @@ import quiet  # noqa: F401  # before Keras: TensorFlow starts without its lines 
 # isort: split
 import keras
 import numpy as np
+import option_checks
 import tensorflow as tf
 
 from keras_tx import data, models, plots, serving, text
@@ -46,10 +47,16 @@ parser.add_argument("--label-column", help='the column with the labels (default:
 parser.add_argument("--test", help="a file with the test split, with the same columns (default: a tenth of --data)")
 parser.add_argument("--data-dir", help="the folder in which TFDS keeps prepared datasets (default: that of TFDS)")
 parser.add_argument(
-    "--epochs", type=int, help="the largest number of epochs; training may stop earlier (default: by the data)"
+    "--epochs",
+    type=option_checks.positive,
+    help="the largest number of epochs; training may stop earlier (default: by the data)",
 )
 parser.add_argument("--out", default="saved_models", help="the folder for exports")
 arguments = parser.parse_args()
+name_or_path = arguments.data or arguments.dataset
+name = os.path.basename(name_or_path).split(".")[0]
+out = os.path.join(arguments.out, name)
+option_checks.check_out(parser, out)
 start = time.time()
 keras.utils.set_random_seed(1)
 
@@ -60,11 +67,13 @@ def choose_settings(rows, words, length):
     Where each word comes in many texts, little but their order is left to learn: two layers and no dropout. Otherwise
     the model would learn the texts by heart: it has one layer that sees texts with words left out (Iyyer et al. 2015),
     and a bag of words beside it (the number is how fast its weights learn, compared with those of the encoder). A few
-    hundred texts need small batches and many epochs to be learnt at all, and have too few pairs of words to learn from.
+    hundred texts need small batches and many epochs (about 375 batches in all) to be learnt at all, and have too few
+    pairs of words to learn from.
     """
     if rows < 2000:
         chosen = {"num_layers": 1, "num_heads": 1, "dropout": 0.5, "word_dropout": 0.2, "weight_decay": 0.01}
-        chosen |= {"epochs": max(10, 6000 // rows), "batch": 16, "bag_of_words": 100.0, "pairs": 0, "stop_early": False}
+        chosen |= {"epochs": max(10, 6000 // max(rows, 16)), "batch": 16, "bag_of_words": 100.0}
+        chosen |= {"pairs": 0, "stop_early": False}
     elif rows > 4 * words and length < 100:
         chosen = {"num_layers": 2, "num_heads": 4, "dropout": 0.0, "word_dropout": 0.0, "weight_decay": 0.004}
         chosen |= {"epochs": 6, "batch": 32, "bag_of_words": None, "pairs": 0, "stop_early": True}
@@ -80,7 +89,6 @@ def choose_settings(rows, words, length):
 # 1. Text
 try:
     options = {"text_column": arguments.text_column, "label_column": arguments.label_column, "test": arguments.test}
-    name_or_path = arguments.data or arguments.dataset
     if arguments.data and not os.path.isfile(arguments.data):
         raise FileNotFoundError(f"`--data` must be a file that exists. Received: --data {arguments.data}")
     dataset = data.load_dataset(name_or_path, data_dir=arguments.data_dir, **options)
@@ -94,9 +102,13 @@ if counts.max() > 3 * counts.mean() or counts.max() > 10 * counts.min():
     print(f"not balanced: {dataset.labels[often]} {counts[often]} texts, {dataset.labels[rare]} {counts[rare]}")
 
 # 2. Text -> ids, batches of similar length
-tokenizer = text.BertTokenizer.train(
-    dataset.train.map(lambda sentence, label: sentence), VOCABULARY, max_length=MAX_LENGTH
-)
+try:
+    tokenizer = text.BertTokenizer.train(
+        dataset.train.map(lambda sentence, label: sentence), VOCABULARY, max_length=MAX_LENGTH
+    )
+except ValueError as error:
+    rule, _, _ = str(error).partition(" Received: ")
+    raise SystemExit(f"classify.py: {name_or_path} has nothing to learn from: {rule}") from None
 lengths = [len(sentence.split()) for sentence, _ in dataset.train.take(1000).as_numpy_iterator()]
 settings = choose_settings(len(dataset.train), tokenizer.vocabulary_size, float(np.mean(lengths)))
 epochs = arguments.epochs or settings["epochs"]
@@ -177,12 +189,12 @@ steps = epochs * len(train)
 schedule = keras.optimizers.schedules.CosineDecay(0.0, steps, warmup_target=1e-3, warmup_steps=steps // 20)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(keras.optimizers.AdamW(schedule, settings["weight_decay"]), loss, metrics=["accuracy"])
-name = os.path.basename(name_or_path).split(".")[0]
-out = os.path.join(arguments.out, name)
 callbacks = [keras.callbacks.TensorBoard(os.path.join("logs", name))]
 if settings["stop_early"]:  # a validation split of a few texts can't say when
     callbacks.append(keras.callbacks.EarlyStopping("val_accuracy", patience=2, restore_best_weights=True))
 verbose = "auto" if epochs <= 10 else 0
+if not verbose:
+    print(f"training for {epochs} epochs of {len(train)} batches, without a line for each")
 history = model.fit(
     train, validation_data=validation, epochs=epochs, callbacks=callbacks, shuffle=False, verbose=verbose
 )
@@ -196,7 +208,9 @@ bag_of_words = keras.Sequential(
 )
 bag_of_words.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy"])
 tokens = [part.map(lambda features, label: (features["token_ids"], label)) for part in (train, test)]
-bag_of_words.fit(tokens[0], epochs=5 if settings["stop_early"] else settings["epochs"], verbose=0, shuffle=False)
+epochs_of_bag = 5 if settings["stop_early"] else settings["epochs"]
+print(f"training the bag of words for {epochs_of_bag} epochs, whatever --epochs says")
+bag_of_words.fit(tokens[0], epochs=epochs_of_bag, verbose=0, shuffle=False)
 accuracy, of_bag = model.evaluate(test, verbose=0)[1], bag_of_words.evaluate(tokens[1], verbose=0)[1]
 print(f"test accuracy {accuracy:.4f}; bag of words {of_bag:.4f}")
 most_frequent = np.bincount([int(label) for _, label in dataset.test.as_numpy_iterator()]).max() / len(dataset.test)

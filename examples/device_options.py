@@ -41,6 +41,14 @@ def check(parser, arguments):
         parser.error("--cpu-devices is for one machine: every worker of --strategy multi_worker has one CPU")
 
 
+def why_no_export(arguments):
+    if arguments.no_export:
+        return "No export, because of --no-export. model.keras can be loaded and exported."
+    return (
+        "No export: this example exports on the TensorFlow backend only. model.keras can be loaded and exported there."
+    )
+
+
 def mesh(text):
     found = re.fullmatch(r"(\d+)x(\d+)", text)
     if found is None or "0" in (sizes := found.groups()):

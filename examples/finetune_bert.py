@@ -25,6 +25,7 @@ import quiet  # noqa: F401  # before Keras: TensorFlow starts without its lines 
 # isort: split
 import keras
 import numpy as np
+import option_checks
 import tensorflow as tf
 
 from keras_tx import data, plots, pretrained, text
@@ -52,26 +53,30 @@ parser.add_argument("--label-column", help='the column with the labels (default:
 parser.add_argument("--data-dir", help="the folder in which TFDS keeps prepared datasets (default: that of TFDS)")
 parser.add_argument(
     "--max-length",
-    type=int,
+    type=option_checks.positive,
     default=128,
     help="the largest number of tokens of a text, whose rest is cut off; at most what the checkpoint has positions for "
     "(default: 128)",
 )
-parser.add_argument("--epochs", type=int, default=4, help="the number of epochs (default: 4)")
+parser.add_argument("--epochs", type=option_checks.positive, default=4, help="the number of epochs (default: 4)")
 parser.add_argument(
     "--learning-rate",
-    type=float,
+    type=option_checks.positive_number,
     help="the peak learning rate (default: 3e-5, with --lora 3e-4; without --checkpoint 2e-3 and 3e-3)",
 )
 parser.add_argument(
-    "--lora", type=int, metavar="RANK", help="train LoRA matrices of this rank instead of the kernels of the encoder"
+    "--lora",
+    type=option_checks.positive,
+    metavar="RANK",
+    help="train LoRA matrices of this rank instead of the kernels of the encoder",
 )
 parser.add_argument("--bfloat16", action="store_true", help="compute in mixed bfloat16, for CPUs with AMX and GPUs")
 parser.add_argument("--out", default="saved_models", help="the folder for results (default: saved_models)")
 arguments = parser.parse_args()
+out = os.path.join(arguments.out, "finetune_bert")
+option_checks.check_out(parser, out)
 start = time.time()
 keras.utils.set_random_seed(1)
-out = os.path.join(arguments.out, "finetune_bert")
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 # 1. Text

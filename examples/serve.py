@@ -19,6 +19,7 @@ import quiet  # noqa: F401  # before Keras: TensorFlow starts without its lines 
 # isort: split
 import keras
 import numpy as np
+import option_checks
 import tensorflow as tf
 
 from keras_tx import data, models, serving, text, training
@@ -36,12 +37,18 @@ GRPC = """    import grpc
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument(
-    "--epochs", type=int, default=8, help="the number of epochs for the translator; a quarter of it for the classifier"
+    "--epochs",
+    type=option_checks.positive,
+    default=8,
+    help="the number of epochs for the translator; a quarter of it for the classifier",
 )
-parser.add_argument("--num-layers", type=int, default=2, help="layers of the translator's encoder and of its decoder")
-parser.add_argument("--hidden-dim", type=int, default=96, help="the width of the translator")
+parser.add_argument(
+    "--num-layers", type=option_checks.positive, default=2, help="layers of the translator's encoder and of its decoder"
+)
+parser.add_argument("--hidden-dim", type=option_checks.positive, default=96, help="the width of the translator")
 parser.add_argument("--out", default="saved_models", help="the folder for exports")
 arguments = parser.parse_args()
+option_checks.check_out(parser, arguments.out)
 start = time.time()
 keras.utils.set_random_seed(1)
 

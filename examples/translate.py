@@ -30,7 +30,6 @@ import argparse
 import json
 import os
 import shlex
-import shutil
 import time
 
 import device_options
@@ -43,10 +42,15 @@ import quiet  # noqa: F401  # before Keras: TensorFlow starts without its lines 
 # isort: split
 import keras
 import numpy as np
+import option_checks
 import resumed_run
-import sacrebleu
 import several_devices
 import tensorflow as tf
+
+try:
+    import sacrebleu
+except ModuleNotFoundError:
+    raise SystemExit("translate.py needs sacrebleu. Install it: pip install 'keras-tx[metrics]'") from None
 
 from keras_tx import data, models, plots, serving, text, training
 from keras_tx.generation import Beam
@@ -59,6 +63,7 @@ TINY = {"vocabulary_size": 10000, "num_layers": 4, "hidden_dim": 128, "intermedi
 TINY |= {"piece_dropout": 0.1, "epochs": 48, "learning_rate": 4e-3, "tokens": 4096}
 BEAM = Beam(5, length_penalty=1.0)
 BLOCKS = {"normalize_first": True, "normalization": "rms_norm", "use_bias": False}
+HEADS = 4
 FEWEST = 10  # pairs to learn from
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -67,14 +72,24 @@ parser.add_argument("--data", help="a folder of parallel files, instead of --dat
 parser.add_argument("--data-dir", help="the folder in which TFDS keeps prepared datasets (default: that of TFDS)")
 parser.add_argument("--source", help="the source language: the suffix of its files, such as en")
 parser.add_argument("--target", help="the target language: the suffix of its files, such as de")
-parser.add_argument("--epochs", type=int, help="the number of epochs (default: 12 for the sample, otherwise 48)")
 parser.add_argument(
-    "--num-layers", type=int, help="layers of the encoder, and of the decoder (default: 2 for the sample, otherwise 4)"
+    "--epochs", type=option_checks.positive, help="the number of epochs (default: 12 for the sample, otherwise 48)"
 )
-parser.add_argument("--hidden-dim", type=int, help="the width of the model (default: 96 for the sample, otherwise 128)")
+parser.add_argument(
+    "--num-layers",
+    type=option_checks.positive,
+    help="layers of the encoder, and of the decoder (default: 2 for the sample, otherwise 4)",
+)
+parser.add_argument(
+    "--hidden-dim",
+    type=option_checks.positive,
+    help=f"the width of the model, a multiple of {HEADS} (default: 96 for the sample, otherwise 128)",
+)
 parser.add_argument(
     "--bleu",
     default="13a",
+    choices=sorted(sacrebleu.BLEU.TOKENIZERS),
+    metavar="TOKENIZER",
     help='the tokenizer of sacreBLEU (default: 13a); "none" for texts that are tokenized already',
 )
 parser.add_argument("--bfloat16", action="store_true", help="compute in mixed bfloat16, for CPUs with AMX and GPUs")
@@ -84,21 +99,19 @@ parser.add_argument("--out", default="saved_models", help="the folder for result
 device_options.add_arguments(parser)
 arguments = parser.parse_args()
 device_options.check(parser, arguments)
+if arguments.hidden_dim and arguments.hidden_dim % HEADS:
+    parser.error(f"--hidden-dim must be a multiple of {HEADS}. Received: {arguments.hidden_dim}")
+name = arguments.data or arguments.dataset
+out = os.path.join(arguments.out, f"translate_{os.path.basename(os.path.normpath(name))}")
+option_checks.check_out(parser, out)
 start = time.time()
 scope, is_chief = several_devices.start(arguments)
 keras.utils.set_random_seed(1)
 if arguments.bfloat16:
     keras.mixed_precision.set_dtype_policy("mixed_bfloat16")
-name = arguments.data or arguments.dataset
 settings = SMALL if name == "sample" else TINY
 epochs = arguments.epochs or settings["epochs"]
 hidden_dim = arguments.hidden_dim or settings["hidden_dim"]
-out = os.path.join(arguments.out, f"translate_{os.path.basename(os.path.normpath(name))}")
-backup = os.path.join(out, "backup")
-if is_chief:
-    os.makedirs(out, exist_ok=True)
-if not arguments.resume:
-    shutil.rmtree(backup, ignore_errors=True)  # in every worker, which may have disks of their own
 
 # 1. Text
 if arguments.data and not os.path.isdir(arguments.data):
@@ -119,7 +132,8 @@ print(f"{name}: {' to '.join(dataset.languages)}, { ({part: len(pairs) for part,
 
 options = {"languages": list(dataset.languages), "num_layers": arguments.num_layers, "hidden_dim": hidden_dim}
 texts = (side for part in parts.values() for pair in part for side in pair)
-resumed_run.check(parser, out, arguments, is_chief, texts, **options)
+backup = os.path.join(out, "backup")
+resumed_run.begin(parser, out, backup, arguments, is_chief, texts, **options)
 
 # 2. Text -> ids. A word at the beginning of a text has the same tokens as within it.
 tokenizer = text.BytePairTokenizer.train(
@@ -202,7 +216,7 @@ with scope:
         tokenizer.vocabulary_size,
         num_layers=arguments.num_layers or settings["num_layers"],
         hidden_dim=hidden_dim,
-        num_heads=4,
+        num_heads=HEADS,
         intermediate_dim=2 * hidden_dim,
         dropout=settings["dropout"],
         encoder_options=BLOCKS,
@@ -290,9 +304,6 @@ if not arguments.no_export and arguments.backend == "tensorflow":
     print(f"python -m keras_tx.serving.serve {out}")
     print(f"curl -d {shlex.quote(json.dumps({'instances': sources[:1]}, ensure_ascii=False))} {address}")
 else:
-    report = None
-    print(
-        "No export: this example exports on the TensorFlow backend only. model.keras can be loaded and exported there."
-    )
+    print(device_options.why_no_export(arguments))
 print(f"{out}/model.keras, training_curves.png, attention.png, test.txt after {time.time() - start:.0f} s")
 raise SystemExit(report is not None and not report.ok)

@@ -15,7 +15,6 @@ On 2 cores without a GPU: tinyshakespeare takes 103 s and reaches a validation l
 
 import argparse
 import os
-import shutil
 import time
 
 import device_options
@@ -28,6 +27,7 @@ import quiet  # noqa: F401  # before Keras: TensorFlow starts without its lines 
 # isort: split
 import keras
 import numpy as np
+import option_checks
 import resumed_run
 import several_devices
 import tensorflow as tf
@@ -43,11 +43,21 @@ LONGEST_LINE = 200  # of a prompt
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--data", default="sample", help='"sample", or a text file, plain or .gz')
 parser.add_argument("--level", choices=("character", "wordpiece"), default="character", help="the kind of tokens")
-parser.add_argument("--vocabulary-size", type=int, default=2000, help="the number of WordPieces, for --level wordpiece")
+parser.add_argument(
+    "--vocabulary-size",
+    type=option_checks.positive,
+    default=2000,
+    help="the number of WordPieces, for --level wordpiece",
+)
 parser.add_argument("--steps", type=int, default=1000, help="training steps, of 12 rows of 64 tokens each")
 parser.add_argument("--prompt", help="the beginning of the generated text (default: a line of the validation split)")
-parser.add_argument("--length", type=int, default=400, help="the number of tokens to generate")
-parser.add_argument("--temperature", type=float, default=0.8, help="the temperature of sampling (default: 0.8)")
+parser.add_argument("--length", type=option_checks.positive, default=400, help="the number of tokens to generate")
+parser.add_argument(
+    "--temperature",
+    type=option_checks.positive_number,
+    default=0.8,
+    help="the temperature of sampling (default: 0.8)",
+)
 parser.add_argument("--resume", action="store_true", help="continue from the last backup, if there is one")
 parser.add_argument(
     "--data-service", metavar="ADDRESS", help="prepare the data there (see examples/cluster), in any order"
@@ -63,15 +73,11 @@ if arguments.data_service and arguments.strategy == "multi_worker":
     )
 if arguments.steps <= WARM_UP:
     parser.error(f"--steps must be above {WARM_UP}, the steps of the warm-up")
+out = os.path.join(arguments.out, "write_text")
+option_checks.check_out(parser, out)
 start = time.time()
 scope, is_chief = several_devices.start(arguments)
 keras.utils.set_random_seed(1)
-out = os.path.join(arguments.out, "write_text")
-backup = os.path.join(out, "backup")
-if is_chief:
-    os.makedirs(out, exist_ok=True)
-if not arguments.resume:
-    shutil.rmtree(backup, ignore_errors=True)  # in every worker, which may have disks of their own
 
 # 1. Text
 try:
@@ -80,26 +86,31 @@ except (ValueError, OSError) as error:  # among them UnicodeDecodeError
     parser.error(f"--data {arguments.data} cannot be read as a text in UTF-8: {error}")
 if len(texts.train) < FEWEST or len(texts.validation) <= CONTEXT:
     parser.error(f"--data must be a text of at least {FEWEST} characters. Received: {len(''.join(texts))}")
+if not any(part.strip() for part in texts):
+    parser.error(f"--data must be a text. Received: {arguments.data}, a file with nothing but spaces and line breaks")
 if "\0" in texts.train:
     parser.error(f"--data must be a text. Received: {arguments.data}, a file with zero bytes")
 print(f"{arguments.data}: {len(texts.train)} characters to learn from, {len(texts.validation)} to validate with")
-
-
-options = {name: getattr(arguments, name) for name in ("level", "vocabulary_size", "steps")}
-resumed_run.check(parser, out, arguments, is_chief, texts, **options)
 
 # 2. Text -> ids
 if arguments.level == "character":
     tokenizer = text.CharacterTokenizer.train([texts.train], cls_token=None, sep_token=None, max_length=2048)
 else:
-    tokenizer = text.BertTokenizer.train(texts.train.splitlines(), arguments.vocabulary_size, lowercase=False)
+    try:
+        tokenizer = text.BertTokenizer.train(texts.train.splitlines(), arguments.vocabulary_size, lowercase=False)
+    except ValueError as error:
+        rule, _, _ = str(error).partition(" Received: ")
+        parser.error(f"--vocabulary-size {arguments.vocabulary_size} does not fit {arguments.data}: {rule}")
 if arguments.prompt is not None and not len(tokenizer.tokenize([arguments.prompt])[0]):
     parser.error(f"--prompt must have a token. Received: {arguments.prompt!r}")
-if is_chief:
-    tokenizer.save(out)
 train, validation = (np.array(list(tokenizer.tokenize([part])[0]), "int32") for part in texts)
 if min(len(train), len(validation)) <= CONTEXT:
     parser.error(f"--data must have more than {CONTEXT} tokens to learn from and to validate with")
+backup = os.path.join(out, "backup")
+options = {name: getattr(arguments, name) for name in ("level", "vocabulary_size", "steps")}
+resumed_run.begin(parser, out, backup, arguments, is_chief, texts, **options)
+if is_chief:
+    tokenizer.save(out)
 print(f"{tokenizer.vocabulary_size} tokens; {len(train)} to learn from")
 
 
@@ -181,8 +192,6 @@ if not arguments.no_export and arguments.backend == "tensorflow":
     print(report)
     print(f"python -m keras_tx.serving.serve {out}")
 else:
-    print(
-        "No export: this example exports on the TensorFlow backend only. model.keras can be loaded and exported there."
-    )
+    print(device_options.why_no_export(arguments))
 print(f"{out}/model.keras, training_curves.png after {time.time() - start:.0f} s")
 raise SystemExit(report is not None and not report.ok)

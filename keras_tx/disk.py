@@ -1,11 +1,13 @@
 """Locks folders, and flushes files to the disk, where the system can do that."""
 
 import errno
+import glob
 import os
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 fcntl: Any
 try:
@@ -77,6 +79,35 @@ def replace(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
+    flush(path.parent)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Yields an open file. At the end it takes the place of `path` at one moment; after an error it is removed.
+
+    Each writer has a file of its own, so that two of them leave the file of one of them, whole. Files that killed
+    processes left are removed, where the system has locks.
+    """
+    with locked(path.parent):
+        for part in path.parent.glob(f"{glob.escape(path.name)}-*.part"):
+            with suppress(FileNotFoundError, PermissionError):  # its process just ended, or belongs to another user
+                held = lock(part, wait=False)
+                if held is not None:
+                    part.unlink()
+                    unlock(held)
+        part = path.with_name(f"{path.name}-{secrets.token_hex(8)}.part")
+        file = open(part, "xb")
+        held = lock(part, wait=False)  # shows that this process lives
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+        unlock(held)
     flush(path.parent)
 
 

@@ -1,5 +1,6 @@
 """The examples run as a newcomer runs them, outside the repository, on a file of a few lines."""
 
+import argparse
 import contextlib
 import csv
 import importlib
@@ -115,6 +116,7 @@ def test_classify_learns_a_small_table_of_one_s_own_as_well_as_a_bag_of_words(tm
     assert "saved_models/mine/1: ok" in printed and "film" not in printed
     texts = {row["message"] for row in csv.DictReader((tmp_path / "mine.csv").read_text().splitlines())}
     shown = [line.split(maxsplit=3)[3] for line in printed.splitlines() if re.match(r" +team \d [01]\.\d{3}  ", line)]
+    assert re.search(r"^training for \d+ epochs of \d+ batches, without a line for each$", printed, re.MULTILINE)
     assert len(shown) == 3 and all(any(line.startswith(text) for text in texts) for line in shown)
     for name in ("1/saved_model.pb", "training_curves.png", "attention.png", "confusion_matrix.png"):
         assert (tmp_path / "saved_models/mine" / name).stat().st_size > 1000
@@ -131,6 +133,7 @@ def test_classify_says_so_when_the_bag_of_words_is_better_and_its_old_name_runs_
     examples = smaller(tmp_path / "examples", "classify.py", NOT_CHECKED, pairs, eager, few)
     arguments = ("--data", "mine.csv", *columns, "--epochs", "1")
     printed = run_here(tmp_path, "classify_reviews.py", *arguments, examples=examples)
+    assert re.search(r"^training the bag of words for \d\d epochs, whatever --epochs says$", printed, re.MULTILINE)
     assert re.search(
         r"^The bag of words is better by 0\.\d+: .* Try another number of --epochs", printed.splitlines()[-1]
     )
@@ -143,6 +146,7 @@ def test_classify_says_so_when_the_bag_of_words_is_better_and_its_old_name_runs_
         (b"text,label\ngood,1\n", r"The file must hold at least two classes. Received: 'mine.csv' with ['1']"),
         (b"text,label\ngood,1\nbad,0\n", "must have at least two examples of some class"),
         (b"\x89PNG\r\n\x1a\n\x00\xff\xfe" * 9, "The file must be readable UTF-8 text. Received: 'mine.csv'"),
+        (b"text,label\n" + b",1\n,0\n" * 5, "mine.csv has nothing to learn from: `texts` must hold at least one word"),
         (b"words,label\ngood,1\n", "`text_column` must name a column, one of ['words', 'label']."),
     ],
 )
@@ -153,6 +157,12 @@ def test_files_that_hold_no_examples_are_refused_in_one_sentence(tmp_path, monke
     monkeypatch.setattr(sys, "argv", ["classify.py", "--data", "mine.csv"])
     with pytest.raises(SystemExit, match="^classify.py: .*" + re.escape(message)):
         runpy.run_path(str(EXAMPLES / "classify.py"))
+
+
+def test_classify_trains_for_no_more_updates_on_fewer_rows(tmp_path):
+    stop = 'print([choose_settings(rows, 9, 5.0)["epochs"] for rows in (2, 3, 16, 17, 599, 601)])\nraise SystemExit\n'
+    examples = smaller(tmp_path / "examples", "classify.py", ("# 1. Text\n", stop))
+    assert run_here(tmp_path, "classify.py", examples=examples) == "[375, 375, 375, 352, 10, 10]\n"
 
 
 def test_help_of_classify_says_what_a_file_looks_like(monkeypatch, capsys):
@@ -202,6 +212,7 @@ def test_translate_goes_on_where_it_stopped(translated):
     in_graph = (decoding, decoding.replace("64", "64, jit_compile=False"))
     examples = smaller(folder / "again", "translate.py", TWO_BEAMS, only_beam, in_graph)
     again = run_here(folder, "translate.py", *arguments, "--resume", "--no-export", examples=examples)
+    assert again.count("No export") == 1 and "No export, because of --no-export." in again
     assert "Epoch 2/2" in printed and "Epoch 2/2" not in again and attention_of(again) == attention_of(printed)
     (out,) = (folder / "saved_models").iterdir()
     assert (out / "1").exists() and not (out / "2").exists()
@@ -237,6 +248,23 @@ def test_translate_names_a_folder_that_does_not_exist(monkeypatch, capsys):
     assert "--data must be a folder that exists. Received: nowhere" in capsys.readouterr().err
 
 
+def test_translate_names_the_package_that_is_missing(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "argv", ["translate.py"])
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    reason = r"^translate.py needs sacrebleu. Install it: pip install 'keras-tx\[metrics\]'$"
+    with pytest.raises(SystemExit, match=reason):
+        runpy.run_path(str(EXAMPLES / "translate.py"))
+
+
+def test_a_model_is_not_exported_for_one_of_two_reasons(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    why = importlib.import_module("device_options").why_no_export
+    assert "--no-export" in why(SimpleNamespace(no_export=True, backend="tensorflow"))
+    assert "on the TensorFlow backend only" in why(SimpleNamespace(no_export=False, backend="jax"))
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """The folder in which write_text.py ran, and what it printed."""
@@ -270,6 +298,73 @@ def refusal(folder, name, *arguments, monkeypatch, capsys, examples=EXAMPLES):
     with pytest.raises(SystemExit, match="^2$"):
         runpy.run_path(str(examples / name))
     return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("write_text.py", "--data typo.txt", "--data typo.txt cannot be read as a text"),
+        ("write_text.py", "--data blank.txt", "Received: blank.txt, a file with nothing but spaces and line breaks"),
+        ("write_text.py", "--temperature 0", "--temperature: it must be a positive number. Received: 0"),
+        ("write_text.py", "--length 0", "--length: it must be a positive integer. Received: 0"),
+        (
+            "write_text.py",
+            "--data mine.txt --level wordpiece --vocabulary-size 2",
+            "--vocabulary-size 2 does not fit mine.txt: `vocabulary_size` must be larger than",
+        ),
+        ("write_text.py", "--data mine.txt --level wordpiece --prompt=", "--prompt must have a token. Received: ''"),
+        ("write_text.py", "--out /dev/null/x", "--out must be a folder in which files can be written. Received: /dev"),
+        ("translate.py", "--data typo", "--data must be a folder that exists. Received: typo"),
+        ("translate.py", "--epochs 0", "--epochs: it must be a positive integer. Received: 0"),
+        ("translate.py", "--hidden-dim 30", "--hidden-dim must be a multiple of 4. Received: 30"),
+        ("translate.py", "--bleu 13", "argument --bleu: invalid choice: '13'"),
+        ("translate.py", "--out mine.txt", "Received: mine.txt/translate_sample"),
+        ("classify.py", "--epochs -1", "--epochs: it must be a positive integer. Received: -1"),
+        ("classify.py", "--out /dev/null/x", "Received: /dev/null/x/sample"),
+        ("finetune_bert.py", "--learning-rate inf", "--learning-rate: it must be a positive number. Received: inf"),
+        ("finetune_bert.py", "--out mine.txt", "Received: mine.txt/finetune_bert"),
+        ("bert_features.py", "--out mine.txt", "Received: mine.txt/bert_features"),
+        ("serve.py", "--out mine.txt", "Received: mine.txt"),
+    ],
+)
+def test_options_are_refused_before_a_backup_is_removed(name, arguments, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.txt").write_text("the cat sat on the mat, the dog ran.\n" * 200)
+    (tmp_path / "blank.txt").write_text(" \n" * 999)
+    for folder in ("write_text", "translate_typo", "translate_sample"):
+        (tmp_path / "saved_models" / folder / "backup").mkdir(parents=True)
+        (tmp_path / "saved_models" / folder / "backup" / "backup.npz").touch()
+    before = sorted(tmp_path.rglob("*"))
+    told = refusal(tmp_path, name, *arguments.split(), monkeypatch=monkeypatch, capsys=capsys)
+    assert message in told and sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_new_run_removes_the_backup_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    begin = importlib.import_module("resumed_run").begin
+    backup, new, resume = tmp_path / "out" / "backup", *(SimpleNamespace(resume=resume) for resume in (False, True))
+    parser = argparse.ArgumentParser()
+    begin(parser, tmp_path / "out", backup, new, True, ["a text"], steps=7)  # without an earlier run
+    backup.mkdir()
+    part = "backup.npz-0123456789abcdef.part"
+    for name in ("backup.npz", part, "worker-1.txt", f"worker-13.txt{part[10:]}", "my notes.txt", "backup.npz.old"):
+        (backup / name).touch()
+    begin(parser, tmp_path / "out", backup, resume, False, ["a text"], steps=7)
+    assert len(os.listdir(backup)) == 6
+    with pytest.raises(SystemExit, match="^2$"):
+        begin(parser, tmp_path / "out", backup, resume, True, ["a text"], steps=11)
+    begin(parser, tmp_path / "out", backup, new, True, ["a text"], steps=11)
+    assert sorted(os.listdir(backup)) == ["backup.npz.old", "my notes.txt"]
+    before = (tmp_path / "out" / "run.json").read_text()
+    assert json.loads(before)["steps"] == 11
+
+    def killed(settings, file):
+        file.write("{")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(json, "dump", killed)
+    with pytest.raises(KeyboardInterrupt):
+        begin(parser, tmp_path / "out", backup, new, True, ["a text"], steps=13)
+    assert (tmp_path / "out" / "run.json").read_text() == before
 
 
 @pytest.mark.parametrize(

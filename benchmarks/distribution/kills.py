@@ -59,7 +59,7 @@ def child(folder: Path) -> None:
         reached("replaced")
 
     if place != "never":
-        backups.save, backups.os.replace = dying_save, dying_replace
+        backups.save, os.replace = dying_save, dying_replace
     with strategy.scope():
         model = models.CausalLM(29, num_layers=1, hidden_dim=32, num_heads=2, intermediate_dim=64)
         model.compile(keras.optimizers.Adam(0.01), training.PaddedCrossentropy())

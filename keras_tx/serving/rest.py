@@ -15,6 +15,7 @@ import numpy as np
 from keras_tx import checks
 from keras_tx.optional import Lazy
 from keras_tx.serving import card, rest_json
+from keras_tx.serving.check.audit import need_text_ops
 from keras_tx.serving.rest_json import RestError
 from keras_tx.serving.versions import check_characters, versions_in
 
@@ -96,12 +97,9 @@ class ServedModel:
             importlib.import_module("tensorflow_text")  # has the operations of tokenizers
         try:
             self._model = tf.saved_model.load(str(path))
-        except FileNotFoundError as error:
-            if "Op type not registered" not in str(error):
-                raise
-            raise ImportError(
-                f"`{path}` holds a tokenizer, which needs tensorflow_text. Install it: pip install 'keras-tx[text]'"
-            ) from error
+        except (FileNotFoundError, RuntimeError) as error:  # which of them depends on where the loader meets the op
+            need_text_ops(path, re.findall("Op type not registered '([^']+)'", str(error)))
+            raise
 
     def answer(self, http_method: str, path: str, body: bytes = b"") -> dict[str, Any]:
         """Returns the JSON object with which TensorFlow Serving answers.

@@ -160,7 +160,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{error.strerror}"
         )
     with server:
-        model = server.load()
+        try:
+            model = server.load()
+        except ImportError as error:  # the extra for tokenizers is missing
+            parser.error(str(error))
         address = f"http://{given.host}:{server.server_port}"
         print(f"{model.name}, version {model.version}: {address}/v1/models/{model.name}:predict")
         print(f"A page to try it: {address}/", "For tests, not for production. Ctrl+C stops it.", sep="\n", flush=True)

@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import io
 import json
-import os
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import IO, Any
 import keras
 import numpy as np
 
+from keras_tx import disk
 from keras_tx.optional import Lazy
 
 torch = Lazy("torch")
@@ -27,27 +27,15 @@ FORMAT = "keras_tx.training.Resume 2"
 def write(path: Path, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """Writes `state` and the arrays. An interruption at any moment leaves a complete file, the old or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    try:
-        with open(part, "wb") as file:
-            save(file, state, arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # some systems cannot open a folder
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+    with disk.new_file(path) as file:
+        save(file, state, arrays)
 
 
 def write_text(path: Path, text: str) -> None:
     """Writes a short text file whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    with disk.new_file(path) as file:
+        file.write(text.encode())
 
 
 def save(file: IO[bytes], state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:

@@ -350,6 +350,18 @@ def test_a_server_that_dies_or_has_nothing_to_answer_is_a_problem(exported, tmp_
 
 
 @pytest.mark.process
+def test_a_version_with_a_tokenizer_is_not_judged_without_tensorflow_text(exported, tmp_path, monkeypatch, capsys):
+    (tmp_path / "sitecustomize.py").write_text('import sys\n\nsys.modules["tensorflow_text"] = None\n')
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # of the separate process
+    monkeypatch.setitem(sys.modules, "tensorflow_text", None)
+    with pytest.raises(SystemExit, match="^2$"):
+        main([str(exported.path)])
+    reason = f"`{exported.path}` holds a tokenizer, which needs tensorflow_text. "
+    reason += "Install it: pip install 'keras-tx[text]'"
+    assert capsys.readouterr().err.endswith(f"error: {reason}\n")
+
+
+@pytest.mark.process
 def test_a_server_that_takes_too_long_is_a_problem(exported, monkeypatch):
     monkeypatch.setattr(audit, "SECONDS", 0.01)
     assert check(exported.path).problems == ["it did not load and answer in 0.01 seconds"]

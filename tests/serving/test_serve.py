@@ -6,7 +6,9 @@ import http.client
 import json
 import os
 import runpy
+import shutil
 import socket
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +20,7 @@ import pytest
 pytest.importorskip("tensorflow_text")  # brings the ops of the graph
 from keras_tx.serving import rest, rest_json, serve
 from keras_tx.serving.rest_json import RestError
+from tests import forked
 from tests.serving.conftest import LABELS
 
 pytestmark = pytest.mark.tensorflow
@@ -376,15 +379,33 @@ def test_the_command_says_where_it_answers(exported, monkeypatch, capsys):
     assert "films, version 1: http://127.0.0.1:" in printed and "/v1/models/films:predict" in printed
 
 
-def test_a_version_with_unknown_operations_names_the_package(exported, monkeypatch):
-    import tensorflow as tf
+def test_a_version_with_a_tokenizer_names_the_package_that_is_missing(exported):
+    """In a process that has not loaded its ops."""
+    code = """import sys
+sys.modules["tensorflow_text"] = None
+from keras_tx.serving import rest, serve
+try:
+    rest.ServedModel(sys.argv[1])
+except ImportError as error:
+    print(error)
+serve.main(sys.argv[1:])"""
+    arguments = ("-c", code, exported.path.parent, "--port", "0")
+    process = forked.start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    with process.stdout as file:
+        printed = " ".join(file.read().split())
+    assert process.wait(30) == 2
+    reason = f"`{exported.path}` holds a tokenizer, which needs tensorflow_text. "
+    reason += "Install it: pip install 'keras-tx[text]'"
+    assert printed.count(reason) == 2 and printed.endswith(f"serve: error: {reason}")
 
-    def fail(path):
-        raise FileNotFoundError("Op type not registered 'FastBertNormalize'")
 
-    monkeypatch.setattr(tf.saved_model, "load", fail)
-    with pytest.raises(ImportError, match=r"pip install 'keras-tx\[text\]'"):
-        rest.ServedModel(exported.path.parent)
+def test_a_version_with_an_op_of_no_package_keeps_the_error_of_the_loader(exported, tmp_path):
+    graph = (exported.path / "saved_model.pb").read_bytes()
+    assert b"NormalizeUTF8" in graph
+    shutil.copytree(exported.path, tmp_path / "7")
+    (tmp_path / "7" / "saved_model.pb").write_bytes(graph.replace(b"NormalizeUTF8", b"NormalizeUTF9"))
+    with pytest.raises((RuntimeError, FileNotFoundError), match="Op type not registered 'NormalizeUTF9'"):
+        rest.ServedModel(tmp_path)
 
 
 def test_a_server_answers_only_after_load(exported):

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_tx.training import PaddedCrossentropy, Resume, backups
+from keras_tx.training import PaddedCrossentropy, Resume
 
 EPOCHS = 4
 
@@ -46,7 +46,7 @@ def train(folder, death="none", eager=True):
         replace(old, new)
         reached("replaced")
 
-    backups.np.savez, backups.os.replace = dying_savez, dying_replace
+    np.savez, os.replace = dying_savez, dying_replace
     model = keras.Sequential(
         [
             keras.Input((None,), dtype="int32"),

@@ -514,6 +514,24 @@ def test_an_error_while_writing_leaves_the_old_backup_and_nothing_else(tmp_path,
     assert (state["a"], arrays["x"].tolist()) == (1, [0, 1, 2])
 
 
+def test_two_runs_with_one_directory_write_whole_backups(tmp_path, monkeypatch):
+    path, savez = tmp_path / "backup.npz", np.savez
+    (tmp_path / "backup.npz-0123456789abcdef.part").write_bytes(b"of a killed process")
+
+    def amid_another_run(file, **arrays):
+        monkeypatch.setattr(np, "savez", savez)
+        backups.write(path, {"run": 2}, {"x": np.arange(7)})
+        assert backups.read(path)[0]["run"] == 2
+        savez(file, **arrays)
+
+    monkeypatch.setattr(np, "savez", amid_another_run)
+    backups.write(path, {"run": 1}, {"x": np.arange(5)})
+    state, arrays = backups.read(path)
+    assert (state["run"], arrays["x"].tolist()) == (1, [0, 1, 2, 3, 4])
+    if sys.platform != "win32":  # which has no locks, and so nothing that tells of a killed process
+        assert os.listdir(tmp_path) == ["backup.npz"]
+
+
 def test_arguments_of_a_wrong_type_are_refused(tmp_path):
     with pytest.raises(TypeError, match="`directory` must be a path, a `str` or `Path`. Received: directory=3"):
         Resume(3)

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 from keras_tx.serving.check import check
 
-DESCRIPTION = "Checks a version in a clean process. Exit code: 0 it is in order, 1 it is not, 2 there is no version."
+DESCRIPTION = (
+    "Checks a version in a clean process. Exit code: 0 it is in order, 1 it is not, 2 it cannot be checked: there is "
+    "no version, or it needs tensorflow_text, which is not installed."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -14,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("path", help="the version's folder, such as saved_models/reviews/1")
     try:
         report = check(parser.parse_args(arguments).path)
-    except (FileNotFoundError, ValueError) as error:
+    except (FileNotFoundError, ImportError, ValueError) as error:
         parser.error(str(error))
     print(report)
     return 0 if report.ok else 1

@@ -1,8 +1,10 @@
 """Checks whether an unmodified TensorFlow Serving loads a version and gives the answers of the Keras model."""
 
+import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,7 @@ def check(path: str | Path) -> Report:
     Raises:
         FileNotFoundError: there is no SavedModel in `path`.
         ValueError: `path` is a URL, or TensorFlow cannot load from a folder of its name.
+        ImportError: the version holds a tokenizer, and tensorflow_text is not installed.
 
     Examples:
         >>> model = keras_tx.models.TextClassifier(9, 2, num_layers=1, hidden_dim=4, num_heads=2, intermediate_dim=4)
@@ -148,6 +151,7 @@ def check(path: str | Path) -> Report:
 def report_of(path: str | Path, line: str) -> Report:
     """The report for the output of the separate process, one line of JSON."""
     found = json.loads(line)
+    need_text_ops(path, found.get("custom_ops", []))
     parity = found.get("parity", {})
     unservable = [op for op in found.get("ops", []) if op.startswith(UNSERVABLE)]
     unknown = [op for op in found.get("custom_ops", []) if op not in TEXT_OPS and op not in unservable]
@@ -164,3 +168,11 @@ def report_of(path: str | Path, line: str) -> Report:
     if parity and not parity["empty_batch"]:
         problems.append("an empty batch has no empty answer")
     return Report(path, found["signatures"], found.get("milliseconds", {}), found.get("saved_by", ""), parity, problems)
+
+
+def need_text_ops(path: str | Path, ops: Iterable[str]) -> None:
+    """Raises ImportError if some of the ops of a version are tensorflow_text's, and it is not installed here."""
+    if not TEXT_OPS.isdisjoint(ops) and importlib.util.find_spec("tensorflow_text") is None:
+        raise ImportError(
+            f"`{path}` holds a tokenizer, which needs tensorflow_text. Install it: pip install 'keras-tx[text]'"
+        )
