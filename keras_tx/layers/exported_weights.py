@@ -134,7 +134,8 @@ def current(layers: Sequence[Any] = ()) -> ExportedWeights | None:
     None where `layers` compute as they do otherwise, such as those of a draft model in half precision.
     """
     weights = _current.get()
-    if weights is None or keras.backend.backend() != "tensorflow" or not tf.inside_function():
+    # `tf.inside_function` is True also within `tf.init_scope`, where nothing is traced.
+    if weights is None or keras.backend.backend() != "tensorflow" or tf.executing_eagerly():
         return None
     is_half = weights.are_of_layers and any(layer.compute_dtype != "float32" for layer in layers)
     return None if is_half else weights

@@ -6,6 +6,7 @@ import pytest
 
 from keras_tx.layers import Encoder, LearnedPositionalEncoding, TokenEmbedding
 from keras_tx.layers.exported_weights import exported_weights
+from keras_tx.models import MaskedLM
 from keras_tx.serving.text_encoder import TextEncoder
 from keras_tx.text import BertTokenizer
 from tests.tools import assert_close, to_numpy
@@ -280,6 +281,18 @@ def test_an_export_adds_no_columns_beyond_the_positions_of_a_layer_of_the_user(n
         found = tf.function(TextEncoder(model), input_signature=[tf.TensorSpec([None, None], tf.int32)])(row)
     for name, expected in model(row).items():
         assert_close(found[name], expected)
+
+
+def test_the_trial_of_more_columns_leaves_weights_constants():
+    """It runs outside of the graph that is traced, and makes no weights of the export there."""
+    import tensorflow as tf
+
+    model = MaskedLM(13, num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=5)
+    with exported_weights():
+        function = tf.function(TextEncoder(model), input_signature=[tf.TensorSpec([None, None], tf.int32)])
+        graph = function.get_concrete_function().graph
+    products = [op for op in graph.get_operations() if op.type == "MatMul"]
+    assert len(products) > 3 and {op.inputs[1].op.type for op in products} == {"Const"}
 
 
 @pytest.mark.filterwarnings("ignore:Layer .* does not support masking:UserWarning")
