@@ -3,19 +3,18 @@
 N heads, T queries, S keys, L layers, C classes. No function opens a window or changes matplotlib's global state.
 """
 
-import csv
 import functools
 import math
 import os
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_tx.checks import local_path, one_of
+from keras_tx import training_history
+from keras_tx.checks import integer, local_path, one_of
 from keras_tx.optional import Lazy
 
 __all__ = ["attention_map", "confusion_matrix", "training_curves"]
@@ -38,7 +37,12 @@ _SHAPING = {"\u200c", "\u200d", *map(chr, range(0xFE00, 0xFE10))}
 _SHOWN = 10  # characters in a warning
 
 
-def training_curves(history: Any, path: str | os.PathLike[str] | None = None) -> Any:
+def training_curves(
+    history: Any,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    validation_freq: int | Sequence[int] = 1,
+) -> Any:
     """Draws one panel for each metric, with its training and validation values over the epochs.
 
     A circle marks the best epoch: the one with the lowest loss, error, perplexity or divergence, or with the highest
@@ -48,13 +52,16 @@ def training_curves(history: Any, path: str | os.PathLike[str] | None = None) ->
         history: the `History` that `fit` returned, its dict `.history`, or the path of the CSV file of a
             `keras.callbacks.CSVLogger`.
         path: the PNG file to write, in a folder that is made if it does not exist. None: no file.
+        validation_freq: the `validation_freq` of `fit`, which a History does not tell; the file of a CSVLogger has the
+            epoch of each value.
 
     Returns:
         The `matplotlib.figure.Figure`.
 
     Raises:
         TypeError: `history` is none of these.
-        ValueError: there is no epoch, a value is not a number, or it is unclear to which epochs the values belong.
+        ValueError: there is no epoch, a value is not a number, a row of the file has more values than its header has
+            names, or the values of a metric are not as many as its epochs.
         FileNotFoundError: there is no such CSV file.
 
     Examples:
@@ -62,7 +69,7 @@ def training_curves(history: Any, path: str | os.PathLike[str] | None = None) ->
         >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
         ['train', 'validation', 'best: 0.6 in epoch 2']
     """
-    epochs, curves = _history(history)
+    curves = training_history.curves(history, validation_freq)
     metrics = list(dict.fromkeys(name.removeprefix("val_") for name in curves))
     columns = min(len(metrics), 3)
     rows = math.ceil(len(metrics) / columns)
@@ -73,7 +80,7 @@ def training_curves(history: Any, path: str | os.PathLike[str] | None = None) ->
         rated: tuple[Any, Any] = ([], [])
         for name, label, color in ((metric, "train", "tab:blue"), (f"val_{metric}", "validation", "tab:orange")):
             if name in curves:
-                rated = (_epochs_of(epochs, name, curves[name]), curves[name])
+                rated = curves[name]
                 axes.plot(*rated, label=label, color=color, marker=".")
         if metric not in _NOT_RATED and np.isfinite(rated[1]).any():
             lower = any(word in metric.lower() for word in _LOWER_IS_BETTER)
@@ -235,49 +242,6 @@ def confusion_matrix(
     return _saved(figure, path)
 
 
-def _history(history: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The epochs, counted from 1, and {metric: values}, with NaN where a CSVLogger had no value."""
-    if isinstance(history, (str, os.PathLike)):
-        if not Path(history).is_file():
-            raise FileNotFoundError(f"`history` must be a file that exists. Received: history={str(history)!r}")
-        with open(history, encoding="utf-8", newline="") as file:
-            table = list(csv.DictReader(file, delimiter=","))
-        columns: Any = {name: [row[name] for row in table] for name in (table[0] if table else {})}
-        epochs: Any = columns.pop("epoch", None)
-    else:
-        columns = getattr(history, "history", history)
-        epochs = getattr(history, "epoch", None)
-    if not isinstance(columns, dict) or any(np.ndim(values) == 0 for values in columns.values()):
-        raise TypeError(f"`history` must be a History, its dict or the path of a CSV file. Received: {history!r}")
-    if not columns or not all(len(values) for values in columns.values()):
-        raise ValueError(f"`history` must hold at least one epoch of one metric. Received: {dict(columns)}")
-    try:
-        curves = {name: np.array([_number(value) for value in values]) for name, values in columns.items()}
-        count = max(map(len, curves.values()))
-        return np.array([int(epoch) + 1 for epoch in epochs or range(count)]), curves
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"`history` must hold numbers. Received: {error}") from error
-
-
-def _number(value: Any) -> float:
-    is_absent = value is None or (isinstance(value, str) and value in ("", "NA"))
-    return math.nan if is_absent else float(value)
-
-
-def _epochs_of(epochs: np.ndarray, name: str, values: np.ndarray) -> np.ndarray:
-    """The epochs of `values`: all, or every second, third, ... where `validation_freq` skipped some."""
-    # Keras evaluates in the epochs that `validation_freq` divides, also if training began at another one.
-    chosen = [epochs[epochs % step == 0] for step in range(1, int(epochs[-1]) + 1)]
-    chosen = [one for one in chosen if len(one) == len(values)]
-    if not chosen or any(not np.array_equal(one, chosen[0]) for one in chosen):
-        raise ValueError(
-            f"The values of each metric must be one for each epoch. Received: {len(values)} of {name} in {len(epochs)} "
-            "epochs. The file of a keras.callbacks.CSVLogger says which epoch each value belongs to: pass its path."
-        )
-    found: np.ndarray = chosen[0]
-    return found
-
-
 def _checked_scores(given: Any) -> np.ndarray:
     scores: np.ndarray = np.asarray(keras.ops.convert_to_numpy(given), dtype="float32")
     if scores.ndim not in (3, 4) or not scores.size:
@@ -296,17 +260,20 @@ def _selected(scores: np.ndarray, layer: int | None, head: int | str | None) -> 
     if layer is not None and not stacked:
         raise ValueError(f"`layer` must be None for the scores of one layer. Received: layer={layer}")
     scores = scores if stacked else scores[None]
-    allowed = range(len(scores))
-    layers = list(allowed) if layer is None else [one_of("layer", layer, allowed)]
+    layers = list(range(len(scores))) if layer is None else [_index("layer", layer, len(scores))]
     heads: list[str]
-    if head == "mean":
+    if isinstance(head, str):
+        one_of("head", head, [*range(scores.shape[1]), "mean"])
         scores, heads = scores.mean(axis=1, keepdims=True), ["mean of heads"]
     else:
-        allowed = range(scores.shape[1])
-        indices = list(allowed) if head is None else [one_of("head", head, allowed)]
+        indices = list(range(scores.shape[1])) if head is None else [_index("head", head, scores.shape[1])]
         scores, heads = scores[:, indices], [f"head {index}" for index in indices]
     names = [[f"layer {index}, {name}" if stacked else name for name in heads] for index in layers]
     return scores[layers], names
+
+
+def _index(name: str, value: Any, count: int) -> int:
+    return int(one_of(name, integer(name, value), range(count)))
 
 
 def _tick_labels(argument: str, tokens: Any, count: int, scores: np.ndarray) -> list[str]:

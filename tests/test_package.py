@@ -24,7 +24,7 @@ ORDER = [
     ["internals"],
     ["under_strategy"],
     ["checks", "disk", "functional_graph", "json_text", "locks", "progress"],
-    ["replace"],
+    ["replace", "training_history"],
     ["text"],
     ["data"],
     ["layers"],

@@ -55,7 +55,7 @@ def test_history_its_dict_and_its_csv_file_give_the_same_curves(tmp_path):
     logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
     history = model.fit(x, y, validation_data=(x, y), validation_freq=2, epochs=4, verbose=0, callbacks=[logger])
     for given in (history, history.history, tmp_path / "log.csv"):
-        (axes,) = training_curves(given).axes
+        (axes,) = training_curves(given, validation_freq=2).axes
         train, validation = (line.get_xydata() for line in axes.lines[:2])
         np.testing.assert_allclose(train, np.c_[1:5, history.history["loss"]], rtol=1e-6)
         validation = validation[np.isfinite(validation[:, 1])]
@@ -68,19 +68,26 @@ def test_a_resumed_history_keeps_its_epochs():
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "every", "validated"), [(0, 4, 2, [2, 4]), (5, 8, 2, [6, 8]), (5, 9, 2, None)]
+    ("first", "last", "every", "validated"),
+    [(0, 4, 2, [2, 4]), (5, 8, 2, [6, 8]), (5, 9, 2, [6, 8]), (0, 10, [1, 2, 10], [1, 2, 10]), (0, 7, (3, 5), [3, 5])],
 )
-def test_values_of_validation_belong_to_the_epochs_that_its_frequency_divides(first, last, every, validated):
+def test_values_of_validation_belong_to_the_epochs_that_its_frequency_chooses(tmp_path, first, last, every, validated):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", run_eagerly=True)
     x = np.ones((2, 1))
-    options = {"initial_epoch": first, "epochs": last, "validation_freq": every, "validation_data": (x, x)}
-    history = model.fit(x, x, verbose=0, **options)
-    if validated:
-        assert training_curves(history).axes[0].lines[1].get_xdata().tolist() == validated
-    else:  # of the epochs 6 to 9, both 2 and 3 divide two
-        with pytest.raises(ValueError, match="must be one for each epoch. Received: 2 of val_loss in 4 epochs"):
-            training_curves(history)
+    freq = every if isinstance(every, int) else list(every)
+    options = {"initial_epoch": first, "epochs": last, "validation_freq": freq, "validation_data": (x, x)}
+    logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    history = model.fit(x, x, verbose=0, callbacks=[logger], **options)
+    found = training_curves(history, validation_freq=every).axes[0].lines[1].get_xydata()
+    logged = training_curves(tmp_path / "log.csv").axes[0].lines[1].get_xydata()
+    assert found[:, 0].tolist() == validated
+    np.testing.assert_allclose(found, logged[np.isfinite(logged[:, 1])], rtol=1e-6)
+    message = (
+        f"must be one for each epoch, .*: {len(validated)} of val_loss in {last - first} .*, validation_freq=1. Pass"
+    )
+    with pytest.raises(ValueError, match=message):
+        training_curves(history)
 
 
 def test_numbers_may_be_tensors():
@@ -102,6 +109,40 @@ def test_numbers_may_be_tensors():
 def test_a_wrong_history_is_refused(history, error, message):
     with pytest.raises(error, match=message):
         training_curves(history)
+
+
+@pytest.mark.parametrize("validation_freq", [0, [2, "3"]])
+def test_a_wrong_validation_freq_is_refused(validation_freq):
+    with pytest.raises(ValueError, match="`validation_freq` must be a positive integer. Received: validation_freq="):
+        training_curves({"loss": [1, 2, 3], "val_loss": [1]}, validation_freq=validation_freq)
+
+
+def test_values_of_training_do_not_follow_validation_freq():
+    with pytest.raises(ValueError, match="Received: 1 of loss in 3 epochs, validation_freq=2"):
+        training_curves({"loss": [1], "val_loss": [1, 2, 3]}, validation_freq=2)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", " ", "|"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_file_may_have_another_separator_and_a_byte_order_mark(tmp_path, separator, encoding):
+    rows = [["epoch", "loss", "val_loss"], ["2", "0.5", "NA"], ["3", "0.25", "0.75"]]
+    (tmp_path / "log.csv").write_text("".join(separator.join(row) + "\r\n" for row in rows), encoding=encoding)
+    (axes,) = training_curves(tmp_path / "log.csv").axes
+    np.testing.assert_array_equal(axes.lines[0].get_xydata(), [[3, 0.5], [4, 0.25]])
+    np.testing.assert_array_equal(axes.lines[1].get_xydata(), [[3, np.nan], [4, 0.75]])
+
+
+def test_a_file_whose_first_column_is_no_epoch(tmp_path):
+    (tmp_path / "log.csv").write_text("epoch_loss,accuracy\n3,0.5\n2,0.75\n")
+    assert [axes.get_ylabel() for axes in training_curves(tmp_path / "log.csv").axes] == ["epoch loss", "accuracy"]
+
+
+@pytest.mark.parametrize(("rows", "line"), [("0,1,3\n1,2\n", 2), ("0,1\n1,2,3\n", 3)])
+def test_a_row_with_more_values_than_names_is_refused(tmp_path, rows, line):
+    (tmp_path / "log.csv").write_text("epoch,loss\n" + rows)
+    message = rf"more values than the header has names. Received: line {line} of .*log.csv' with 3 values, .*'loss'\]"
+    with pytest.raises(ValueError, match=message):
+        training_curves(tmp_path / "log.csv")
 
 
 def test_a_file_with_a_header_alone_is_refused(tmp_path):
@@ -228,6 +269,10 @@ def test_the_picture_is_a_png_in_a_folder_made_for_it(tmp_path, draw):
         ({"layer": 0}, ValueError, r"`layer` must be None for the scores of one layer. Received: layer=0"),
         ({"scores": scores(2, 3, 5, 5), "layer": 2}, ValueError, r"`layer` must be one of \[0, 1\]. Received: layer=2"),
         ({"head": 3}, ValueError, r"`head` must be one of \[0, 1, 2\]. Received: head=3"),
+        ({"head": "max"}, ValueError, r"`head` must be one of \[0, 1, 2, 'mean'\]. Received: head='max'"),
+        ({"head": np.array([0, 1])}, ValueError, r"`head` must be an integer. Received: head=array\(\[0, 1\]\)"),
+        ({"head": True}, ValueError, r"`head` must be an integer. Received: head=True"),
+        ({"scores": scores(2, 3, 5, 5), "layer": 1.0}, ValueError, r"`layer` must be an integer. Received: layer=1.0"),
     ],
 )
 def test_a_wrong_map_is_refused(arguments, error, message):

@@ -63,11 +63,10 @@ def load_dataset(
     Args:
         name_or_path: "sample" for the built-in short film reviews; the name of a TFDS dataset such as "imdb_reviews" or
             "glue/sst2"; or a .jsonl, .csv, .tsv or Parquet file, also with .gz or .zst, with one example in each row;
-            or a pattern such as "reviews/*.jsonl.gz", a folder "reviews.parquet" of Parquet files, as Spark writes it,
-            or a list of these. The first row of a .csv or .tsv
-            file names the columns; a .tsv file is a .csv file with tabs for commas, also as to quotation marks. Labels
-            are strings or integers; the sorted labels are the class names. Parquet and .zst need pyarrow:
-            `pip install keras-tx[files]`.
+            or a pattern such as "reviews/*.jsonl.gz", a folder of Parquet files, as Spark writes it, or a list of
+            these. The first row of a .csv or .tsv file names the columns; a .tsv file is a .csv file with tabs for
+            commas, also as to quotation marks. Labels are strings or integers; the sorted labels are the class names.
+            Parquet and .zst need pyarrow: `pip install keras-tx[files]`.
         test: the files of the test split, if `name_or_path` names files. None: `test_fraction` of each class is held
             out from those; from a stream, every n-th example of the class, with n = 1 / `test_fraction`, so a class
             with fewer than n has none. With TFDS the test split is the first of the splits "test" and "validation" that

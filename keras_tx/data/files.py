@@ -64,7 +64,7 @@ def expand(argument: str, names: Names) -> list[Path]:
         elif Path(name).is_file():
             found.append(Path(name))
         elif Path(name).is_dir():
-            parts = [path for path in sorted(Path(name).glob("*.parquet")) if path.name[0] not in "._"]
+            parts = parquet_files(Path(name))
             if not parts:
                 raise FileNotFoundError(
                     f"`{argument}` must name files, a pattern, or a folder of Parquet files. Received: {str(name)!r}, "
@@ -80,6 +80,11 @@ def expand(argument: str, names: Names) -> list[Path]:
                 f"{', '.join(TABLES)}. Received: {str(path)!r}"
             )
     return found
+
+
+def parquet_files(folder: Path) -> list[Path]:
+    """The Parquet files of a folder, without hidden ones, in alphabetical order."""
+    return [path for path in sorted(folder.glob("*.parquet")) if path.name[0] not in "._"] if folder.is_dir() else []
 
 
 def ending(path: Path) -> str:

@@ -13,12 +13,12 @@ Example = tuple[str, str, Path, int]  # text, label, file, line
 
 
 def is_path(name_or_path: Any) -> bool:
-    """Whether this is a path, a list of paths, a pattern, a name with a known suffix, or any file that exists."""
+    """Whether this is a path, a list of paths, a pattern, or a name: with a known suffix, or of files that exist."""
     if isinstance(name_or_path, PathLike) or not isinstance(name_or_path, str) or files.is_pattern(name_or_path):
         return True
-    return name_or_path != "sample" and (
-        files.ending(Path(name_or_path)) in files.TABLES or Path(name_or_path).is_file()
-    )
+    place = Path(name_or_path)
+    is_there = place.is_file() or bool(files.parquet_files(place))
+    return name_or_path != "sample" and (files.ending(place) in files.TABLES or is_there)
 
 
 def read(

@@ -21,8 +21,8 @@ tfds = Lazy("tensorflow_datasets", extra="data")
 _NAME = re.compile(r"[A-Za-z_]\w*(/[\w.-]+)?(:[\d.*]+)?")  # without `huggingface:...`, for which TFDS uses the network
 _PROBE_SECONDS = 5
 DataDir = str | PathLike[str] | None
-_LABELLED = "a .jsonl, .csv or .tsv file (also .gz)"
-_PARALLEL = "parallel files"
+_LABELLED = "a .jsonl, .csv, .tsv or Parquet file (also .gz, .zst), a folder of Parquet files"
+_PARALLEL = "parallel files, a .jsonl, .csv, .tsv or Parquet file, a folder of parallel or Parquet files"
 
 
 def read(

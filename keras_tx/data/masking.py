@@ -28,7 +28,7 @@ def mask_tokens(features: Any, tokenizer: Tokenizer, *, rate: float = 0.15, seed
     epoch.
 
     Args:
-        features: a dictionary with "token_ids", integers of any shape, or those ids alone.
+        features: a dictionary with "token_ids", integers of any shape, also a `tf.RaggedTensor`, or those ids alone.
         tokenizer: a `Tokenizer` with a mask token.
         rate: the probability that a token is chosen, in (0, 1).
         seed: two integers (2,), for the same choice in every call with this seed, which `Resume` needs. None: a
@@ -68,7 +68,9 @@ def mask_tokens(features: Any, tokenizer: Tokenizer, *, rate: float = 0.15, seed
             )
     if isinstance(features, dict) and "token_ids" not in features:
         raise ValueError(f"`features` must have 'token_ids'. Received: features {sorted(features)}")
-    ids = tf.convert_to_tensor(features["token_ids"] if isinstance(features, dict) else features)
+    given = features["token_ids"] if isinstance(features, dict) else features
+    is_ragged = isinstance(given, tf.RaggedTensor)
+    ids = given.flat_values if is_ragged else tf.convert_to_tensor(given)
     if not ids.dtype.is_integer:
         raise ValueError(f"`features` must hold token ids, which are integers. Received: ids of dtype {ids.dtype.name}")
     named = {tokenizer.token_to_id(token) for token in tokenizer.special_tokens.values()}
@@ -83,6 +85,8 @@ def mask_tokens(features: Any, tokenizer: Tokenizer, *, rate: float = 0.15, seed
     replacements = tf.where(becomes_mask, tf.cast(tokenizer.mask_id, ids.dtype), ids)
     masked = tf.where(chosen, tf.where(becomes_random, random_ids, replacements), ids)
     labels = tf.where(chosen, ids, tf.cast(tokenizer.pad_id, ids.dtype))
+    if is_ragged:
+        masked, labels = given.with_flat_values(masked), given.with_flat_values(labels)
     return ({**features, "token_ids": masked} if isinstance(features, dict) else masked), labels
 
 

@@ -26,9 +26,17 @@ def has_files(name_or_path: str | PathLike[str]) -> bool:
 
 
 def are_tables(names: Any) -> bool:
-    """Whether these are names or patterns of tables."""
+    """Whether these are names or patterns of tables, or folders of Parquet files alone."""
     listed = names if isinstance(names, (list, tuple)) else [names]
-    return files.are_names(names) and all(files.ending(Path(name)) in files.TABLES for name in listed)
+    return files.are_names(names) and all(
+        files.ending(Path(name)) in files.TABLES or _has_only_parquet(Path(name)) for name in listed
+    )
+
+
+def _has_only_parquet(place: Path) -> bool:
+    """Whether this is a folder of Parquet files without parallel files or anything else that is not hidden."""
+    found = [path for path in place.iterdir() if path.name[0] not in "._"] if place.is_dir() else []
+    return bool(found) and sorted(found) == files.parquet_files(place)
 
 
 def find(

@@ -24,6 +24,10 @@ FORMAT = "keras_tx.data.write_tokens 1"
 INDEX, UNFINISHED, BLOCKS = "index.json", "unfinished.json", "blocks.bin"
 # The columns of a row of `BLOCKS`, before the number of tokens of each feature.
 SHARD, OFFSET, SIZE, FINGERPRINT, DOCUMENTS, TOKENS = range(6)
+# The keys of the JSON files that are read, with the types of their values.
+KEYS: dict[str, type] = {"kind": str, "texts": str, "sizes": list}
+KEYS |= dict.fromkeys(("features", "tokenizers", "padding_ids", "tokens", "longest"), dict)
+KEYS |= dict.fromkeys(("num_shards", "rows", "documents", "left_out", "count", "blocks"), int)
 FEATURES = {"text": ("token_ids",), "labels": ("token_ids",), "pairs": ("source_ids", "target_ids")}  # by kind
 
 
@@ -95,11 +99,22 @@ def read_json(path: Path) -> dict[str, Any]:
         found = json_text.parse(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise ValueError(f"`format` is not {FORMAT!r}")
+        for name, kind in (KEYS | ({"blocks_sha256": str} if path.name == INDEX else {})).items():
+            if not isinstance(found.get(name), kind):
+                raise ValueError(f"`{name}` is missing or of another type")
+        if "index_sha256" in found and found["index_sha256"] != checksum(found):  # earlier versions wrote none
+            raise ValueError("its checksum differs")
         return found
     except ValueError as error:
         raise ValueError(
             f"The file must be one that `write_tokens` wrote. Received: {str(path)!r} ({error})"
         ) from error
+
+
+def checksum(index: dict[str, Any]) -> str:
+    """The checksum of an index, itself left out."""
+    content = {name: value for name, value in index.items() if name != "index_sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_blocks(folder: Path, index: dict[str, Any]) -> np.ndarray:

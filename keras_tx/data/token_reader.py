@@ -15,7 +15,7 @@ from keras_tx.optional import Lazy
 
 tf = Lazy("tensorflow")
 
-LARGEST_SEED = 2**63 - 1  # of TensorFlow's random numbers
+LARGEST = 2**63 - 1  # of TensorFlow's integers, and so of the seeds of its random numbers
 
 
 def read_tokens(
@@ -104,7 +104,7 @@ def read_tokens(
         >>> len(batches)
         3
     """
-    order = splits.check_seed(seed, most=LARGEST_SEED) if checks.boolean("shuffle", shuffle) else None
+    order = splits.check_seed(seed, most=LARGEST) if checks.boolean("shuffle", shuffle) else None
     epoch, start = _count("epoch", epoch), _count("start", start)
     index = token_files.read_index(directory)
     if tokenizer is not None:
@@ -178,10 +178,12 @@ def _check_packed(kind: str, batch_size: Any, max_tokens: Any) -> int:
 
 
 def _count(name: str, value: Any) -> Any:
-    """An integer of at least 0 as it is, a scalar tensor as int64."""
+    """An integer as it is, a scalar tensor as int64."""
     is_scalar = tf.is_tensor(value) and value.dtype.is_integer and value.shape.rank in (0, None)
     if is_scalar and (tf.is_symbolic_tensor(value) or value >= 0):  # a tensor of a graph has no value yet
         return tf.cast(value, "int64")
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-        raise ValueError(f"`{name}` must be an integer of at least 0, or a scalar tensor. Received: {name}={value!r}")
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value <= LARGEST:
+        raise ValueError(
+            f"`{name}` must be an integer from 0 to {LARGEST}, or a scalar tensor. Received: {name}={value!r}"
+        )
     return int(value)

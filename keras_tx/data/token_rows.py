@@ -74,11 +74,11 @@ def rows_of(dataset: Any) -> tuple[Iterator[Row], str]:
             f"Received: dataset={dataset!r:.200}"
         )
     items = _of_tensorflow(dataset) if isinstance(dataset, tf.data.Dataset) else iter(dataset)
-    first = next(items, None)
-    if first is None:
+    first = list(islice(items, 1))
+    if not first:
         raise ValueError("`dataset` must hold at least one text with a token. Received: an empty dataset")
-    to_row, kind = _reader(first)
-    return (to_row(item) for item in chain([first], items)), kind
+    to_row, kind = _reader(first[0])
+    return (to_row(item) for item in chain(first, items)), kind
 
 
 def _of_tensorflow(dataset: Any) -> Iterator[Any]:

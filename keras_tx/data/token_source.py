@@ -198,7 +198,8 @@ class TokenSource:
 def repeated(make: Callable[[Any], Any], epoch: Any, start: Any, steps: int | None) -> Any:
     """The elements of an epoch from `start` on; if they are fewer than `steps`, also those of other orders."""
     if steps is None:
-        return make(epoch).skip(start)
+        # Within a graph, that of `flat_map`: elsewhere TensorFlow never frees the function of a `Dataset.scan`.
+        return tf.data.Dataset.from_tensors(tf.cast(epoch, "int64")).flat_map(make).skip(start)
     # A pass that begins an epoch has the number of the epoch; no epoch has a number as large as the others.
     rounds = tf.data.Dataset.range(tf.int64.max).flat_map(lambda turn: make(epoch + turn * 2**40))
     return rounds.take(steps).skip(start)

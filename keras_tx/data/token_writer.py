@@ -193,6 +193,7 @@ def _finish(folder: Path, settings: dict[str, Any], state: dict[str, Any]) -> di
         raise ValueError("`dataset` must hold at least one text with a token. Received: none of " + str(state["rows"]))
     state["blocks_sha256"] = hashlib.sha256((folder / BLOCKS).read_bytes()).hexdigest()
     index = {name: value for name, value in (settings | state).items() if name != "finished"}
+    index["index_sha256"] = token_files.checksum(index)
     disk.replace(folder / INDEX, json.dumps(index, indent=1).encode())
     (folder / UNFINISHED).unlink()
     return index

@@ -70,8 +70,8 @@ def load_translation(
               as `train.en.gz`, `train.de.gz`, `val.en.gz` and `test_2016.en.gz`.
             - Such a folder and a prefix that the names begin with, such as "corpus/news.".
             - The two files of the training split, source and target; or two patterns, or two lists of files.
-            - .jsonl, .csv, .tsv or Parquet files with a column for each language: one file, a pattern, a folder
-              "pairs.parquet" of Parquet files, as Spark writes it, or a list.
+            - .jsonl, .csv, .tsv or Parquet files with a column for each language: one file, a pattern, a folder of
+              Parquet files and no others, as Spark writes it, or a list.
         source: the source language: the last suffix of the files, the name of the column, or a language of the sample
             or the TFDS dataset. None: of two languages, the one that is not `target`; the sample and TFDS have a
             default direction.

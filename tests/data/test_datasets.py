@@ -198,7 +198,10 @@ def test_wrong_arguments_are_named(arguments, error, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("imdb_revews", r"name of a TFDS dataset. Received: name_or_path='imdb_revews'. Similar names: imdb_reviews$"),
+        (
+            "imdb_revews",
+            r"a folder of Parquet files or the name of a .*: name_or_path='imdb_revews'. Similar names: imdb_reviews$",
+        ),
         ("huggingface:imdb", r"Received: name_or_path='huggingface:imdb'"),
         ("qqqqqqqq.txt", r"Received: name_or_path='qqqqqqqq.txt'. No dataset of TFDS has a similar name"),
         ("glue/sst3", r"config and version that TFDS has. Received: 'glue/sst3'. .*BuilderConfig sst3 not found"),

@@ -80,6 +80,19 @@ def test_numpy_numbers_are_numbers():
         np.testing.assert_array_equal(labels, expected[1])
 
 
+def test_ragged_rows_are_masked_as_one_row_of_all_tokens():
+    tokens = sentences(31)
+    ragged = tf.RaggedTensor.from_row_lengths(tf.reshape(tokens, [-1]), [5, 0, tf.size(tokens) - 5])
+    expected = mask_tokens(ragged.values, TOKENIZER, seed=(1, 2))
+    features, labels = mask_tokens({"token_ids": ragged, "more": 3}, TOKENIZER, seed=(1, 2))
+    assert features["more"] == 3
+    for found, values in zip((features["token_ids"], labels), expected, strict=True):
+        np.testing.assert_array_equal(found.row_lengths(), ragged.row_lengths())
+        np.testing.assert_array_equal(found.values, values)
+    rows = tf.data.Dataset.from_tensors(ragged).map(lambda row: mask_tokens(row, TOKENIZER, seed=(1, 2)))
+    np.testing.assert_array_equal(next(iter(rows))[0].values, expected[0])
+
+
 def test_what_cannot_be_masked_is_refused():
     with pytest.raises(ValueError, match=r"`rate` must be a number in \(0, 1\). Received: rate=0"):
         mask_tokens(sentences(2), TOKENIZER, rate=0)

@@ -191,9 +191,10 @@ def test_bad_files_are_refused_in_memory_and_in_streams(tmp_path, name, content,
         read(load_text, tmp_path / name)
 
 
-def test_a_folder_of_parquet_files_is_read_as_a_list_of_them(tmp_path):
+@pytest.mark.parametrize("name", ["f.parquet", "f"])
+def test_a_folder_of_parquet_files_is_read_as_a_list_of_them(tmp_path, name):
     """Spark writes such folders, with hidden checksums and an empty file beside the parts."""
-    folder = tmp_path / "f.parquet"
+    folder = tmp_path / name
     folder.mkdir()
     parts = [folder / f"part-0000{i}.snappy.parquet" for i in (1, 0)]
     for part, (first, end) in zip(parts, ((0, 5), (5, 8)), strict=True):
@@ -208,8 +209,8 @@ def test_a_folder_of_parquet_files_is_read_as_a_list_of_them(tmp_path):
             load_dataset(path, test=parts, in_memory=False).train
         )
     languages = {"source": "text", "target": "target"}
-    found, expected = (load_translation(given, **languages) for given in (folder, parts))
-    assert pairs(found.train) == pairs(expected.train)
+    found, as_text, expected = (load_translation(given, **languages) for given in (folder, str(folder), parts))
+    assert pairs(found.train) == pairs(as_text.train) == pairs(expected.train)
 
 
 @pytest.mark.parametrize("load", [load_text, load_dataset])

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from keras_tx import data, text
-from keras_tx.data import token_rows, token_writer
+from keras_tx.data import token_files, token_rows, token_writer
 
+LATER = ("parts", "index_sha256")  # keys of the JSON files that earlier versions did not write
 TEXTS = [" ".join(np.random.default_rng(n).choice(["a", "hot", "dog", "dogs"], 7)) for n in range(13)]
 
 
@@ -48,7 +49,7 @@ def old_write(texts, tokenizer, folder):
         except Stopped:
             pass
     (path,) = folder.glob("*.json")
-    state = {name: value for name, value in json.loads(path.read_text()).items() if name != "parts"}
+    state = {name: value for name, value in json.loads(path.read_text()).items() if name not in LATER}
     path.write_text(json.dumps(state, indent=1))
     return state
 
@@ -64,6 +65,9 @@ def test_folders_of_earlier_versions_are_checked_and_go_on(tokenizer, tmp_path, 
     assert whole["count"] == 5  # blocks, in 11 files
     state = old_write(cut_off(), tokenizer, tmp_path / "old")
     assert state["rows"] == (13 if finished else 6)
+    if not finished:  # the index is then of this version
+        whole["index_sha256"] = token_files.checksum(whole)
+        (tmp_path / "whole" / "index.json").write_text(json.dumps(whole, indent=1))
     for _ in range(2):
         assert data.write_tokens(TEXTS, tokenizer, tmp_path / "old", num_shards=11, verbose=0) == whole
     for path in (tmp_path / "whole").iterdir():

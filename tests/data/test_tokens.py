@@ -1,5 +1,6 @@
 """Token files: what is read is what the tokenizer gives; a write or epoch that is cut off goes on as if it was not."""
 
+import gc
 import json
 import shutil
 import signal
@@ -165,6 +166,19 @@ def test_batches_of_similar_length_are_those_of_bucket_by_length(written):
         expected = data.bucket_by_length(texts, **options)
         assert listed(data.read_tokens(written, seed=3, **options)) == listed(expected)
     assert len(data.read_tokens(written, max_tokens=64, steps=50)) == 50
+
+
+def graphs():
+    gc.collect()
+    return sum(issubclass(type(one), tf.Graph) for one in gc.get_objects())
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 3}, {"batch_size": 3, "length": 5}, {}], ids=str)
+def test_a_dataset_that_is_no_longer_used_leaves_no_graph(written, options):
+    before = graphs()
+    for epoch in range(2):
+        data.read_tokens(written, epoch=epoch, **options)
+    assert graphs() <= before
 
 
 def test_workers_read_everything_once_in_the_same_number_of_batches(written, rows):
@@ -461,6 +475,26 @@ SHARD = "shard-00002-of-00006.tfrecord"
             lambda content: b"{}",
             r"Received: .*index.json' \(`format` is not 'keras_tx.data.write_tokens 1'",
         ),
+        *[
+            (
+                "index.json",
+                lambda content, name=name: content.replace(f'"{name}"'.encode(), b'"nothing"'),
+                rf"that `write_tokens` wrote. Received: .*index.json' \(`{name}` is missing or of another type",
+            )
+            for name in ("sizes", "blocks_sha256", "padding_ids", "num_shards")
+        ],
+        (
+            "index.json",
+            lambda content: content.replace(b'"sizes": [', b'"sizes": 1, "more": ['),
+            r"must be one that `write_tokens` wrote. Received: .*index.json' \(`sizes` is missing or of another type",
+        ),
+        (
+            "index.json",
+            lambda content: content.replace(
+                b'"padding_ids": {\n  "token_ids": 0', b'"padding_ids": {\n  "token_ids": 7'
+            ),
+            r"must be one that `write_tokens` wrote. Received: .*index.json' \(its checksum differs",
+        ),
     ],
 )
 def test_damaged_folders_are_refused(written, tmp_path, name, change, message):
@@ -517,17 +551,22 @@ def test_an_unfinished_write_whose_files_are_gone(tokenizer, tmp_path):
         (
             {"epoch": -1},
             ValueError,
-            r"`epoch` must be an integer of at least 0, or a scalar tensor. Received: epoch=-1",
+            r"`epoch` must be an integer from 0 to 9223372036854775807, or a scalar tensor. Received: epoch=-1",
         ),
         *[
             (
                 {"epoch": tf.constant(value)},
                 ValueError,
-                r"`epoch` must be an integer of at least 0, .*: epoch=<tf.Tensor",
+                r"`epoch` must be an integer from 0 to .*: epoch=<tf.Tensor",
             )
             for value in (1.7, -1, [1, 2])
         ],
-        ({"start": True}, ValueError, r"`start` must be an integer of at least 0, or a scalar tensor. .* start=True"),
+        ({"epoch": 2**63}, ValueError, r"`epoch` must be an integer from 0 to 9223372036854775807, .* epoch=92.*808"),
+        (
+            {"start": True},
+            ValueError,
+            r"`start` must be an integer from 0 to 9223372036854775807, or a scalar tensor. .* start=True",
+        ),
         ({"seed": -1}, ValueError, r"`seed` must be an integer from 0 to 9223372036854775807. Received: seed=-1"),
         ({"seed": 2**63}, ValueError, r"`seed` must be an integer from 0 to .* Received: seed=9223372036854775808"),
         ({"steps": 0}, ValueError, r"`steps` must be a positive integer or None"),
@@ -577,6 +616,7 @@ class Odd(text.CharacterTokenizer):
         (3, {}, TypeError, r"Received: dataset=3"),
         ([], {}, ValueError, r"at least one text with a token. Received: an empty dataset"),
         (["", ""], {}, ValueError, r"at least one text with a token. Received: none of 2"),
+        ([None, "a"], {}, TypeError, r"elements of one kind: texts, .* Received: None"),
         ([3], {}, TypeError, r"elements of one kind: texts, \(text, label\) or \(source, target\). Received: 3"),
         (["a", ("a", 1)], {}, TypeError, r"elements of one kind.* Received: \('a', 1\)"),
         ([("a", 1), ("a", 0.5)], {}, TypeError, r"A label must be an integer. Received: 0.5"),

@@ -224,7 +224,10 @@ def test_a_tfds_dataset_without_train(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("ted_hrlr_translat", r"'sample', parallel files or the name of a .*Similar names: ted_hrlr_translate"),
+        (
+            "ted_hrlr_translat",
+            r"parallel files, .*a folder of parallel or Parquet files or the name of .*names: ted_hrlr_translate",
+        ),
         ("imdb_reviews", r"must be a dataset of translations. Received: 'imdb_reviews' with Feat.*\n.*'label'"),
     ],
 )
