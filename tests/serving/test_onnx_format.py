@@ -136,6 +136,22 @@ def test_a_model_whose_outputs_depend_on_padding_is_refused(tmp_path):
     assert not (tmp_path / "mean").exists()
 
 
+@pytest.mark.slow
+def test_a_model_that_has_no_answer_to_padding_alone_is_exported(tmp_path):
+    """It divides by the number of real tokens."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    ids = keras.Input((None,), dtype="int32", name="ids")
+    mean = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(11, 3, mask_zero=True)(ids))
+    model = keras.Model(ids, keras.layers.Dense(2)(mean))
+    rows = np.array([[7, 2, 0], [5, 10, 3], [0, 0, 0]], "int32")
+    live = to_numpy(model(rows))
+    assert np.isnan(live[2]).all()
+    version = export(model, tmp_path / "mean", format="onnx")
+    assert_close(
+        onnxruntime.InferenceSession(version / "model.onnx").run(None, {"ids": rows[:2]})[0], live[:2], atol=1e-5
+    )
+
+
 class Bessel(keras.layers.Layer):
     """An operation that TensorFlow has and ONNX lacks."""
 
