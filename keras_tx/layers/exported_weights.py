@@ -8,7 +8,7 @@ it keeps the result. A product without a bias does not keep it, so each gets one
 
 In float32 the layout depends on whether the first call has few rows: later calls with a layout for the other kind lay
 it out again each time, which takes longer than without the setting. So a product in encoders, prefill and decode steps
-never has both kinds of calls.
+never has both kinds of calls. The same holds for few rows and hundreds of them: see `by_number_of_rows`.
 """
 
 import math
@@ -35,6 +35,7 @@ LARGEST = 2**31 - 2**24  # bytes of all constants of a graph: a serialized graph
 # the second number, it does so on every processor that was tried.
 FEW_ROWS = 8
 FEWEST_ROWS = 4
+MOST_ARRANGED_ROWS = 64  # a float32 kernel that was arranged for 8 to so many rows is fast for all of these numbers
 _SMALL = 1024  # bytes of a constant that always has its values
 _TINY = np.finfo(np.float32).tiny
 _current: ContextVar["ExportedWeights | None"] = ContextVar("keras_tx_exported_weights", default=None)
@@ -55,6 +56,7 @@ class ExportedWeights:
         values: arrays that the graph has only as numbered constants without values; None: it has the values.
         made: {key of layers: what `once` made}.
         size: bytes of all constants that were made.
+        are_fused: whether TensorFlow may fuse a product with its bias, and so keep its kernel as it arranged it.
     """
 
     precision: str
@@ -63,6 +65,7 @@ class ExportedWeights:
     values: list[np.ndarray] | None = None
     made: dict[Any, Any] = field(default_factory=dict)
     size: int = 0
+    are_fused: bool = True
 
     @property
     def are_of_layers(self) -> bool:
@@ -141,6 +144,33 @@ def current(layers: Sequence[Any] = ()) -> ExportedWeights | None:
     return None if is_half else weights
 
 
+def by_number_of_rows(count: Tensor, run: Callable[[], list[Tensor]]) -> list[Tensor]:
+    """What `run` returns, in a graph that has its products twice if kernels are variables: for few rows and for many.
+
+    Those for many rows do not keep kernels as they arranged them, so that the kept ones are always those for few rows,
+    whichever request comes first.
+
+    Args:
+        count: the number of rows of most products in `run`, a scalar.
+        run: makes tensors of a graph with products.
+    """
+    weights = current()
+    if weights is None or not weights.are_of_layers:
+        return run()
+
+    def run_apart() -> list[Tensor]:
+        weights.are_fused = False
+        try:
+            return run()
+        finally:
+            weights.are_fused = True
+
+    # Within the graph of the few rows, its operations would take 2 % of the time of a short text, though none runs.
+    of_many = tf.function(run_apart, autograph=False, experimental_attributes={"_noinline": True})
+    found: list[Tensor] = tf.cond(count <= MOST_ARRANGED_ROWS, run, of_many)
+    return found
+
+
 def dense(weights: ExportedWeights, layers: Sequence[Any], inputs: Tensor, num_axes: int = 1) -> list[Tensor]:
     """The outputs of dense `layers` with the same inputs, from one product if an export has weights of its own.
 
@@ -161,7 +191,10 @@ def dense(weights: ExportedWeights, layers: Sequence[Any], inputs: Tensor, num_a
     shapes = [shape for *_, made in found for shape in made]
 
     def products(rows: Tensor, is_few: bool) -> list[Tensor]:
-        product = _float32_product_of_few if is_few else _PRODUCTS[weights.precision]
+        if weights.are_fused:
+            product = _float32_product_of_few if is_few else _PRODUCTS[weights.precision]
+        else:
+            product = _float32_product_apart
         made = [product(rows, kernel, bias) for kernel, bias, _ in found]
         activation = layers[0].activation
         made = made if activation is None else [activations.apply(activation, x) for x in made]
@@ -184,7 +217,8 @@ def logits(weights: ExportedWeights, layer: Any, inputs: Tensor) -> Tensor:
             made = _int8_product(rows, table, bias)
         else:
             made = tf.matmul(tf.cast(rows, table.dtype), table, transpose_b=True)
-            made = made + bias if is_few else tf.nn.bias_add(made, bias)
+            if weights.are_fused:
+                made = made + bias if is_few else tf.nn.bias_add(made, bias)
         return [tf.cast(made, inputs.dtype)]
 
     # Without oneDNN, 2 to 4 rows times a transposed kernel take three times as long as 8.
@@ -221,7 +255,7 @@ def _by_rows(
         return [x[:count] for x in products(_with_rows_of_zeros(rows, count), False)]
 
     of_tokens = 1 if len(inputs.shape) == num_axes + 1 else inputs.shape[1]  # rows for each example of the batch
-    if of_tokens is not None and of_tokens <= FEW_ROWS:
+    if weights.are_fused and of_tokens is not None and of_tokens <= FEW_ROWS:
         if weights.are_constants:
             return of_enough()
         if weights.precision == "float32":  # the layout for few rows is faster where it is made anew in each call
@@ -297,6 +331,12 @@ def _float32_product_of_few(rows: Tensor, kernel: Any, bias: Any) -> Tensor:
     # With oneDNN, TensorFlow fuses this sum as it does `bias_add`. Without, it does not, and a product that is not
     # fused is faster for a single row: 1.4 times here, and seven times with a transposed kernel.
     return tf.matmul(tf.cast(rows, "float32"), kernel) + bias
+
+
+def _float32_product_apart(rows: Tensor, kernel: Any, bias: Any) -> Tensor:
+    # TensorFlow does not fuse a product with a sum behind a reshape.
+    product = tf.reshape(tf.matmul(tf.cast(rows, "float32"), kernel), (-1, 1, kernel.shape[1]))
+    return tf.reshape(product + bias, (-1, kernel.shape[1]))
 
 
 def _bfloat16_kernel(weights: ExportedWeights, kernel: np.ndarray, bias: np.ndarray) -> tuple[Any, Any]:

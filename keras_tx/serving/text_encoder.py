@@ -18,6 +18,7 @@ from keras_tx.generation.in_graph import at_least_columns
 from keras_tx.internals.keras_models import functional_model, keras_hub_positions, layers_within
 from keras_tx.layers import LearnedPositionalEncoding, exported_weights
 from keras_tx.layers.exported_weights import FEW_ROWS
+from keras_tx.layers.projection import HeadProjection, Projection, TiedEmbedding
 from keras_tx.optional import Lazy
 from keras_tx.types import Tensor
 
@@ -72,6 +73,11 @@ class TextEncoder:
         self.has_mask = "mask" in self.roles.values()
         self.has_segments = "segments" in self.roles.values()
         self.num_segments: int | None = self._count_segments()
+        # Whether the context of an export changes how the products of any layer are computed.
+        self._has_projections = any(
+            isinstance(layer, (HeadProjection, Projection, TiedEmbedding)) and layer.compute_dtype == "float32"
+            for layer in layers_within(self.model)
+        )
         self._can_be_cut: dict[tuple[int, ...], bool] = {}  # ids of symbolic outputs -> whether they can
 
     def _check_segments(self, embedding: Any) -> None:
@@ -149,7 +155,14 @@ class TextEncoder:
             segments = segments if segments is None else at_least_columns(segments, 0, FEW_ROWS)
         inputs = self.model_inputs(ids, segments, padding_id)
         inputs = inputs if model is self.model else keras.tree.flatten(inputs)
-        outputs = map(half_to_float32, keras.tree.flatten(model(inputs, training=False)))
+
+        def outputs_of_model() -> list[Tensor]:
+            return [half_to_float32(x) for x in keras.tree.flatten(model(inputs, training=False))]
+
+        if self._has_projections:
+            outputs = exported_weights.by_number_of_rows(tf.size(ids), outputs_of_model)
+        else:
+            outputs = outputs_of_model()
         return [
             x[:, :width] if is_padded and _is_of_unknown_length(tensor) else x
             for x, tensor in zip(outputs, symbolic, strict=True)

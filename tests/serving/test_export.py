@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from keras_tx.internals.keras_models import layers_within
-from keras_tx.layers.exported_weights import exported_weights
+from keras_tx.layers.exported_weights import MOST_ARRANGED_ROWS, exported_weights
 from keras_tx.layers.projection import HeadProjection, Projection
 from keras_tx.serving import check, export
 from keras_tx.serving.exporters import exporter_for
@@ -485,7 +485,10 @@ def operations(function):
 
 
 def test_another_layer_brings_one_condition_and_few_operations(make, tokenizer):
-    """A text of some words costs mostly the products; TensorFlow starts each operation by itself."""
+    """A text of some words costs mostly the products; TensorFlow starts each operation by itself.
+
+    All counts are twice those of a call: the graph has one part for requests of few tokens, and one for others.
+    """
     counts = []
     for num_layers in (2, 3):
         model = make(num_layers=num_layers)
@@ -493,13 +496,38 @@ def test_another_layer_brings_one_condition_and_few_operations(make, tokenizer):
         with exported_weights(constants=False):
             counts.append(operations(signatures["serving_default"].get_concrete_function()))
     more = counts[1] - counts[0]
-    assert more["MatMul"] == 6
-    assert more["BatchMatMulV2"] == more["BatchMatMulV3"] == 2  # of many and of few tokens
-    assert more["StatelessIf"] == 1
+    assert more["MatMul"] == 2 * 6
+    assert more["BatchMatMulV2"] == more["BatchMatMulV3"] == 2 * 2  # attention of many and of few tokens
+    assert more["StatelessIf"] == 2 * 1
     for free in ("Const", "Placeholder", "ReadVariableOp", "Identity", "NoOp"):
         del more[free]
-    assert more.total() < 110  # those of both branches, of which one runs
+    assert more.total() < 2 * 110  # those of both branches, of which one runs
     assert not {"If", "ScatterNd", "GatherNd", "Transpose"} & {*more}
+
+
+def test_the_parts_for_few_and_for_many_tokens_answer_alike(make, tokenizer):
+    """Requests of 63 and 65 tokens in all, where the graph has weights as variables, against Keras."""
+    model = make(num_layers=2)
+    settings = {"tokenizer": tokenizer, "source_tokenizer": None}
+    with exported_weights(constants=False):
+        signatures = exporter_for(model, settings, None, LABELS).signatures()
+        functions = {name: signatures[name].get_concrete_function() for name in ("tokens", "embed")}
+    tokens = functions["tokens"]
+    for rows, length in ((7, 9), (5, 13), (0, 3), (3, 2)):
+        ids = np.random.default_rng(rows).integers(1, tokenizer.vocabulary_size, (rows, length), "int32")
+        answer = tokens(token_ids=keras.ops.convert_to_tensor(ids), lengths=keras.ops.full((rows,), length, "int32"))
+        expected = keras.ops.softmax(model.predict(ids, verbose=0)) if rows else np.zeros((0, 3))
+        assert_close(answer["probabilities"], expected, atol=1e-6, rtol=1e-6)
+    short, long = ["the cat sat"] * 3, ["the cat sat"] * 31  # each text has five tokens
+    vectors = [functions["embed"](text=keras.ops.convert_to_tensor(texts))["embedding"] for texts in (short, long)]
+    assert_close(vectors[0][0], vectors[1][-1], atol=1e-6, rtol=1e-6)
+
+
+def test_a_graph_without_layers_of_this_package_has_no_parts_for_few_and_many_tokens():
+    signatures = exporter_for(bag(), {"tokenizer": None, "source_tokenizer": None}, None, None).signatures()
+    with exported_weights(constants=False):
+        found = operations(signatures["tokens"].get_concrete_function())
+    assert found["MatMul"] == 1 and not found["StatelessIf"]
 
 
 def test_a_signature_computes_nothing_that_it_does_not_return(make, tokenizer):
@@ -520,7 +548,8 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import tensorflow as tf
 import tensorflow_text
 signature = tf.saved_model.load(sys.argv[1]).signatures["tokens"]
-for rows, length in ((1, int(sys.argv[2])), (1, 9), (3, 7)):
+for shape in sys.argv[2:]:
+    rows, length = map(int, shape.split("x"))
     print("call", rows, length, flush=True)
     answer = signature(token_ids=tf.ones((rows, length), "int32"), lengths=tf.fill([rows], length))
     print("answer", *answer["probabilities"].numpy().ravel(), flush=True)
@@ -533,24 +562,29 @@ for rows, length in ((1, int(sys.argv[2])), (1, 9), (3, 7)):
 def test_weights_are_laid_out_in_the_first_call_only(exported, tokenizer, tmp_path, are_constants):
     """Counts oneDNN's reorders of matrices in a new process: the weights are the only matrices that are reordered.
 
-    Of constants, with any first call; of variables, where the environment says that they do not change.
+    Of constants, with any first call; of variables, where the environment says that they do not change, also if the
+    first request has more tokens than one text.
     """
     if "avx512" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("oneDNN lays weights out anew on processors with AVX-512")
     environment = {**os.environ, "ONEDNN_VERBOSE": "1", "TF_ENABLE_ONEDNN_OPTS": "1"}
     environment.pop("TF_ONEDNN_ASSUME_FROZEN_WEIGHTS", None)
-    path, first = exported.path, "2"
+    path, shapes = exported.path, [(1, 2), (1, 9), (3, 7)]
     if not are_constants:
         environment["TF_ONEDNN_ASSUME_FROZEN_WEIGHTS"] = "1"
-        path, first = export(exported.model, tmp_path / "reviews", constant_weights=False), "8"
-    command = [sys.executable, "-c", REORDERS, str(path), first]
+        path = export(exported.model, tmp_path / "reviews", constant_weights=False)
+        shapes = [(13, 11), (1, 2), (1, 9), (17, 11), (3, 7)]
+    command = [sys.executable, "-c", REORDERS, str(path), *(f"{rows}x{length}" for rows, length in shapes)]
     lines = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     calls = lines.split("call ")[1:]
+    is_few = [rows * length <= MOST_ARRANGED_ROWS for rows, length in shapes]
     reorders = [re.findall(r"exec,cpu,reorder.*,\d+x\d+,", call) for call in calls]
-    products = [re.findall(r"exec,cpu,inner_product", call) for call in calls]
-    assert all(products) and len(calls) == 3
-    assert reorders[0] and not reorders[1] and not reorders[2], reorders
-    for call, shape in zip(calls[1:], ((1, 9), (3, 7)), strict=True):
+    products = [bool(re.findall(r"exec,cpu,inner_product", call)) for call in calls]
+    # Of many rows, TensorFlow does not fuse the products with their biases, and then keeps no weights.
+    assert products == is_few
+    found = [one for one, few in zip(reorders, is_few, strict=True) if few]
+    assert found[0] and not found[1] and not found[2], reorders
+    for call, shape in zip(calls, shapes, strict=True):
         answer = re.search("answer (.*)", call).group(1).split()
         expected = keras.ops.softmax(exported.model(np.ones(shape, "int32")))
         assert_close(np.array(answer, "float32"), to_numpy(expected).ravel(), atol=1e-5, rtol=1e-5)
