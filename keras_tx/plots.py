@@ -355,6 +355,10 @@ def _saved(figure: Any, path: str | os.PathLike[str] | None) -> Any:
     if path is None:
         return figure
     target = local_path("path", path)
+    if not target.name or target.is_dir():
+        raise ValueError(
+            f"`path` must be the name of a file, which is not a folder. Received: path={os.fspath(path)!r}"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     incomplete = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -314,6 +314,15 @@ def test_the_global_state_of_matplotlib_stays_as_it_was(tmp_path):
     assert after == before
 
 
+@pytest.mark.parametrize("name", ["", ".", "folder"])
+def test_a_path_that_is_no_file_name_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match=f"`path` must be the name of a file, .*Received: path='{name}'"):
+        training_curves(HISTORY, name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
 def test_the_picture_can_be_read_by_whom_the_umask_allows(tmp_path):
     training_curves(HISTORY, tmp_path / "curves.png")
     (tmp_path / "other").touch()

@@ -69,7 +69,12 @@ def encoder_signatures(
     if hasattr(encoder.model, "attention_scores"):
 
         def attention_scores(ids: Tensor, segments: Tensor = None, padding_id: int = 0) -> Tensor:
-            return encoder.model.attention_scores(encoder.model_inputs(ids, segments, padding_id))
+            inputs = encoder.model_inputs(ids, segments, padding_id)
+
+            def scores() -> list[Tensor]:
+                return [encoder.model.attention_scores(inputs)]
+
+            return exported_weights.by_number_of_rows(tf.size(ids), scores)[0]
 
         parts["scores"] = attention_scores
     run = {

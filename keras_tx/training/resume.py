@@ -31,10 +31,12 @@ class Resume(keras.callbacks.Callback):
 
     The result is equal, bit by bit, to that of an uninterrupted run, if the data of an epoch depend only on its number.
     `shuffle` of `tf.data`, and of `fit` on TensorFlow, restarts its random sequence in each process; so let
-    `Resume.dataset` create the data of each epoch, as below. Operations must also be deterministic: see
-    `tf.config.experimental.enable_op_determinism`. In the middle of an epoch, the batches before the position are read
-    again but not trained on. Callbacks see the beginning of the epoch and these steps again; then all variables, which
-    they may have changed (such as the learning rate), and the callbacks in `callbacks` get their saved state.
+    `Resume.dataset` create the data of each epoch, as below. A `keras.utils.PyDataset` with `workers` above 1 is
+    shuffled before the random states are restored, so create it with `workers=1`. Operations must also be
+    deterministic: see `tf.config.experimental.enable_op_determinism`. In the middle of an epoch, the batches before the
+    position are read again but not trained on. Callbacks see the beginning of the epoch and these steps again; then all
+    variables, which they may have changed (such as the learning rate), and the callbacks in `callbacks` get their saved
+    state.
 
     `Resume` must be the last in the list of callbacks, so that the backup contains what the others log and change when
     an epoch ends, and whether they stopped the training. A callback that writes its own file (such as

@@ -77,6 +77,21 @@ def test_the_words_of_version_4_are_read(tmp_path):
     torch_models.check(tmp_path, theirs)
 
 
+@pytest.mark.parametrize("removed", [(), ("rope_parameters",)])
+def test_the_scaling_of_version_4_has_the_effect_that_it_has_in_transformers(tmp_path, removed):
+    import torch
+    import transformers
+
+    torch_models.make(tmp_path, "ModernBertModel", **SIZES)
+    edited(tmp_path, without=removed, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    theirs = transformers.ModernBertModel.from_pretrained(tmp_path, dtype=torch.float32).eval().double()
+    torch_models.check(tmp_path, theirs)
+    # transformers does not read a "type" here, and so scales nothing.
+    edited(tmp_path, without=(), rope_scaling={"type": "linear", "factor": 2.0})
+    with pytest.raises(ValueError, match="`rope_parameters` in config.json cannot be used: .*'default'"):
+        pretrained.from_pretrained(tmp_path)
+
+
 def test_it_is_written_in_the_words_of_both_versions(tmp_path):
     import transformers
 

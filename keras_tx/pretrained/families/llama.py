@@ -185,9 +185,11 @@ class Qwen2(Llama):
 
     def _windows(self, num_layers: int) -> list[int | None]:
         config, window = self.config, None
+        is_missing = "sliding_window" not in config.values
+        # Published configs have a width also where `use_sliding_window` is false.
+        width = config.number("sliding_window", default=4096 if is_missing else None)
         if config.flag("use_sliding_window", default=False):
-            is_missing = "sliding_window" not in config.values
-            window = config.number("sliding_window", default=4096 if is_missing else None)
+            window = width
         first = num_layers if window is None else config.number("max_window_layers", default=28, least=0)
         types = config.take("layer_types", default=[FULL if i < first else SLIDING for i in range(num_layers)])
         if not isinstance(types, list) or len(types) != num_layers or any(one not in (FULL, SLIDING) for one in types):

@@ -121,7 +121,12 @@ class ModernBert(Family):
                 f"rope_parameters={given}"
             )
         scaling = rope.as_dict("rope_scaling", self.config.take("rope_scaling", default=None))
-        by_kind = {kind: rope.as_dict(f"rope_parameters['{kind}']", given.get(kind)) for kind in THETAS}
+        by_kind = {
+            # Where nothing else is given, transformers starts from "default", so that a "type" in `rope_scaling`, as
+            # other models once called it, has no effect.
+            kind: rope.as_dict(f"rope_parameters['{kind}']", given.get(kind)) or {"rope_type": "default"}
+            for kind in THETAS
+        }
         return {
             kind: rope.completed({**by_kind[kind], **scaling}, theta=self.config.take(name, default=theta))
             for kind, (name, theta) in THETAS.items()
