@@ -65,8 +65,11 @@ def inputs_beside(graph: ModelGraph, embeddings: Mapping[str, Any]) -> dict[str,
 def _with_segments(value: int, graph: ModelGraph) -> int | None:
     """The number of the ids whose segments the value has, if it has any."""
     for node in graph.nodes:
-        if isinstance(node.operation, TokenEmbedding) and value in node.numbers_of("segment_ids", 1):
-            return node.numbers_of("inputs", 0)[0]
+        if not isinstance(node.operation, TokenEmbedding):
+            continue
+        segments, ids = (node.numbers_of(*argument) for argument in (("segment_ids", 1), ("inputs", 0)))
+        if value in operations.before_casts(segments, graph.nodes):
+            return operations.before_casts(ids, graph.nodes)[0]
     return None
 
 

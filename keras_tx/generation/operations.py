@@ -66,7 +66,7 @@ def is_known(node: Node, depends_on_target: Callable[[Iterable[int]], bool]) -> 
         return all(depends_on_target([value]) for value in node.inputs.values())
     if type(operation).__module__.startswith("keras_tx."):
         return all(map(_is_known_within, layers_within(operation)))
-    return type(operation) in (*_TREATING_EACH_TOKEN_SEPARATELY, keras_models.NOT_EQUAL)
+    return type(operation) in (*_TREATING_EACH_TOKEN_SEPARATELY, keras_models.NOT_EQUAL, keras_models.CAST)
 
 
 def keeps_padding_out(node: Node, padding_ids: Collection[int | None]) -> bool:
@@ -83,6 +83,8 @@ def keeps_padding_out(node: Node, padding_ids: Collection[int | None]) -> bool:
         return False  # there is no mask for the layers that follow
     if type(operation) is keras_models.NOT_EQUAL:
         return compared_with(node) in padding_ids
+    if type(operation) is keras_models.CAST:
+        return False  # the mask that Keras keeps with a tensor is lost
     return getattr(operation, "supports_masking", True) and is_known(node, lambda values: True)
 
 
@@ -160,10 +162,20 @@ def compared_with(node: Node) -> int | float | None:
     return numbers[0] if type(node.operation) is keras_models.NOT_EQUAL and numbers else None
 
 
-def embedding_of(value: int, nodes: Iterable[Node]) -> Any | None:
+def embedding_of(value: int, nodes: Collection[Node]) -> Any | None:
     """The layer that embeds the ids with this number, if there is one; it may embed segment ids as well."""
     embedding = [x for x in nodes if isinstance(x.operation, (TokenEmbedding, keras.layers.Embedding))]
-    return next((node.operation for node in embedding if value in node.numbers_of("inputs", 0)), None)
+    return next((x.operation for x in embedding if value in before_casts(x.numbers_of("inputs", 0), nodes)), None)
+
+
+def before_casts(values: Iterable[int], nodes: Iterable[Node]) -> list[int]:
+    """The numbers of the values from which these were cast, as the ids of a float `keras.Input` are; else their own."""
+    casts = [node for node in nodes if type(node.operation) is keras_models.CAST]
+    sources = {output: value for node in casts for output in node.outputs for value in node.inputs.values()}
+    values = list(values)
+    while any(value in sources for value in values):
+        values = [sources.get(value, value) for value in values]
+    return values
 
 
 def padding_id(embedding: Any | None) -> int | None:

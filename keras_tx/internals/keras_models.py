@@ -25,6 +25,7 @@ try:
     # the operation would use up the names ("add", "softmax") that Keras gives to the operations of a user's model.
     ELEMENTWISE: tuple[type, ...] = (_operations.Add, _operations.Subtract, _operations.Multiply)
     NOT_EQUAL: type = _operations.NotEqual
+    CAST: type = _operations.Cast
     SIGMOID: type = _operations.Sigmoid
     SOFTMAX: type = _operations.Softmax
 except (ImportError, AttributeError) as _error:

@@ -51,7 +51,8 @@ def residual(
     """
     outputs = sublayer(norm(inputs) if normalize_first and norm is not None else inputs)
     outputs, *further = outputs if isinstance(outputs, tuple) else (outputs,)
-    outputs = inputs + dropout(ops.cast(outputs, inputs.dtype), training=training)
+    # A layer that wraps this one may call it with inputs of another dtype than its own, to which `dropout` casts.
+    outputs = inputs + ops.cast(dropout(outputs, training=training), inputs.dtype)
     if not normalize_first:
         outputs = ops.cast(norm(outputs), inputs.dtype)
     return outputs, *further

@@ -294,3 +294,28 @@ def test_models_of_known_layers_need_no_trial(monkeypatch, name):
     assert IncrementalModel(built.MODELS[name]()).buckets_sources
     with pytest.raises(TypeError, match="'NoneType' object is not callable"):
         IncrementalModel(source_model(lambda x, ids: layers.LSTM(D, return_sequences=True)(x)))
+
+
+@pytest.mark.parametrize("cast", [None, "int32"])
+def test_ids_of_the_default_dtype_of_an_input_are_generated_as_integers_are(cast):
+    """`TokenEmbedding` casts them, or the model itself; padding, segments and ids without embedding stay known."""
+    source, target = TokenEmbedding(SOURCE_V, D, num_segments=3), TokenEmbedding(V - 2, D)
+    encoder, decoder = Encoder(1, F, N), DecoderLayer(F, N, cross_attention=True)
+    head = layers.Dense(V, bias_initializer=lambda shape, dtype=None: ops.cast(ops.arange(V) > V - 3, dtype))
+
+    def model(dtype):
+        given = [keras.Input((None,), dtype=dtype, name=name) for name in ("source", "segments", "target")]
+        ids, segments, written = given if dtype == "int32" or cast is None else [ops.cast(x, cast) for x in given]
+        x = decoder(target(written), encoder(source(ids, segment_ids=segments)))
+        return keras.Model(given, head(x))
+
+    whole, floats = model("int32"), model("float32")
+    for layer in (source, target, encoder, decoder):
+        randomize(layer, scale=0.6)
+    expected, found = (IncrementalModel(one, "target") for one in (whole, floats))
+    assert found.padding_ids == expected.padding_ids == {"source": 0, "segments": None, "target": 0}
+    assert found.vocabulary_sizes == expected.vocabulary_sizes and found.beside == expected.beside
+    options = {**WRITE, "target": "target"}
+    sources = {"source": IDS, "segments": SEGMENTS}
+    rows = generate(floats, sources, **options)
+    assert rows == generate(whole, sources, **options) and max(map(max, rows)) < V - 2

@@ -11,7 +11,7 @@ import pytest
 
 from keras_tx import layers
 from tests import catalogue
-from tests.tools import assert_close, randomize, to_numpy
+from tests.tools import assert_close, normal, randomize, to_numpy
 
 rows = pytest.mark.parametrize("row", catalogue.ROWS, ids=catalogue.name)
 per_example = [row for row in catalogue.ROWS if row.per_example]
@@ -180,6 +180,21 @@ def test_a_layer_may_be_applied_to_each_part_of_its_inputs(row):
     expected = to_numpy(layer(x))
     assert model.output_shape == (None, 3, *expected.shape[1:])
     assert_close(model(parts), expected.reshape(2, 3, *expected.shape[1:]), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "float64"])
+@pytest.mark.parametrize("normalize_first", [False, True])
+@pytest.mark.parametrize("kind", [layers.EncoderLayer, layers.DecoderLayer])
+def test_a_layer_of_another_dtype_than_its_inputs_may_be_applied_to_each_part(kind, normalize_first, dtype):
+    """On TensorFlow, `TimeDistributed` runs a layer without the cast to its own dtype."""
+    layer = kind(7, 2, normalize_first=normalize_first, dtype=dtype)
+    parts = normal(2, 3, 5, 6)
+    wrapped = keras.layers.TimeDistributed(layer)
+    wrapped.build(parts.shape)
+    randomize(layer)
+    found = to_numpy(keras.ops.cast(wrapped(parts), "float32"))
+    expected = to_numpy(keras.ops.cast(layer(parts.reshape(6, 5, 6)), "float32")).reshape(parts.shape)
+    assert_close(found, expected, atol=5e-2 if dtype == "mixed_bfloat16" else 1e-5)
 
 
 def test_padding_of_each_part_changes_nothing_if_embedding_and_encoder_are_wrapped_together():

@@ -173,6 +173,18 @@ def test_what_is_known_of_the_layer_that_looks_ids_up_also_in_nested_models():
     assert known == (13, None, 9, 9)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_the_layer_that_looks_up_ids_is_found_behind_a_cast(dtype):
+    """`TokenEmbedding` itself casts ids of the default dtype of `keras.Input`."""
+    (ids,) = inputs("ids", dtype=dtype)
+    given = ids if dtype == "float32" else keras.ops.cast(ids, "int32")
+    model = keras.Model(ids, Encoder(1, 3, 2)(TokenEmbedding(17, 4, padding_id=5)(given)))
+    encoder = TextEncoder(model)
+    assert (encoder.vocabulary_size, encoder.padding_id) == (17, 5)
+    rows = np.array([[3, 16, 5, 5]], "int32")
+    assert_close(encoder(keras.ops.convert_to_tensor(rows), padding_id=5)["encoder"][:, :2], model(rows[:, :2]))
+
+
 def test_outputs_have_the_names_of_a_dict_or_of_their_layers():
     (ids,) = inputs("ids")
     x, y = pooled(ids), keras.layers.Embedding(13, 3, name="table")(ids)
