@@ -57,6 +57,7 @@ name_or_path = arguments.data or arguments.dataset
 name = os.path.basename(name_or_path).split(".")[0]
 out = os.path.join(arguments.out, name)
 option_checks.check_out(parser, out)
+option_checks.check_plots(parser)
 start = time.time()
 keras.utils.set_random_seed(1)
 

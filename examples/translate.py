@@ -104,6 +104,7 @@ if arguments.hidden_dim and arguments.hidden_dim % HEADS:
 name = arguments.data or arguments.dataset
 out = os.path.join(arguments.out, f"translate_{os.path.basename(os.path.normpath(name))}")
 option_checks.check_out(parser, out)
+option_checks.check_plots(parser)
 start = time.time()
 scope, is_chief = several_devices.start(arguments)
 keras.utils.set_random_seed(1)

@@ -75,6 +75,7 @@ if arguments.steps <= WARM_UP:
     parser.error(f"--steps must be above {WARM_UP}, the steps of the warm-up")
 out = os.path.join(arguments.out, "write_text")
 option_checks.check_out(parser, out)
+option_checks.check_plots(parser)
 start = time.time()
 scope, is_chief = several_devices.start(arguments)
 keras.utils.set_random_seed(1)

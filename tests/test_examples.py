@@ -324,6 +324,28 @@ def refusal(folder, name, *arguments, monkeypatch, capsys, examples=EXAMPLES):
         ("finetune_bert.py", "--learning-rate inf", "--learning-rate: it must be a positive number. Received: inf"),
         ("finetune_bert.py", "--out mine.txt", "Received: mine.txt/finetune_bert"),
         ("bert_features.py", "--out mine.txt", "Received: mine.txt/bert_features"),
+        (
+            "finetune_bert.py",
+            "--dataset no.csv",
+            "--dataset no.csv cannot be read: `name_or_path` must name files that",
+        ),
+        (
+            "finetune_bert.py",
+            "--checkpoint .",
+            "--checkpoint . cannot be loaded: `path` must have a config.json. Received",
+        ),
+        ("finetune_bert.py", "--max-length 2", "--max-length must be at least 3. Received: 2"),
+        (
+            "bert_features.py",
+            "--dataset no.csv",
+            "--dataset no.csv cannot be read: `name_or_path` must name files that",
+        ),
+        (
+            "bert_features.py",
+            "--checkpoint .",
+            "--checkpoint . cannot be loaded: `path` must have a config.json. Received",
+        ),
+        ("bert_features.py", "--max-length 2", "--max-length must be at least 3. Received: 2"),
         ("serve.py", "--out mine.txt", "Received: mine.txt"),
     ],
 )
@@ -336,6 +358,17 @@ def test_options_are_refused_before_a_backup_is_removed(name, arguments, message
     before = sorted(tmp_path.rglob("*"))
     told = refusal(tmp_path, name, *arguments.split(), monkeypatch=monkeypatch, capsys=capsys)
     assert message in told and sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["classify.py", "translate.py", "write_text.py", "bert_features.py", "finetune_bert.py"]
+)
+def test_examples_that_draw_need_matplotlib_before_they_train(name, tmp_path, monkeypatch, capsys):
+    for module in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)
+    told = refusal(tmp_path, name, monkeypatch=monkeypatch, capsys=capsys)
+    assert "the pictures need matplotlib, which cannot be imported" in told
+    assert "Install it: pip install 'keras-tx[plots]'" in told and not os.listdir(tmp_path)
 
 
 def test_a_new_run_removes_the_backup_and_nothing_else(tmp_path, monkeypatch):
