@@ -18,6 +18,7 @@ import time
 import quiet  # noqa: F401  # before Keras: TensorFlow starts without its lines about the machine
 
 # isort: split
+import checkpoints
 import keras
 import option_checks
 import tensorflow as tf
@@ -45,19 +46,25 @@ parser.add_argument(
     "--max-length",
     type=option_checks.positive,
     default=128,
-    help="the largest number of tokens of a review; longer reviews are truncated",
+    help="the largest number of tokens of a review, whose rest is cut off; at most what the checkpoint has positions "
+    "for (default: 128)",
 )
 parser.add_argument("--epochs", type=option_checks.positive, default=3, help="the number of epochs to train the head")
 parser.add_argument("--out", default="saved_models", help="the folder for exports")
 arguments = parser.parse_args()
 out = os.path.join(arguments.out, "bert_features")
 option_checks.check_out(parser, out)
+option_checks.check_plots(parser)
+checkpoints.check_max_length(parser, arguments)
 start = time.time()
 keras.utils.set_random_seed(1)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 # 1. Text
-dataset = data.load_dataset(arguments.dataset, data_dir=arguments.data_dir)
+try:
+    dataset = data.load_dataset(arguments.dataset, data_dir=arguments.data_dir)
+except (ValueError, OSError) as error:
+    parser.error(f"--dataset {arguments.dataset} cannot be read: {error}")
 print(f"{arguments.dataset}: {len(dataset.train)} train, {len(dataset.test)} test, labels {dataset.labels}")
 
 
@@ -105,8 +112,7 @@ if checkpoint is None:
     print(f"{checkpoint} after {time.time() - start:.0f} s")
 
 # 5. BERT, frozen and without dropout, below a new head
-bert = pretrained.from_pretrained(checkpoint, task="base")
-tokenizer = text.load_tokenizer(bert.source, max_length=arguments.max_length)
+bert, tokenizer = checkpoints.load(parser, checkpoint, arguments.max_length, task="base")
 bert.trainable = False
 model = classifier(bert, training=False)
 model.summary()
@@ -116,12 +122,12 @@ model.compile(keras.optimizers.Adam(3e-3), loss, metrics=["accuracy"])
 train, test = batches(reviews, tokenizer), batches(dataset.test, tokenizer)
 history = model.fit(train, validation_data=test, epochs=arguments.epochs, shuffle=False)
 print(f"test accuracy {history.history['val_accuracy'][-1]:.4f}")
-plots.training_curves(history, f"{out}/training_curves.png")
 
 # 7. Export and check
 version = serving.export(model, out, tokenizer=tokenizer, labels=dataset.labels)
 report = serving.check(version)
 print(report)
+plots.training_curves(history, f"{out}/training_curves.png")
 
 # 8. Classify raw sentences with the export
 answers = tf.saved_model.load(str(version)).signatures["serving_default"](text=tf.constant(SENTENCES))

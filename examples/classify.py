@@ -14,7 +14,8 @@ has a text and a label, a word or an integer:
 
 Without --test, a tenth of the rows of each class is held out for testing; which rows is the same in every run. Each
 class needs at least two rows. Beside the model a logistic regression learns from the same tokens without their order
-(a bag of words). If it is better by more than 0.01, the last line says so, and what to try.
+(a bag of words). If it is better by more than 0.01, the last line says so, and what to try. `tensorboard --logdir
+saved_models` shows the curves of the training.
 
 On 2 cores without a GPU, the sample takes 2 minutes and reaches a test accuracy of 0.99 (a bag of words: 0.69).
 """
@@ -23,6 +24,7 @@ import argparse
 import os
 import time
 from itertools import islice
+from pathlib import Path
 
 import quiet  # noqa: F401  # before Keras: TensorFlow starts without its lines about the machine
 
@@ -53,10 +55,10 @@ parser.add_argument(
 )
 parser.add_argument("--out", default="saved_models", help="the folder for exports")
 arguments = parser.parse_args()
-name_or_path = arguments.data or arguments.dataset
-name = os.path.basename(name_or_path).split(".")[0]
-out = os.path.join(arguments.out, name)
+name_or_path = Path(arguments.data) if arguments.data else arguments.dataset  # a file may be called "sample"
+out = os.path.join(arguments.out, os.path.basename(name_or_path).split(".")[0])
 option_checks.check_out(parser, out)
+option_checks.check_plots(parser)
 start = time.time()
 keras.utils.set_random_seed(1)
 
@@ -189,7 +191,7 @@ steps = epochs * len(train)
 schedule = keras.optimizers.schedules.CosineDecay(0.0, steps, warmup_target=1e-3, warmup_steps=steps // 20)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(keras.optimizers.AdamW(schedule, settings["weight_decay"]), loss, metrics=["accuracy"])
-callbacks = [keras.callbacks.TensorBoard(os.path.join("logs", name))]
+callbacks = [keras.callbacks.TensorBoard(os.path.join(out, "logs"))]
 if settings["stop_early"]:  # a validation split of a few texts can't say when
     callbacks.append(keras.callbacks.EarlyStopping("val_accuracy", patience=2, restore_best_weights=True))
 verbose = "auto" if epochs <= 10 else 0

@@ -4,6 +4,8 @@ import argparse
 import os
 import re
 
+import option_checks
+
 BACKENDS = ("tensorflow", "jax")
 
 
@@ -27,7 +29,10 @@ def add_arguments(parser):
         help="for --backend jax: 4x2 splits every batch into 4 parts and the weights of the model into 2",
     )
     group.add_argument(
-        "--cpu-devices", type=int, default=0, help="for a trial without GPUs: treat the CPU as this many devices"
+        "--cpu-devices",
+        type=option_checks.positive,
+        default=0,
+        help="for a trial without GPUs: treat the CPU as this many devices",
     )
 
 
@@ -57,8 +62,19 @@ def mesh(text):
 
 
 def backend():
-    """The value of --backend, which must be known before Keras is imported."""
-    return _given().backend if _given().backend in BACKENDS else "tensorflow"
+    """The value of --backend, which must be known before Keras is imported.
+
+    Ends the program if KERAS_BACKEND counts and is another one.
+    """
+    chosen = _given().backend
+    if chosen is None:
+        chosen = os.environ.get("KERAS_BACKEND") or BACKENDS[0]
+        if chosen not in BACKENDS:
+            raise SystemExit(
+                f"KERAS_BACKEND must be one of {', '.join(BACKENDS)} for this example, or --backend be given. "
+                f"Received: KERAS_BACKEND={chosen}"
+            )
+    return chosen if chosen in BACKENDS else BACKENDS[0]  # the parser of the example refuses any other --backend
 
 
 def xla_flags():
@@ -70,6 +86,6 @@ def xla_flags():
 
 def _given():
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--backend", default=os.environ.get("KERAS_BACKEND"))
+    parser.add_argument("--backend")
     parser.add_argument("--cpu-devices", default="0")
     return parser.parse_known_args()[0]

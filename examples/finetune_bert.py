@@ -23,6 +23,7 @@ from pathlib import Path
 import quiet  # noqa: F401  # before Keras: TensorFlow starts without its lines about the machine
 
 # isort: split
+import checkpoints
 import keras
 import numpy as np
 import option_checks
@@ -75,13 +76,18 @@ parser.add_argument("--out", default="saved_models", help="the folder for result
 arguments = parser.parse_args()
 out = os.path.join(arguments.out, "finetune_bert")
 option_checks.check_out(parser, out)
+option_checks.check_plots(parser)
+checkpoints.check_max_length(parser, arguments)
 start = time.time()
 keras.utils.set_random_seed(1)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 # 1. Text
 columns = {"text_column": arguments.text_column, "label_column": arguments.label_column}
-dataset = data.load_dataset(arguments.dataset, data_dir=arguments.data_dir, **columns)
+try:
+    dataset = data.load_dataset(arguments.dataset, data_dir=arguments.data_dir, **columns)
+except (ValueError, OSError) as error:
+    parser.error(f"--dataset {arguments.dataset} cannot be read: {error}")
 print(f"{arguments.dataset}: {len(dataset.train)} train, {len(dataset.test)} test, labels {dataset.labels}")
 
 
@@ -131,12 +137,8 @@ if arguments.bfloat16:
     keras.mixed_precision.set_dtype_policy("mixed_bfloat16")
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "The checkpoint lacks tensors of the task")  # the head, which is trained here
-    model = pretrained.from_pretrained(checkpoint, task="sequence_classification", labels=dataset.labels)
-positions = model.get_layer("embedding").positions  # None if it is the attention that knows them
-max_length = min(arguments.max_length, positions.max_length if positions is not None else arguments.max_length)
-tokenizer = text.load_tokenizer(model.source, max_length=max_length)
-if max_length < arguments.max_length:
-    print(f"the checkpoint has {max_length} positions: longer texts are cut there")
+    options = {"task": "sequence_classification", "labels": dataset.labels}
+    model, tokenizer = checkpoints.load(parser, checkpoint, arguments.max_length, **options)
 if arguments.lora:
     model.get_layer("embedding").trainable = False
     for layer in model.get_layer("encoder").layers:
@@ -156,11 +158,11 @@ print(f"{trained} of {model.count_params()} weights are trained")
 highest = LEARNING_RATE["given" if arguments.checkpoint else "small"][bool(arguments.lora)]
 test = batches(dataset.test, tokenizer)
 history = fit(model, reviews, tokenizer, arguments.epochs, arguments.learning_rate or highest, validation_data=test)
-plots.training_curves(history, f"{out}/training_curves.png")
 
 # 6. Save in Hugging Face's format, with all weights in float32 as they were trained
 saved = Path(out, "checkpoint")
 pretrained.save_pretrained(model, saved, tokenizer=tokenizer, dtype="float32")
+plots.training_curves(history, f"{out}/training_curves.png")
 
 # 7. Load it again, and compare
 again = pretrained.from_pretrained(saved)

@@ -1,6 +1,7 @@
 """Checks of options before a training begins. This module does not import Keras."""
 
 import argparse
+import importlib
 import math
 import os
 from pathlib import Path
@@ -19,6 +20,17 @@ def positive_number(text):
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"it must be a positive number. Received: {text}")
     return number
+
+
+def check_plots(parser):
+    """Ends the program if no pictures can be drawn."""
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        parser.error(
+            f"the pictures need matplotlib, which cannot be imported ({error}). Install it: pip install "
+            "'keras-tx[plots]'"
+        )
 
 
 def check_out(parser, folder):

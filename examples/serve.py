@@ -25,6 +25,7 @@ import tensorflow as tf
 from keras_tx import data, models, serving, text, training
 from keras_tx.generation import Beam
 
+HEADS = 4
 BATCHES = {"boundaries": [8, 16, 32], "max_tokens": 2048}
 GRPC = """    import grpc
     from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
@@ -45,9 +46,16 @@ parser.add_argument(
 parser.add_argument(
     "--num-layers", type=option_checks.positive, default=2, help="layers of the translator's encoder and of its decoder"
 )
-parser.add_argument("--hidden-dim", type=option_checks.positive, default=96, help="the width of the translator")
+parser.add_argument(
+    "--hidden-dim",
+    type=option_checks.positive,
+    default=96,
+    help=f"the width of the translator, a multiple of {HEADS}",
+)
 parser.add_argument("--out", default="saved_models", help="the folder for exports")
 arguments = parser.parse_args()
+if arguments.hidden_dim % HEADS:
+    parser.error(f"--hidden-dim must be a multiple of {HEADS}. Received: {arguments.hidden_dim}")
 option_checks.check_out(parser, arguments.out)
 start = time.time()
 keras.utils.set_random_seed(1)
@@ -71,6 +79,7 @@ translator = models.Seq2Seq(
     words.vocabulary_size,
     num_layers=arguments.num_layers,
     hidden_dim=arguments.hidden_dim,
+    num_heads=HEADS,
     intermediate_dim=2 * arguments.hidden_dim,
 )
 translator.compile(keras.optimizers.Adam(2e-3), training.PaddedCrossentropy(label_smoothing=0.1))

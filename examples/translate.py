@@ -15,8 +15,9 @@ and train.de then begins
     Ein Mann in einem roten Hemd liest.
 
 Training needs at least ten pairs; a usable translator needs tens of thousands. Alternatively --dataset takes the name
-of a TFDS dataset, such as ted_hrlr_translate/pt_to_en. --resume continues an interrupted run. On TensorFlow, the
-translator is exported at the end, and `python -m keras_tx.serving.serve` serves it. On several devices or machines:
+of a TFDS dataset, such as ted_hrlr_translate/pt_to_en. --resume continues an interrupted run. `tensorboard --logdir
+saved_models` shows the curves of the training. On TensorFlow, the translator is exported at the end, and `python -m
+keras_tx.serving.serve` serves it. On several devices or machines:
 
 python examples/translate.py --strategy mirrored
 python examples/cluster/local.py examples/translate.py --strategy multi_worker
@@ -31,6 +32,8 @@ import json
 import os
 import shlex
 import time
+import urllib.parse
+from pathlib import Path
 
 import device_options
 
@@ -67,8 +70,9 @@ HEADS = 4
 FEWEST = 10  # pairs to learn from
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--dataset", default="sample", help='"sample" (default), or the name of a TFDS translation dataset')
-parser.add_argument("--data", help="a folder of parallel files, instead of --dataset")
+places = parser.add_mutually_exclusive_group()
+places.add_argument("--dataset", default="sample", help='"sample" (default), or the name of a TFDS translation dataset')
+places.add_argument("--data", help="a folder of parallel files, instead of --dataset")
 parser.add_argument("--data-dir", help="the folder in which TFDS keeps prepared datasets (default: that of TFDS)")
 parser.add_argument("--source", help="the source language: the suffix of its files, such as en")
 parser.add_argument("--target", help="the target language: the suffix of its files, such as de")
@@ -101,9 +105,10 @@ arguments = parser.parse_args()
 device_options.check(parser, arguments)
 if arguments.hidden_dim and arguments.hidden_dim % HEADS:
     parser.error(f"--hidden-dim must be a multiple of {HEADS}. Received: {arguments.hidden_dim}")
-name = arguments.data or arguments.dataset
+name = Path(arguments.data) if arguments.data else arguments.dataset  # a folder may be called "sample"
 out = os.path.join(arguments.out, f"translate_{os.path.basename(os.path.normpath(name))}")
 option_checks.check_out(parser, out)
+option_checks.check_plots(parser)
 start = time.time()
 scope, is_chief = several_devices.start(arguments)
 keras.utils.set_random_seed(1)
@@ -246,7 +251,7 @@ sources, references = zip(*parts["validation"], strict=True)
 bleu = training.Bleu(
     sources, references, translate=translate, batch_size=128, every=4 if epochs >= 8 else 1, tokenize=arguments.bleu
 )
-board = [keras.callbacks.TensorBoard(os.path.join("logs", "translate"))] if is_chief else []
+board = [keras.callbacks.TensorBoard(os.path.join(out, "logs"))] if is_chief else []
 print(f"{steps} updates; {time.time() - start:.0f} s until here")
 history = model.fit(
     resume.dataset(of_epoch),
@@ -300,8 +305,8 @@ if not arguments.no_export and arguments.backend == "tensorflow":
     )
     report = serving.check(version)
     print(report)
-    address = f"http://localhost:8501/v1/models/{os.path.basename(out)}:predict"
-    print(f"python -m keras_tx.serving.serve {out}")
+    address = f"http://localhost:8501/v1/models/{urllib.parse.quote(os.path.basename(out))}:predict"
+    print(f"python -m keras_tx.serving.serve {shlex.quote(out)}")
     print(f"curl -d {shlex.quote(json.dumps({'instances': sources[:1]}, ensure_ascii=False))} {address}")
 else:
     print(device_options.why_no_export(arguments))

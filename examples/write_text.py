@@ -15,6 +15,7 @@ On 2 cores without a GPU: tinyshakespeare takes 103 s and reaches a validation l
 
 import argparse
 import os
+import shlex
 import time
 
 import device_options
@@ -75,6 +76,7 @@ if arguments.steps <= WARM_UP:
     parser.error(f"--steps must be above {WARM_UP}, the steps of the warm-up")
 out = os.path.join(arguments.out, "write_text")
 option_checks.check_out(parser, out)
+option_checks.check_plots(parser)
 start = time.time()
 scope, is_chief = several_devices.start(arguments)
 keras.utils.set_random_seed(1)
@@ -190,7 +192,7 @@ if not arguments.no_export and arguments.backend == "tensorflow":
     )
     report = serving.check(version)
     print(report)
-    print(f"python -m keras_tx.serving.serve {out}")
+    print(f"python -m keras_tx.serving.serve {shlex.quote(out)}")
 else:
     print(device_options.why_no_export(arguments))
 print(f"{out}/model.keras, training_curves.png after {time.time() - start:.0f} s")

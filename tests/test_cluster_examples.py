@@ -60,17 +60,45 @@ def test_a_failed_worker_ends_the_others(tmp_path):
     assert status == 7 and "worker 1 failed with the exit status 7" in out
 
 
-def test_an_interrupt_ends_all_workers(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_an_interrupt_and_a_closed_terminal_end_all_workers(number, tmp_path):
     content = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n"
     command = [sys.executable, FOLDER / "local.py", script(tmp_path, content)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         numbers = [int(process.stdout.readline().split()[1]) for _ in range(2)]
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.wait(30) == 130
     until = time.monotonic() + 10
     while any(Path(f"/proc/{number}").exists() for number in numbers) and time.monotonic() < until:
         time.sleep(0.1)
     assert not any(Path(f"/proc/{number}").exists() for number in numbers)
+
+
+def test_workers_go_on_after_nohup(tmp_path):
+    content = "import time\nprint(flush=True)\ntime.sleep(1)\n"
+    command = ["nohup", sys.executable, FOLDER / "local.py", "--workers", "1", script(tmp_path, content)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(30) == 0
+
+
+def test_workers_end_if_their_lines_cannot_be_printed(tmp_path):
+    content = "import time\nfor _ in range(2**17): print(7)\ntime.sleep(60)\n"  # more than a pipe holds
+    command = [sys.executable, FOLDER / "local.py", script(tmp_path, content)]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30)
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "local.py cannot print what the workers print, and ends them: [Errno 28] No space left on device\n"
+    )
+
+
+def test_characters_that_a_terminal_lacks_are_printed_as_escapes(tmp_path):
+    content = "import sys; sys.stdout.buffer.write('ü\\n'.encode())"
+    environment = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"}
+    status, out, _ = run(FOLDER / "local.py", "--workers", 1, script(tmp_path, content), **environment)
+    assert (status, out) == (0, "[0] \\xfc\n")
 
 
 def test_local_refuses_what_cannot_run(tmp_path):

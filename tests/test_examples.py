@@ -120,6 +120,7 @@ def test_classify_learns_a_small_table_of_one_s_own_as_well_as_a_bag_of_words(tm
     assert len(shown) == 3 and all(any(line.startswith(text) for text in texts) for line in shown)
     for name in ("1/saved_model.pb", "training_curves.png", "attention.png", "confusion_matrix.png"):
         assert (tmp_path / "saved_models/mine" / name).stat().st_size > 1000
+    assert (tmp_path / "saved_models/mine/logs/train").is_dir() and not (tmp_path / "logs").exists()
 
 
 def test_classify_says_so_when_the_bag_of_words_is_better_and_its_old_name_runs_it(tmp_path):
@@ -159,6 +160,15 @@ def test_files_that_hold_no_examples_are_refused_in_one_sentence(tmp_path, monke
         runpy.run_path(str(EXAMPLES / "classify.py"))
 
 
+def test_a_file_named_as_the_sample_is_not_taken_for_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sample").write_text("text,label\ngood,1\nbad,0\n" * 7)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr(sys, "argv", ["classify.py", "--data", "sample"])
+    with pytest.raises(SystemExit, match=r"^classify.py: The file must end in one of .* Received: sample"):
+        runpy.run_path(str(EXAMPLES / "classify.py"))
+
+
 def test_classify_trains_for_no_more_updates_on_fewer_rows(tmp_path):
     stop = 'print([choose_settings(rows, 9, 5.0)["epochs"] for rows in (2, 3, 16, 17, 599, 601)])\nraise SystemExit\n'
     examples = smaller(tmp_path / "examples", "classify.py", ("# 1. Text\n", stop))
@@ -177,10 +187,12 @@ def test_help_of_classify_says_what_a_file_looks_like(monkeypatch, capsys):
 def translated(tmp_path_factory):
     """The folder in which translate.py ran, its arguments, and what it printed."""
     folder = tmp_path_factory.mktemp("translate")
+    data = folder / "my texts"  # the commands that are printed must also be right for this name
+    data.mkdir()
     for part in ("train", "val", "test"):
-        (folder / f"{part}.en").write_text("\n".join(ENGLISH) + "\n")
-        (folder / f"{part}.de").write_text("\n".join(line.upper() for line in ENGLISH) + "\n")
-    arguments = ("--data", ".", "--source", "en", "--target", "de", "--epochs", "2")
+        (data / f"{part}.en").write_text("\n".join(ENGLISH) + "\n")
+        (data / f"{part}.de").write_text("\n".join(line.upper() for line in ENGLISH) + "\n")
+    arguments = ("--data", "my texts", "--source", "en", "--target", "de", "--epochs", "2")
     arguments += ("--num-layers", "1", "--hidden-dim", "32")
     less = (
         TWO_BEAMS,
@@ -198,7 +210,9 @@ def test_translate_goes_from_parallel_files_to_translations(translated):
     assert "val_bleu" in printed and ("This model can't translate yet: it has learned from " in printed) == (score < 5)
     out = next((folder / "saved_models").iterdir())
     request = shlex.quote(json.dumps({"instances": ENGLISH[:1]}))
-    assert f"curl -d {request} http://localhost:8501/v1/models/{out.name}:predict\n" in printed
+    assert f"curl -d {request} http://localhost:8501/v1/models/translate_my%20texts:predict\n" in printed
+    assert f"python -m keras_tx.serving.serve '{out.relative_to(folder)}'\n" in printed
+    assert (out / "logs/train").is_dir() and not (folder / "logs").exists()
     assert len((out / "test.txt").read_text().splitlines()) == 21
     for name in ("model.keras", "training_curves.png", "attention.png", "backup/backup.npz"):
         assert (out / name).stat().st_size > 1000
@@ -265,6 +279,45 @@ def test_a_model_is_not_exported_for_one_of_two_reasons(monkeypatch):
     assert "on the TensorFlow backend only" in why(SimpleNamespace(no_export=False, backend="jax"))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "dispatcher --port 70000",
+            "--port: it must be a port, from 0 to 65535, where 0 takes a free one. Received: 70000",
+        ),
+        ("local --workers 0", "--workers: it must be a positive integer. Received: 0"),
+        (
+            "worker --dispatcher a:1 --address y",
+            "--address: it must be host:port, with a port from 0 to 65535. Received: y",
+        ),
+        (
+            "worker --dispatcher a:70000 --address y:1",
+            "--dispatcher: it must be host:port, with a port from 0 to 65535.",
+        ),
+    ],
+)
+def test_the_data_service_refuses_what_is_no_address(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "argv", ["data_service.py", *arguments.split()])
+    with pytest.raises(SystemExit, match="^2$"):
+        runpy.run_path(str(EXAMPLES / "cluster/data_service.py"), run_name="__main__")
+    assert message in capsys.readouterr().err
+
+
+def test_examples_for_two_backends_refuse_another_in_the_environment(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    backend = importlib.import_module("device_options").backend
+    for given, option, expected in (("jax", "", "jax"), ("", "", "tensorflow"), ("torch", "--backend=jax", "jax")):
+        monkeypatch.setenv("KERAS_BACKEND", given)
+        monkeypatch.setattr(sys, "argv", ["write_text.py", *option.split()])
+        assert backend() == expected
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    monkeypatch.setattr(sys, "argv", ["write_text.py"])
+    with pytest.raises(SystemExit, match=r"^KERAS_BACKEND must be one of tensorflow, jax .* KERAS_BACKEND=torch$"):
+        backend()
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """The folder in which write_text.py ran, and what it printed."""
@@ -324,18 +377,60 @@ def refusal(folder, name, *arguments, monkeypatch, capsys, examples=EXAMPLES):
         ("finetune_bert.py", "--learning-rate inf", "--learning-rate: it must be a positive number. Received: inf"),
         ("finetune_bert.py", "--out mine.txt", "Received: mine.txt/finetune_bert"),
         ("bert_features.py", "--out mine.txt", "Received: mine.txt/bert_features"),
+        (
+            "finetune_bert.py",
+            "--dataset no.csv",
+            "--dataset no.csv cannot be read: `name_or_path` must name files that",
+        ),
+        (
+            "finetune_bert.py",
+            "--checkpoint .",
+            "--checkpoint . cannot be loaded: `path` must have a config.json. Received",
+        ),
+        ("finetune_bert.py", "--max-length 2", "--max-length must be at least 3. Received: 2"),
+        (
+            "bert_features.py",
+            "--dataset no.csv",
+            "--dataset no.csv cannot be read: `name_or_path` must name files that",
+        ),
+        (
+            "bert_features.py",
+            "--checkpoint .",
+            "--checkpoint . cannot be loaded: `path` must have a config.json. Received",
+        ),
+        ("bert_features.py", "--max-length 2", "--max-length must be at least 3. Received: 2"),
         ("serve.py", "--out mine.txt", "Received: mine.txt"),
+        ("serve.py", "--hidden-dim 30", "--hidden-dim must be a multiple of 4. Received: 30"),
+        ("translate.py", "--cpu-devices -1", "--cpu-devices: it must be a positive integer. Received: -1"),
+        (
+            "translate.py",
+            "--data sample",
+            "sample cannot be read as parallel texts in UTF-8: `source` and `target` must",
+        ),
+        ("translate.py", "--data a --dataset b", "argument --dataset: not allowed with argument --data"),
     ],
 )
 def test_options_are_refused_before_a_backup_is_removed(name, arguments, message, tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.txt").write_text("the cat sat on the mat, the dog ran.\n" * 200)
     (tmp_path / "blank.txt").write_text(" \n" * 999)
+    (tmp_path / "sample").mkdir()
     for folder in ("write_text", "translate_typo", "translate_sample"):
         (tmp_path / "saved_models" / folder / "backup").mkdir(parents=True)
         (tmp_path / "saved_models" / folder / "backup" / "backup.npz").touch()
     before = sorted(tmp_path.rglob("*"))
     told = refusal(tmp_path, name, *arguments.split(), monkeypatch=monkeypatch, capsys=capsys)
     assert message in told and sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["classify.py", "translate.py", "write_text.py", "bert_features.py", "finetune_bert.py"]
+)
+def test_examples_that_draw_need_matplotlib_before_they_train(name, tmp_path, monkeypatch, capsys):
+    for module in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)
+    told = refusal(tmp_path, name, monkeypatch=monkeypatch, capsys=capsys)
+    assert "the pictures need matplotlib, which cannot be imported" in told
+    assert "Install it: pip install 'keras-tx[plots]'" in told and not os.listdir(tmp_path)
 
 
 def test_a_new_run_removes_the_backup_and_nothing_else(tmp_path, monkeypatch):

@@ -18,6 +18,8 @@ from tests.tools import to_numpy
 pytestmark = [pytest.mark.tensorflow, pytest.mark.process]
 WORDS = {"dull": "negative", "moving": "positive"}
 TINY = ("--dataset", "mine.jsonl", "--epochs", "1", "--max-length", "11")
+# For `smaller`: says what has been saved when the curves are drawn.
+DRAWN = ("plots.training_curves(", "print('drawn beside', sorted(os.listdir(out))); plots.training_curves(")
 SENTENCES = ["a moving film", "a dull, dull film number 7"]
 # What the examples have no need of is as if it were not installed.
 MISSING = dict.fromkeys(["torch", "transformers", "huggingface_hub"])
@@ -50,7 +52,7 @@ def finetuned(folder):
     """The folder that the example wrote, computing in bfloat16, and what it printed."""
     # The small BERT learns without a graph, in four epochs; what fine-tunes it learns in a graph, in one.
     less = ('metrics=["accuracy"])', 'metrics=["accuracy"], run_eagerly=epochs == 4)')
-    examples = smaller(folder / "examples", "finetune_bert.py", less)
+    examples = smaller(folder / "examples", "finetune_bert.py", less, DRAWN)
     printed = run_without(folder, "finetune_bert.py", *TINY, "--bfloat16", examples=examples)
     return folder / "saved_models/finetune_bert", printed
 
@@ -90,10 +92,11 @@ def test_bert_features_serves_a_head_on_the_vectors_of_the_checkpoint(folder, tm
     few = few_signatures("serving_default", "embed")
     # BERT learns without a graph, whose tracing takes longer; its head learns in one.
     eager = ("keras.optimizers.Adam(schedule), loss,", "keras.optimizers.Adam(schedule), loss, run_eagerly=True,")
-    examples = smaller(tmp_path / "examples", "bert_features.py", few, eager)
+    examples = smaller(tmp_path / "examples", "bert_features.py", few, eager, DRAWN)
     printed = run(folder, "bert_features.py", *TINY, quiet=True, examples=examples)
     assert "saved_models/bert_features/1: ok" in printed and re.search(r"test accuracy [01]\.\d{4}\n", printed)
     assert "Trainable params: 130 " in printed  # 64 * 2 + 2
+    assert "drawn beside ['1', 'checkpoint']" in printed
     assert len(re.findall(r"^ *(?:negative|positive) [01]\.\d{3}  \w", printed, re.MULTILINE)) == 3
     out = folder / "saved_models/bert_features"
     for name in ("1/saved_model.pb", "checkpoint/model.safetensors", "training_curves.png"):
@@ -106,8 +109,17 @@ def test_bert_features_serves_a_head_on_the_vectors_of_the_checkpoint(folder, tm
     np.testing.assert_allclose(served.numpy(), expected, rtol=0, atol=1e-5)
 
 
+def test_bert_features_cuts_texts_where_the_positions_of_a_checkpoint_end(folder, finetuned, tmp_path):
+    stop = "print(tokenizer(['a film ' * 97])['token_ids'].shape)\nraise SystemExit\n# 6. Fit the head\n"
+    examples = smaller(tmp_path / "examples", "bert_features.py", ("# 6. Fit the head\n", stop))
+    arguments = ("--checkpoint", str(finetuned[0] / "small_bert"), "--dataset", "mine.jsonl", "--out", "cut")
+    printed = run_here(folder, "bert_features.py", *arguments, examples=examples)
+    assert printed.endswith("\n(1, 11)\n") and "the checkpoint has 11 positions: longer texts are cut" in printed
+
+
 def test_finetune_bert_saves_what_it_trained_with_the_names_of_the_labels(finetuned):
     out, printed = finetuned
+    assert "drawn beside ['checkpoint', 'small_bert']" in printed
     found = re.search(r"test accuracy (\S+), loaded again (\S+); largest difference (\S+)\n", printed)
     assert found[1] == found[2] and float(found[3]) <= 1e-4
     assert (out / "training_curves.png").stat().st_size > 1000

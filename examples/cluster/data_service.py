@@ -35,18 +35,20 @@ def main():
     worker = parts.add_parser("worker", help="prepares data")
     local = parts.add_parser("local", help="a dispatcher and workers on this machine")
     for one in (dispatcher, local):
-        one.add_argument("--port", type=int, default=5050, help="the port of the dispatcher (default: 5050)")
+        one.add_argument("--port", type=port, default=5050, help="the port of the dispatcher (default: 5050)")
         one.add_argument("--folder", help="where the dispatcher writes what it has handed out, to survive a restart")
-    local.add_argument("--workers", type=int, default=2, help="the number of workers (default: 2)")
-    worker.add_argument("--dispatcher", required=True, help="the address of the dispatcher, host:port")
-    worker.add_argument("--address", required=True, help="the address of this machine for the trainers, host:port")
+    local.add_argument("--workers", type=positive, default=2, help="the number of workers (default: 2)")
+    worker.add_argument("--dispatcher", type=address, required=True, help="the address of the dispatcher, host:port")
+    worker.add_argument(
+        "--address", type=address, required=True, help="the address of this machine for the trainers, host:port"
+    )
     given = parser.parse_args()
     running = []
     if given.part in ("dispatcher", "local"):
         running.append(start_dispatcher(given.port, given.folder))
         print(f"the dispatcher listens at {running[0].target}", flush=True)
     if given.part == "local":
-        running += [start_worker(f"localhost:{given.port}", "localhost:0", 0) for _ in range(given.workers)]
+        running += [start_worker(running[0].target.rpartition("/")[2], "localhost:0", 0) for _ in range(given.workers)]
     if given.part == "worker":
         running.append(start_worker(given.dispatcher, given.address, int(given.address.rpartition(":")[2])))
     print(f"{len(running)} of tf.data's service run; stop them with Ctrl+C", flush=True)
@@ -55,6 +57,27 @@ def main():
         signal.signal(number, lambda *_: ended.set())
     ended.wait()
     return 0
+
+
+def positive(text):
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"it must be a positive integer. Received: {text}")
+    return int(text)
+
+
+def port(text):
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(
+            f"it must be a port, from 0 to 65535, where 0 takes a free one. Received: {text}"
+        )
+    return int(text)
+
+
+def address(text):
+    host, _, number = text.rpartition(":")
+    if not host or not number.isdecimal() or int(number) > 65535:
+        raise argparse.ArgumentTypeError(f"it must be host:port, with a port from 0 to 65535. Received: {text}")
+    return text
 
 
 def start_dispatcher(port, folder):

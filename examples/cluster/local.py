@@ -4,7 +4,7 @@ python examples/cluster/local.py examples/write_text.py --strategy multi_worker
 python examples/cluster/local.py --workers 3 my_script.py --my-option
 
 Every line that a worker prints begins with its number. If a worker fails, the others end, too: by the error that they
-raise, or after a minute.
+raise, or after a minute. If the lines cannot be printed, as after `| head`, all workers end.
 """
 
 import argparse
@@ -32,8 +32,12 @@ def main():
         parser.error(f"there is no file {given.script}")
     addresses = [f"127.0.0.1:{port}" for port in free_ports(given.workers)]
     # Shells start programs in the background so that they ignore an interrupt; Slurm and Kubernetes send SIGTERM.
-    for one in (signal.SIGINT, signal.SIGTERM):
+    stops = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which nohup sets
+        stops.append(signal.SIGHUP)
+    for one in stops:
         signal.signal(one, signal.default_int_handler)
+    sys.stdout.reconfigure(errors="backslashreplace")  # the encoding of the terminal may lack characters
     workers = []
     try:
         for index in range(given.workers):
@@ -72,21 +76,29 @@ def start(command, index, config):
         text=True,
         errors="replace",
     )
-    worker.printer = threading.Thread(target=forward, args=(worker.stdout, f"[{index}] "), daemon=True)
+    worker.unprintable = None
+    worker.printer = threading.Thread(target=forward, args=(worker, f"[{index}] "), daemon=True)
     worker.printer.start()
     return worker
 
 
-def forward(lines, mark):
-    for line in lines:
-        sys.stdout.write(mark + line)
-        sys.stdout.flush()
+def forward(worker, mark):
+    """Prints the lines of a worker. Reads them also if they cannot be printed, since a full pipe would block it."""
+    for line in worker.stdout:
+        if worker.unprintable is None:
+            try:
+                sys.stdout.write(mark + line)
+                sys.stdout.flush()
+            except OSError as error:
+                worker.unprintable = error
 
 
 def wait(workers):
-    """Returns the exit status of the first worker that failed, or 0."""
+    """Returns the exit status of the first worker that failed, or 0; 1 if the lines of a worker cannot be printed."""
     failed, until = 0, None
     while None in (statuses := [worker.poll() for worker in workers]):
+        if any(worker.unprintable for worker in workers):
+            break
         if not failed and any(statuses):
             failed = next(status for status in statuses if status)
             index, until = statuses.index(failed), time.monotonic() + PATIENCE
@@ -97,6 +109,10 @@ def wait(workers):
     for worker in workers:
         worker.kill()
         worker.printer.join(5)
+    if error := next((worker.unprintable for worker in workers if worker.unprintable), None):
+        print(f"local.py cannot print what the workers print, and ends them: {error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes what is left at its end
+        return 1
     return abs(failed or next((status for status in statuses if status), 0))
 
 
