@@ -63,7 +63,11 @@ def test_a_failed_worker_ends_the_others(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_an_interrupt_and_a_closed_terminal_end_all_workers(number, tmp_path):
     content = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n"
-    command = [sys.executable, FOLDER / "local.py", script(tmp_path, content)]
+    local = str(FOLDER / "local.py")
+    # The tests may run below nohup, and a process inherits which signals are ignored.
+    begin = f"import runpy, signal; signal.signal({int(number)}, signal.SIG_DFL); "
+    begin += f"runpy.run_path({local!r}, run_name='__main__')"
+    command = [sys.executable, "-c", begin, script(tmp_path, content)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         numbers = [int(process.stdout.readline().split()[1]) for _ in range(2)]
         process.send_signal(number)

@@ -182,7 +182,7 @@ def test_a_layer_may_be_applied_to_each_part_of_its_inputs(row):
     assert_close(model(parts), expected.reshape(2, 3, *expected.shape[1:]), atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
 @pytest.mark.parametrize("normalize_first", [False, True])
 @pytest.mark.parametrize("kind", [layers.EncoderLayer, layers.DecoderLayer])
 def test_a_layer_of_another_dtype_than_its_inputs_may_be_applied_to_each_part(kind, normalize_first, dtype):
@@ -194,7 +194,7 @@ def test_a_layer_of_another_dtype_than_its_inputs_may_be_applied_to_each_part(ki
     randomize(layer)
     found = to_numpy(keras.ops.cast(wrapped(parts), "float32"))
     expected = to_numpy(keras.ops.cast(layer(parts.reshape(6, 5, 6)), "float32")).reshape(parts.shape)
-    assert_close(found, expected, atol=5e-2 if dtype == "mixed_bfloat16" else 1e-5)
+    assert_close(found, expected, atol=5e-2 if dtype == "mixed_bfloat16" else 1e-2)
 
 
 def test_padding_of_each_part_changes_nothing_if_embedding_and_encoder_are_wrapped_together():
