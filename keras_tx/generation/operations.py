@@ -170,7 +170,7 @@ def embedding_of(value: int, nodes: Collection[Node]) -> Any | None:
 
 def before_casts(values: Iterable[int], nodes: Iterable[Node]) -> list[int]:
     """The numbers of the values from which these were cast, as the ids of a float `keras.Input` are; else their own."""
-    casts = [node for node in nodes if type(node.operation) is keras_models.CAST]
+    casts = [node for node in nodes if keras_models.is_cast_of_numbers(node.operation)]
     sources = {output: value for node in casts for output in node.outputs for value in node.inputs.values()}
     values = list(values)
     while any(value in sources for value in values):

@@ -25,7 +25,7 @@ try:
     # the operation would use up the names ("add", "softmax") that Keras gives to the operations of a user's model.
     ELEMENTWISE: tuple[type, ...] = (_operations.Add, _operations.Subtract, _operations.Multiply)
     NOT_EQUAL: type = _operations.NotEqual
-    CAST: type = _operations.Cast
+    CAST: type[Any] = _operations.Cast
     SIGMOID: type = _operations.Sigmoid
     SOFTMAX: type = _operations.Softmax
 except (ImportError, AttributeError) as _error:
@@ -147,6 +147,11 @@ def model_that_made(outputs: Any) -> Any | None:
 def is_unsafe_deserialization_enabled() -> bool:
     """Whether `keras.config.enable_unsafe_deserialization` was called, so that code in files may be run."""
     return _serialization.in_safe_mode() is False
+
+
+def is_cast_of_numbers(operation: Any) -> bool:
+    """Whether an operation is `keras.ops.cast` to a dtype of numbers; booleans would not keep the values."""
+    return type(operation) is CAST and str(operation.dtype) != "bool"
 
 
 def is_of_keras(thing: Any) -> bool:

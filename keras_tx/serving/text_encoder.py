@@ -15,7 +15,12 @@ import numpy as np
 
 from keras_tx.functional_graph import consumers_of, is_optional_input
 from keras_tx.generation.in_graph import at_least_columns
-from keras_tx.internals.keras_models import CAST, functional_model, keras_hub_positions, layers_within
+from keras_tx.internals.keras_models import (
+    functional_model,
+    is_cast_of_numbers,
+    keras_hub_positions,
+    layers_within,
+)
 from keras_tx.layers import LearnedPositionalEncoding, exported_weights
 from keras_tx.layers.exported_weights import FEW_ROWS
 from keras_tx.layers.projection import HeadProjection, Projection, TiedEmbedding
@@ -320,8 +325,10 @@ def _embedding_of(model: Any, tensor: Tensor) -> Any:
     """The layer that looks up the ids of an input, also within nested models or after a cast; None if there is none."""
     calls = list(consumers_of(tensor, model))
     layer = next((call.operation for call in calls if _table_size(call.operation) is not None), None)
-    casts = [call.outputs[0] for call in calls if type(call.operation) is CAST]
-    return layer or next((found for one in casts if (found := _embedding_of(model, one)) is not None), None)
+    if layer is not None:
+        return layer
+    casts = [call.outputs[0] for call in calls if is_cast_of_numbers(call.operation)]
+    return next((found for one in casts if (found := _embedding_of(model, one)) is not None), None)
 
 
 def _embedding_of_segments(model: Any, tensor: Tensor) -> Any:

@@ -129,6 +129,14 @@ def test_classes_of_operations():
     assert tuple(type(keras_models.call_that_made(y)[0].operation) for y in made) == classes
 
 
+@still("records casts with their dtype")
+def test_is_cast_of_numbers():
+    x = keras.Input((3,))
+    made = (ops.cast(x, "int32"), ops.cast(x, "float16"), ops.cast(x, "bool"), x != 0)
+    found = [keras_models.is_cast_of_numbers(keras_models.call_that_made(y)[0].operation) for y in made]
+    assert found == [True, True, False, False]
+
+
 @still("defines its functions in modules of its own")
 def test_is_of_keras():
     assert keras_models.is_of_keras(keras.activations.gelu) and keras_models.is_of_keras(layers.Dense)
