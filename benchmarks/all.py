@@ -8,9 +8,11 @@ onnxruntime, openvino, ctranslate2) has to be installed. A part that fails is a 
 
 import argparse
 import dataclasses
+import importlib.metadata
 import os
 import platform
 import statistics
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,6 +43,7 @@ PARTS = {
 }
 LOWER = ("bfloat16", "int8")  # precisions of exports that are held against the int8 of others
 FOLDERS = ("multi30k", "imdb")  # of data, which `real_text` needs
+PACKAGES = ("tensorflow", "keras", "keras-hub", "torch", "transformers", "onnxruntime", "openvino", "ctranslate2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Aim:
         peer: the name of the other run.
         least: the aim.
         ours: our run, if it is not `alternating.OURS`.
+        base: the name of another part, if the peer is our own run there.
     """
 
     what: str
@@ -62,9 +66,13 @@ class Aim:
     peer: str
     least: float
     ours: str = alternating.OURS
+    base: str = ""
 
     def ratios(self, rows: Sequence[Mapping]) -> Sequence[float]:
         """How many times as fast ours is, by round; nothing if it was not measured."""
+        if self.base:
+            ours, base = (self._rates(rows, part) for part in (self.part, self.base))
+            return [one / another for one, another in zip(ours, base, strict=False)]
         for row in rows:
             if row.get("part") != self.part or self.case not in row["case"] or row["run"] != self.peer:
                 continue
@@ -74,6 +82,12 @@ class Aim:
                 return row["ratios"]
             if self.ours in row.get("of_variants", {}):
                 return row["of_variants"][self.ours]
+        return []
+
+    def _rates(self, rows: Sequence[Mapping], part: str) -> Sequence[float]:
+        for row in rows:
+            if row.get("part") == part and self.case in row["case"] and row["run"] == self.ours:
+                return row["rates"]
         return []
 
 
@@ -91,6 +105,8 @@ def _aims() -> list[Aim]:
             name = "encoder in bfloat16"
             made.append(Aim(f"training, mixed bfloat16, {shape}", name, f"training, {shape}", peer, 1.3))
         made.append(Aim(f"inference, mixed bfloat16, {shape}", name, f"inference, {shape}", torch, 1.1))
+        case = f"training, {shape}"
+        made.append(Aim(f"training, mixed bfloat16, {shape}", name, case, "its own float32", 1.5, base="encoder"))
         name = "encoder without padding"
         made.append(Aim(f"inference without padding, {shape}", name, f"inference, {shape}", torch, 1.05))
     for shape in ("1 x 16", "1 x 64", "8 x 64"):
@@ -176,12 +192,31 @@ def main() -> None:
     if None in (arguments.multi30k, arguments.imdb) and "real_text" in names:
         print("real_text is left out: it needs --multi30k and --imdb.")
         names.remove("real_text")
-    machine = {"Processor": f"{processor()}, {os.cpu_count()} cores", "Python": platform.python_version()}
+    machine = {"Processor": f"{processor()}, {os.cpu_count()} cores", "Packages": versions(), "Commit": commit()}
     report = Report(arguments.out, machine, document)
     parts = [part(name, arguments, report.rows) for name in names]
     run(parts, 60 * arguments.minutes, report.add)
     print(aims_table(read_rows(report.rows)))
     print(f"The table is in {arguments.out / 'table.md'}.")
+
+
+def versions() -> str:
+    made = [f"Python {platform.python_version()}"]
+    for name in PACKAGES:
+        try:
+            made.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            made.append(f"no {name}")
+    return ", ".join(made)
+
+
+def commit() -> str:
+    """The commit that is measured, and whether files were changed since."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown: this is no clone of the repository"
 
 
 def has_int8() -> bool:

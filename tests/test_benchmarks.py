@@ -97,13 +97,22 @@ def test_an_aim_is_held_against_the_rows_of_its_part():
     assert "| memory | ok | 61 s | all \\| done |" in written and "- Processor: some" in written
 
 
+def test_an_aim_may_be_held_against_our_own_run_of_another_part():
+    row = {"case": "training, 16x128, 30 % padding", "run": "keras_tx", "rates": [3.0, 5.0], "part": "half"}
+    rows = [row, row | {"rates": [2.0, 2.0], "part": "whole"}, row | {"rates": [9.0, 9.0], "run": "a peer"}]
+    aim = everything.Aim("it", "half", "training, 16x128", "its own float32", 1.5, base="whole")
+    assert aim.ratios(rows) == [1.5, 2.5]
+    assert aim.ratios(rows[:1]) == []  # the other part did not run
+
+
 def test_every_part_of_all_is_a_benchmark_and_every_aim_has_a_part(tmp_path):
     known, arguments = program.described(), everything.parser().parse_args(["--multi30k", "a", "--imdb", "b"])
     for name in everything.PARTS:
         (job,) = everything.part(name, arguments, tmp_path / "rows.jsonl").jobs
         assert job.command[3] in known and "N" not in job.command
         assert job.command[-2:] == ["--json", str(tmp_path / "rows.jsonl")]
-    assert {aim.part for aim in everything.AIMS} <= set(everything.PARTS)
+    named = {part for aim in everything.AIMS for part in (aim.part, aim.base) if part}
+    assert named <= set(everything.PARTS)
 
 
 def names_in(path):
@@ -122,8 +131,21 @@ def test_the_benchmark_of_an_aim_has_the_runs_of_these_names(aim):
     """Else the aim would stay "not measured"."""
     benchmark = everything.PARTS[aim.part][0].split()[0]
     names = names_in(ROOT / "benchmarks" / f"{benchmark}.py")
-    for name in {aim.peer, aim.ours} - {alternating.OURS}:
+    for name in {*([] if aim.base else [aim.peer]), aim.ours} - {alternating.OURS}:
         assert any(re.fullmatch(pattern, name) for pattern in names), name
+
+
+def test_the_table_of_all_names_packages_and_the_commit(monkeypatch, tmp_path):
+    monkeypatch.setattr(everything, "PACKAGES", ("numpy", "no-such-package"))
+    assert everything.versions().endswith(f", numpy {np.__version__}, no no-such-package")
+    monkeypatch.setattr(everything, "__file__", str(tmp_path / "all.py"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert everything.commit().startswith("unknown")
+    git = ["git", "-C", tmp_path, "-c", "user.name=name", "-c", "user.email=name@example.org"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *command], check=True)
+    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
+    assert everything.commit() == head.strip()
 
 
 def test_rows_have_the_name_of_their_part(tmp_path, monkeypatch):
