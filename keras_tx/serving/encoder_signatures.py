@@ -72,7 +72,7 @@ def encoder_signatures(
             inputs = encoder.model_inputs(ids, segments, padding_id)
 
             def scores() -> list[Tensor]:
-                return [encoder.model.attention_scores(inputs)]
+                return [tf.cast(encoder.model.attention_scores(inputs), "float32")]
 
             return exported_weights.by_number_of_rows(tf.size(ids), scores)[0]
 
@@ -265,7 +265,8 @@ def _embedding_function(
 
     def embedding(ids: Tensor, segments: Tensor = None, padding_id: int = 0) -> Tensor:
         hidden = hidden_states(ids, segments, padding_id)
-        return hidden if len(tensor.shape) == 2 else mean_of_real_tokens(hidden, ids, padding_id)
+        pooled = hidden if len(tensor.shape) == 2 else mean_of_real_tokens(hidden, ids, padding_id)
+        return tf.cast(pooled, "float32")
 
     return embedding
 

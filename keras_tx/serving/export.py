@@ -128,7 +128,7 @@ def export(
             segment ids if the model tells the texts apart by them.
         format: "tf_saved_model", or "onnx" for ONNX Runtime: model.onnx with the inputs and outputs of the model by
             name, and the tokenizer's files, which transformers and `keras_tx.text.load_tokenizer` load. For models
-            that classify or encode, in float32, on Keras' TensorFlow backend; needs the extra `formats` and
+            that classify or encode, not in half precision, on Keras' TensorFlow backend; needs the extra `formats` and
             onnxruntime. The answers of ONNX Runtime are compared with those of the Keras model.
 
     Returns:

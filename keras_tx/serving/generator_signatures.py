@@ -163,6 +163,7 @@ def _explain(generator: TextGenerator, tokenize: Tokenize) -> Any:
         scores = generator.model.attention_scores(
             [*generator.widened(sources), in_graph.at_least_columns(rows, padding_id, least)]
         )
+        scores = tf.nest.map_structure(lambda x: tf.cast(x, "float32"), scores)
         length = tf.shape(rows)[1]
         if not sources:
             return {**answer, "scores": scores[..., :length, :length]}

@@ -40,7 +40,7 @@ def export_onnx(exporter: Exporter, path: Path, given: Mapping[str, Any]) -> Pat
 
     Raises:
         ImportError: tf2onnx or onnxruntime is not installed.
-        ValueError: the backend is not TensorFlow, the model generates, is not in float32, or depends on padding, has
+        ValueError: the backend is not TensorFlow, the model generates, is in half precision, or depends on padding, has
             operations that ONNX lacks or other answers in ONNX Runtime; or there are arguments that only a SavedModel
             has.
     """
@@ -59,7 +59,7 @@ def export_onnx(exporter: Exporter, path: Path, given: Mapping[str, Any]) -> Pat
         )
     if exporter.encoder.half_dtype is not None:
         raise ValueError(
-            "`format='onnx'` needs a model in float32. Received: a model that computes in "
+            "`format='onnx'` needs a model that does not compute in half precision. Received: a model that computes in "
             f"{exporter.encoder.half_dtype}"
         )
     for package in (tf2onnx, onnxruntime):

@@ -1,6 +1,8 @@
 """Heads that no tiny checkpoint has compute what they do in transformers."""
 
+import keras
 import numpy as np
+import pytest
 import torch
 import transformers
 
@@ -46,3 +48,18 @@ def test_the_heads_that_no_tiny_checkpoint_has_equal_transformers(tmp_path):
                 pretrained.save_pretrained(ours, again)
                 _, report = architecture.from_pretrained(again, output_loading_info=True)
                 assert not any(report.values()), (start + task, report)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_classifier_of_the_last_token_computes_in_its_own_dtype(name, tmp_path):
+    config = {**loaded(name).config, "pad_token_id": 0}
+    pretrained.save_pretrained(pretrained.PretrainedModel(config, "sequence_classification"), tmp_path)
+    ids = np.array([[5, 7, 11, 3], [2, 3, 0, 0]])
+    alone = to_numpy(pretrained.from_pretrained(tmp_path, dtype="float32")(ids)["logits"])
+    before = keras.config.dtype_policy()
+    try:
+        keras.config.set_dtype_policy("mixed_float16")
+        beside = to_numpy(pretrained.from_pretrained(tmp_path, dtype="float32")(ids)["logits"])
+    finally:
+        keras.config.set_dtype_policy(before)
+    np.testing.assert_array_equal(beside, alone)

@@ -420,3 +420,15 @@ def test_a_generative_model_with_constants_is_compared_with_the_live_one(tokeniz
         version = export(model, tmp_path / "model", constant_weights=True, **options)
     card = json.loads((version / CARD).read_text())
     assert card["precision"]["megabytes_of_constants"] > 0 and check(version).ok
+
+
+def test_scores_and_embeddings_are_float32_for_models_in_float64():
+    tokenizer = BertTokenizer(VOCABULARY, max_length=7)
+    options = {"num_layers": 1, "hidden_dim": 6, "num_heads": 3, "intermediate_dim": 7, "dtype": "float64"}
+    classifier, language_model = TextClassifier(SIZE, num_classes=2, **options), CausalLM(SIZE, **options)
+    texts = {"tokenizer": tokenizer, "source_tokenizer": None}
+    for model, of_generation in ((classifier, None), (language_model, {"max_new_tokens": 2})):
+        signatures = exporter_for(model, texts, of_generation, None).signatures()
+        for name, output in (("embed", "embedding"), ("explain", "scores")):
+            traced = signatures[name].get_concrete_function().structured_outputs
+            assert traced[output].dtype == "float32", (type(model).__name__, name)

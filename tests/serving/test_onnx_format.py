@@ -184,7 +184,9 @@ def test_what_onnx_has_not_is_refused(make, tokenizer, tmp_path):
             export(make(), tmp_path / "reviews", **given)
     with pytest.raises(ValueError, match="for models that classify or encode. Received: a model of type CausalLM"):
         export(CausalLM(11, **SIZES), tmp_path / "reviews", format="onnx")
-    with pytest.raises(ValueError, match="needs a model in float32. Received: a model that computes in bfloat16"):
+    with pytest.raises(
+        ValueError, match="does not compute in half precision. Received: a model that computes in bfloat16"
+    ):
         export(make(dtype="mixed_bfloat16"), tmp_path / "reviews", format="onnx")
     with pytest.raises(ValueError, match="`format` must be one of.*Received: format='tflite'"):
         export(make(), tmp_path / "reviews", format="tflite")
