@@ -2,7 +2,9 @@
 
 A tokenizer.json is used as it is. (transformers 5 rebuilds some classes from it: Llama 2's puts a space before the
 first text only, whatever the file says.) From the older files, vocab.json with merges.txt or a SentencePiece model, the
-tokenizer is built as transformers 5 builds it. Sennrich et al. 2016, arXiv:1508.07909; Kudo 2018, arXiv:1804.10959.
+tokenizer is built as transformers 5 builds it. One exception: without `add_bos_token` in tokenizer_config.json, Llama's
+begins texts with its start token, as the model was trained, and transformers 5 does not. Sennrich et al. 2016,
+arXiv:1508.07909; Kudo 2018, arXiv:1804.10959.
 """
 
 import json
