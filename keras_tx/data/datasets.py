@@ -82,7 +82,8 @@ def load_dataset(
             for streams.
         in_memory: False streams files.
         num_shards: for streams, the number of workers that share the examples. None: what TF_CONFIG says, or the number
-            of processes of JAX or `torch.distributed`; otherwise one. Each worker reads all files and keeps its rows.
+            of processes of `torch.distributed` or JAX; otherwise one, as with a `keras.distribution` that shares each
+            batch itself (`auto_shard_dataset=True`). Each worker reads all files and keeps its rows.
         shard_index: the part of this worker, from 0; given together with `num_shards`.
 
     Returns:

@@ -53,8 +53,9 @@ def load_text(
             lines of a stream.
         text_column: the column with the texts in .jsonl, .csv, .tsv and Parquet files.
         in_memory: False gives two `tf.data.Dataset`s of lines instead of two strings.
-        num_shards: for streams, the number of workers that share the lines. None: what TF_CONFIG says, or the number of
-            processes of JAX or `torch.distributed`; otherwise one. Each worker reads all files and keeps its lines.
+        num_shards: for streams, the number of workers that share the lines. None: what TF_CONFIG says, or the number
+            of processes of `torch.distributed` or JAX; otherwise one, as with a `keras.distribution` that shares each
+            batch itself (`auto_shard_dataset=True`). Each worker reads all files and keeps its lines.
         shard_index: the part of this worker, from 0; given together with `num_shards`.
 
     Returns:

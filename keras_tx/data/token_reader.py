@@ -52,8 +52,8 @@ def read_tokens(
         directory: the folder.
         batch_size: the number of rows in a batch; without `length` also a list with a number for each bucket, see
             `bucket_by_length`. In `fit` under a `tf.distribute` strategy or a JAX distribution it is the global one. If
-            each of several workers has a part of the data, each worker reads a batch of this size from its part, and
-            uses it up in as many steps as there are workers.
+            each of several workers has a part of the data, under `tf.distribute` each worker reads a batch of this size
+            from its part, and uses it up in as many steps as there are workers.
         length: packs texts into rows of this many tokens; only for texts without labels.
         max_tokens: instead of `batch_size` and `length`: the largest number of tokens in a batch; see
             `bucket_by_length`.
@@ -74,8 +74,10 @@ def read_tokens(
             given, each worker must have texts.
         tokenizer: the tokenizer, or the two of pairs, that the ids must come from. None: it is not checked.
         num_shards: the number of workers that share the files, which must divide the number of files. None: what
-            TF_CONFIG says, or the number of processes of JAX or `torch.distributed`; otherwise one. With 1, all workers
-            read all files, and `tf.distribute` gives each its rows of every batch.
+            TF_CONFIG says, or the number of processes of `torch.distributed` or JAX; otherwise one. With 1, all workers
+            read all files, and `tf.distribute` gives each its rows of every batch. So does a `keras.distribution` with
+            `auto_shard_dataset=True`, the default: if it is set before, None means 1. With `auto_shard_dataset=False`
+            each process has a part, and batches of the size given here.
         shard_index: the part of this worker, from 0; given together with `num_shards`.
 
     Returns:

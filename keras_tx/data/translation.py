@@ -86,8 +86,9 @@ def load_translation(
         seed: an integer of at least 0 that decides the order of the training split and which pairs are held out. Not
             for streams.
         in_memory: False streams files.
-        num_shards: for streams, the number of workers that share the pairs. None: what TF_CONFIG says, or the number of
-            processes of JAX or `torch.distributed`; otherwise one. Each worker reads all files and keeps its pairs.
+        num_shards: for streams, the number of workers that share the pairs. None: what TF_CONFIG says, or the number
+            of processes of `torch.distributed` or JAX; otherwise one, as with a `keras.distribution` that shares each
+            batch itself (`auto_shard_dataset=True`). Each worker reads all files and keeps its pairs.
         shard_index: the part of this worker, from 0; given together with `num_shards`.
 
     Returns:

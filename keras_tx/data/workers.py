@@ -18,8 +18,8 @@ def share(num_shards: Any, shard_index: Any) -> tuple[int, int]:
     """The number of parts of the data and the part of this worker, (count, index).
 
     Args:
-        num_shards: the number of parts. None: what the environment says, which is TF_CONFIG, the processes of JAX or
-            those of `torch.distributed`; one part otherwise.
+        num_shards: the number of parts. None: what the environment says, which is TF_CONFIG, the processes of JAX (see
+            `_of_jax`) or those of `torch.distributed`; one part otherwise.
         shard_index: the part to read, from 0. None: that of this worker.
 
     Raises:
@@ -49,12 +49,25 @@ def _of_environment() -> tuple[int, int]:
     if os.environ.get("TF_CONFIG"):
         return _of_tf_config(os.environ["TF_CONFIG"])
     if keras.backend.backend() == "jax" and "jax" in sys.modules and jax.distributed.is_initialized():
-        return int(jax.process_count()), int(jax.process_index())
+        return _of_jax()
     if keras.backend.backend() == "torch" and "torch" in sys.modules:
         distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized():
             return int(distributed.get_world_size()), int(distributed.get_rank())
     return 1, 0
+
+
+def _of_jax() -> tuple[int, int]:
+    """The part of this process of JAX. One part if the distribution gives each process its rows of every batch.
+
+    Otherwise there is a part for each replica of the model: processes that hold one replica together need equal rows.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return int(jax.process_count()), int(jax.process_index())
+    if distribution.auto_shard_dataset:
+        return 1, 0
+    return min(distribution.num_processes, distribution.num_model_replicas), distribution.data_shard_id
 
 
 def _of_tf_config(text: str) -> tuple[int, int]:

@@ -26,8 +26,17 @@ def with_own_share(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, called, args, kwargs, **options)
 
         def share(value: Any) -> Any:
-            is_dataset = sys.modules.get("tensorflow") is not None and isinstance(value, tf.data.Dataset)
-            return distribution.distribute_dataset(value) if is_dataset else value
+            if sys.modules.get("tensorflow") is None or not isinstance(value, tf.data.Dataset):
+                return value
+            policy = value.options().experimental_distribute.auto_shard_policy
+            if policy == tf.data.experimental.AutoShardPolicy.OFF:  # as the readers of `keras_tx.data` set it
+                raise ValueError(
+                    "With `auto_shard_dataset=True`, the default of `keras.distribution`, each process takes its rows "
+                    "of every batch, so the data must be those of all processes. Make the data after "
+                    "`keras.distribution.set_distribution` and without `num_shards`. Received: a dataset with only the "
+                    "part of this process (AutoShardPolicy.OFF)"
+                )
+            return distribution.distribute_dataset(value)
 
         args, kwargs = [share(value) for value in args], {name: share(value) for name, value in kwargs.items()}
         distribution.auto_shard_dataset = False  # Keras would divide them again

@@ -50,6 +50,8 @@ class EpochData:
 
         # `make` alone is the function of `flat_map`, so that AutoGraph converts it, as users expect there.
         dataset = tf.data.Dataset.range(1).map(begun).flat_map(make)
+        # Those of a dataset within `flat_map` are lost, such as whether each worker has a part of the data already.
+        dataset = dataset.with_options(first.options())
         return dataset if count < 0 else dataset.apply(tf.data.experimental.assert_cardinality(count))
 
     def check(self, epoch: int) -> None:

@@ -14,9 +14,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 import keras_tx
+from keras_tx.data import read_tokens, write_tokens
 from keras_tx.distribution import get_layout_map
 from keras_tx.models.checked_data import CheckedModel
 from keras_tx.pretrained import files, from_pretrained, save_pretrained
+from keras_tx.text import CharacterTokenizer
 from keras_tx.training import PaddedCrossentropy, Resume
 from keras_tx.training.workers import OfJax
 from tests.distribution.jax_devices import ROWS, VOCABULARY, language_batches, largest_difference, trained
@@ -94,6 +96,33 @@ def resumed(distribution, folder, rows=slice(None)):
     return all(map(np.array_equal, ours, weights)), our_losses == losses, split
 
 
+LETTERS = "abcdefghijklmnop"  # their number is a multiple of two batches
+
+
+class Outputs(keras.losses.Loss):
+    """The outputs themselves."""
+
+    def call(self, labels, outputs):
+        return outputs[:, 0]
+
+
+def letters_trained(folder, distribution):
+    """How often each letter of `LETTERS` is trained in an epoch, and the number of steps."""
+    keras.distribution.set_distribution(distribution)
+    tokenizer = CharacterTokenizer.train([LETTERS], cls_token=None)
+    ids = keras.Input((1,), dtype="int32")
+    table = keras.layers.Embedding(tokenizer.vocabulary_size, 1, embeddings_initializer="zeros")
+    model = CheckedModel(ids, keras.layers.Flatten()(table(ids)))
+    # A step subtracts from the row of each letter how often the batch has it.
+    model.compile(keras.optimizers.SGD(1.0), Outputs(reduction="sum"))
+    steps = []
+    counting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: steps.append(batch))
+    data = read_tokens(folder, 4, length=1, next_tokens=False)
+    model.fit(data.map(lambda x: (x["token_ids"], x["token_ids"])), verbose=0, callbacks=[counting])
+    counts = -OfJax().array(table.embeddings.value)[:, 0]
+    return [int(counts[i]) for i in tokenizer(list(LETTERS))["token_ids"][:, 0]], len(steps)
+
+
 def of_one_process(path):
     """What one process gets: of a model with all rows in each batch, and of a checkpoint that is trained on."""
     (x, y), *_ = language_batches()
@@ -125,6 +154,15 @@ def main(process, port, folder):
     found["losses"] = [two.evaluate(x[half], y[half], batch_size=ROWS // 2, verbose=0), loss]
     predictions = two.predict(x[half], batch_size=ROWS // 2, verbose=0)
     found["predictions"] = largest_difference([predictions], [predictions_of_one])
+
+    if process == 0:
+        letters = CharacterTokenizer.train([LETTERS], cls_token=None)
+        write_tokens(list(LETTERS), letters, folder / "letters", num_shards=2, special_tokens=False, verbose=0)
+    multihost_utils.sync_global_devices("the letters are written")
+    found["letters"] = [
+        letters_trained(folder / "letters", distribution)
+        for distribution in (keras.distribution.DataParallel(), data_parallel(), model_parallel())
+    ]
 
     keras.distribution.set_distribution(model_parallel())
     reading = Reading()

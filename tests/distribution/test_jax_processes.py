@@ -17,7 +17,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reports(folder):
-    return children.run("jax_pair", folder, backend="jax", processes=2)
+    return children.run("jax_pair", folder, backend="jax", processes=2, tensorflow=True)
 
 
 def test_weights_equal_those_of_one_process(reports):
@@ -30,6 +30,13 @@ def test_both_processes_get_the_loss_and_the_predictions_of_all_rows(reports):
     for found in reports:
         assert abs(found["losses"][0] - found["losses"][1]) < 1e-5
         assert found["predictions"] < 1e-5
+
+
+def test_every_row_of_files_is_trained_once(reports):
+    """With batches that the distribution shares, with a part of the files for each process, and with a split model."""
+    steps = [4, 2, 4]  # batches of 4 of 16 rows; with a part for each process there are 4 rows in each of the two
+    for found in reports:
+        assert found["letters"] == [[[1] * 16, number] for number in steps]
 
 
 def test_both_processes_generate_what_one_does(reports):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_tx.data.streams import of_worker
 from keras_tx.models.shared_data import with_own_share
 
 
@@ -41,6 +42,15 @@ def test_a_process_takes_its_share_once(distribution):
     for share in seen[:2]:
         np.testing.assert_array_equal([batch.numpy() for batch in share], [x[:2], x[4:6]])
     assert seen[2] == 0
+
+
+def test_a_part_of_the_data_is_not_divided_again(distribution):
+    data = of_worker(tf.data.Dataset.range(8).batch(4), (2, 0))
+    for args, kwargs in (([data], {}), ([], {"validation_data": data})):
+        with pytest.raises(ValueError, match="must be those of all processes.*Received: a dataset with only the part"):
+            with_own_share(lambda *_: None)("model", "fit", args, kwargs)
+    distribution.auto_shard_dataset = False
+    assert with_own_share(lambda self, called, args, kwargs: args[0])("model", "fit", [data], {}) is data
 
 
 def test_the_distribution_is_as_before_after_an_error(distribution):

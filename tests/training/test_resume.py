@@ -384,6 +384,19 @@ def test_the_data_of_an_epoch_depend_on_its_number_alone(tmp_path):
     assert resume.dataset(lambda epoch: ids.filter(lambda i: i < 3)).cardinality() == tf.data.UNKNOWN_CARDINALITY
 
 
+def test_the_options_of_the_data_are_kept(tmp_path):
+    """`tf.distribute` would divide the part of a worker again."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    options.autotune.enabled = False
+    for count in (3, -2):  # a known number of batches, and an unknown one
+        rows = tf.data.Dataset.range(3).with_options(options)
+        rows = rows if count == 3 else rows.filter(lambda i: i < 2)
+        data = Resume(tmp_path).dataset(lambda epoch, rows=rows: rows)
+        assert data.options() == rows.options() and int(data.cardinality()) == count
+        assert data.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
+
+
 def test_the_function_of_the_data_may_have_control_flow_over_the_epoch(tmp_path):
     """As a function of `Dataset.map`: AutoGraph converts it."""
     resume, ids = Resume(tmp_path), tf.data.Dataset.range(7)
