@@ -49,8 +49,8 @@ def load_text(
             "news/*.txt.gz", or a list of these. Files are text in UTF-8; or .jsonl, .csv, .tsv or Parquet files with a
             text in each row, which counts as one line; or a folder of Parquet files, as Spark writes it. All may be
             compressed as .gz or .zst. Parquet and .zst need pyarrow: `pip install keras-tx[files]`.
-        validation_fraction: the fraction that is held out for validation, above 0 and below 1: of the characters, or of the
-            lines of a stream.
+        validation_fraction: the fraction, above 0 and below 1, that is held out for validation: of the characters, or
+            of the lines of a stream.
         text_column: the column with the texts in .jsonl, .csv, .tsv and Parquet files; only for those.
         in_memory: False gives two `tf.data.Dataset`s of lines instead of two strings.
         num_shards: for streams, the number of workers that share the lines. None: what TF_CONFIG says, or the number of

@@ -80,9 +80,9 @@ def load_translation(
             prepared dataset needs no network.
         validation: the two files of the validation split, or its tables, or, with a folder, the prefix of their names.
         test: the two files of the test split, its tables, or the prefix of their names, such as "test_2017".
-        test_fraction: the fraction of the pairs, above 0 and below 1, to hold out for validation if there are no files for
-            it, and likewise for test. From a stream, every n-th pair is held out, with n = 1 / `test_fraction`; with
-            fewer than n pairs none is.
+        test_fraction: the fraction of the pairs, above 0 and below 1, to hold out for validation if there are no files
+            for it, and likewise for test. From a stream, every n-th pair is held out, with n = 1 / `test_fraction`;
+            with fewer than n pairs none is.
         seed: an integer of at least 0 that decides the order of the training split and which pairs are held out. Not
             for streams.
         in_memory: False streams files.
