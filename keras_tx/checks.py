@@ -33,6 +33,13 @@ def positive_int(name: str, value: Any, none: bool = False, most: float = math.i
     return int(value)
 
 
+def count(name: str, value: Any) -> int:
+    """Returns `value` as an int if it is an integer of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 0:
+        raise ValueError(f"The argument `{name}` must be an integer of at least 0. Received: {name}={value!r}")
+    return int(value)
+
+
 def integer(name: str, value: Any, none: bool = False) -> Any:
     """Returns `value` as an int if it is an integer; also accepts None if `none` is True."""
     if none and value is None:
