@@ -89,6 +89,13 @@ def rate(name: str, value: Any) -> float:
     return float(value)
 
 
+def part(name: str, value: Any) -> float:
+    """Returns `value` as a float if it is a part of a whole, and not nothing: 0 < value <= 1."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) <= 1:
+        raise ValueError(f"The argument `{name}` must be a number in (0, 1]. Received: {name}={value!r}")
+    return float(value)
+
+
 def positive_float(name: str, value: Any) -> float:
     """Returns `value` as a float if it is a finite positive number."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < float("inf"):

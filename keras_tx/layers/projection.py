@@ -22,7 +22,7 @@ from keras_tx.layers.lora import LowRankOfHeads
 from keras_tx.layers.quantization import Quantizable, to_float32
 from keras_tx.layers.splitting import Split
 from keras_tx.optional import Lazy
-from keras_tx.types import Shape, Tensor
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 torch = Lazy("torch")
@@ -109,7 +109,7 @@ def project_together(layers: Sequence[Any], inputs: Tensor) -> list[Tensor] | No
 class HeadProjection(LowRankOfHeads, Quantizable, keras.layers.EinsumDense):
     """`EinsumDense` that contracts the last axes of its input, as the projections of attention do."""
 
-    def build(self, input_shape: Shape) -> None:
+    def build(self, input_shape: Any = None) -> None:
         super().build(input_shape)
         summed = range(-self.num_inputs, 0)  # another size would only fail in a reshape
         self.input_spec = keras.layers.InputSpec(ndim=len(input_shape), axes={i: input_shape[i] for i in summed})

@@ -4,7 +4,6 @@ B batch, T tokens, N heads, H head, R rotated features of a head.
 Su et al. 2021, arXiv:2104.09864.
 """
 
-from numbers import Real
 from typing import Any
 
 import keras
@@ -148,9 +147,7 @@ class RotaryEmbedding(StrictLayer):
         if base <= 1:
             raise ValueError(f"The argument `base` must be above 1. Received: base={base}")
         self.layout = checks.one_of("layout", layout, LAYOUTS)
-        if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0 < float(fraction) <= 1:
-            raise ValueError(f"The argument `fraction` must be a number in (0, 1]. Received: fraction={fraction!r}")
-        self.fraction = float(fraction)
+        self.fraction = checks.part("fraction", fraction)
         self.scaling = check_scaling(scaling, self.base, self.fraction)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
