@@ -3,10 +3,12 @@
 A package that is missing or broken is named as such; it never ends the program.
 """
 
+import argparse
 import importlib.metadata
 import os
 import platform
 import sys
+from collections.abc import Sequence
 
 import keras
 
@@ -15,6 +17,14 @@ from keras_tx.version import __version__
 
 tf, torch, jax = Lazy("tensorflow"), Lazy("torch"), Lazy("jax")
 
+DESCRIPTION = (
+    "Prints what a bug report needs: the versions of Python, Keras and this package, the system and the devices, and "
+    "which optional packages are installed."
+)
+OTHERS = (
+    "Other commands: python -m keras_tx.serving.check checks an exported version, python -m keras_tx.serving.serve "
+    "serves an exported model on this machine. Each has a --help of its own."
+)
 MISSING = "not installed"
 MAIN = {"TensorFlow": "tensorflow", "tensorflow-text": "tensorflow-text", "JAX": "jax", "PyTorch": "torch"}
 MAIN |= {"tokenizers": "tokenizers", "transformers": "transformers", "NumPy": "numpy"}
@@ -77,8 +87,10 @@ def rows() -> list[tuple[str, str]]:
     return found
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the rows."""
+    parser = argparse.ArgumentParser(prog="python -m keras_tx", description=DESCRIPTION, epilog=OTHERS)
+    parser.parse_args(arguments)
     found = rows()
     width = max(len(name) for name, _ in found)
     for name, value in found:

@@ -33,6 +33,13 @@ def positive_int(name: str, value: Any, none: bool = False, most: float = math.i
     return int(value)
 
 
+def count(name: str, value: Any) -> int:
+    """Returns `value` as an int if it is an integer of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 0:
+        raise ValueError(f"The argument `{name}` must be an integer of at least 0. Received: {name}={value!r}")
+    return int(value)
+
+
 def integer(name: str, value: Any, none: bool = False) -> Any:
     """Returns `value` as an int if it is an integer; also accepts None if `none` is True."""
     if none and value is None:
@@ -79,6 +86,13 @@ def rate(name: str, value: Any) -> float:
     """Returns `value` as a float if it is a rate of dropout: 0 <= value < 1."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 1:
         raise ValueError(f"The argument `{name}` must be a number in [0, 1). Received: {name}={value!r}")
+    return float(value)
+
+
+def part(name: str, value: Any) -> float:
+    """Returns `value` as a float if it is a part of a whole, and not nothing: 0 < value <= 1."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) <= 1:
+        raise ValueError(f"The argument `{name}` must be a number in (0, 1]. Received: {name}={value!r}")
     return float(value)
 
 

@@ -127,7 +127,7 @@ def attention_map(
         The `matplotlib.figure.Figure`.
 
     Raises:
-        TypeError: tokens are not a list of strings.
+        TypeError: tokens are not a list of strings, or the title is not a string.
         ValueError: scores have another rank, are negative or not finite, their shape does not match the tokens, or
             there is no such layer or head.
 
@@ -154,7 +154,7 @@ def attention_map(
     size = min(9.0, 0.8 * 72 * side / max(queries, keys))  # points
     figure = figures.Figure(figsize=(side * columns + 2, side * rows * queries / max(queries, keys) + 1.4))
     figure.set_layout_engine("constrained")
-    families = _font_families([*query_labels, *key_labels, title or ""])
+    families = _font_families([*query_labels, *key_labels, *_title(title)])
     text = {"parse_math": False, "fontsize": size, "fontfamily": families}
     high = float(scores.max()) or 1.0
     drawn = []
@@ -202,7 +202,7 @@ def confusion_matrix(
         The `matplotlib.figure.Figure`.
 
     Raises:
-        TypeError: names are not a list of strings.
+        TypeError: names are not a list of strings, or the title is not a string.
         ValueError: labels or predictions are not integers in [0, C), there is none, or their numbers differ.
 
     Examples:
@@ -224,7 +224,7 @@ def confusion_matrix(
     parts = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = min(max(3.0, 0.5 * size), 14.0)  # inches
     font = min(9.0, 0.35 * 72 * side / size)  # points
-    families = _font_families([*shown, title or ""])
+    families = _font_families([*shown, *_title(title)])
     text = {"parse_math": False, "fontsize": font, "fontfamily": families}
     figure = figures.Figure(figsize=(side + 2, side + 1), layout="constrained")
     axes = figure.add_subplot()
@@ -292,6 +292,13 @@ def _printable(argument: str, given: Any) -> list[str]:
     if is_one or not all(isinstance(one, (str, bytes)) for one in given):
         raise TypeError(f"`{argument}` must be a list of strings. Received: {argument}={given!r}")
     return [_visible(one.decode("utf-8", "replace") if isinstance(one, bytes) else one) for one in given]
+
+
+def _title(title: Any) -> list[str]:
+    """The texts of a title: one, or none without a title."""
+    if title is not None and not isinstance(title, str):
+        raise TypeError(f"`title` must be a string or None. Received: title={title!r}")
+    return [] if title is None else [title]
 
 
 def _class_ids(argument: str, given: Any, classes: int) -> np.ndarray:

@@ -266,6 +266,7 @@ def test_the_picture_is_a_png_in_a_folder_made_for_it(tmp_path, draw):
         ({"key_tokens": []}, ValueError, r"`key_tokens` must have .* of the 5 .* Received: 0 strings"),
         ({"tokens": "abcde"}, TypeError, r"`tokens` must be a list of strings. Received: tokens='abcde'"),
         ({"key_tokens": [1] * 5}, TypeError, r"`key_tokens` must be a list of strings. Received: key_tokens=\[1"),
+        ({"title": 7}, TypeError, r"`title` must be a string or None. Received: title=7"),
         ({"layer": 0}, ValueError, r"`layer` must be None for the scores of one layer. Received: layer=0"),
         ({"scores": scores(2, 3, 5, 5), "layer": 2}, ValueError, r"`layer` must be one of \[0, 1\]. Received: layer=2"),
         ({"head": 3}, ValueError, r"`head` must be one of \[0, 1, 2\]. Received: head=3"),
@@ -298,6 +299,7 @@ def test_a_confusion_matrix_counts_what_each_label_was_taken_for(tmp_path):
         ({"labels": []}, ValueError, r"`labels` must be .* Received: labels=\[\]"),
         ({"predictions": [0.5, 1.0]}, ValueError, r"`predictions` must be .* Received: predictions=\[0.5, 1.0\]"),
         ({"predictions": [1]}, ValueError, r"as many as `labels`. Received: 1 predictions, 2 labels"),
+        ({"title": ["a"]}, TypeError, r"`title` must be a string or None. Received: title=\['a'\]"),
         ({"names": "ab"}, TypeError, r"`names` must be a list of strings. Received: names='ab'"),
     ],
 )

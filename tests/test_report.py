@@ -4,6 +4,7 @@ import configparser
 import importlib.metadata
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import keras
@@ -16,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.filterwarnings("ignore:'keras_tx.__main__' found in sys.modules:RuntimeWarning")
 
 
-def test_it_prints_the_versions_the_machine_and_the_extras(capsys):
+def test_it_prints_the_versions_the_machine_and_the_extras(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["keras_tx"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("keras_tx", run_name="__main__")
     assert ended.value.code == 0
@@ -38,6 +40,18 @@ def test_it_prints_the_versions_the_machine_and_the_extras(capsys):
     assert f"matplotlib {importlib.metadata.version('matplotlib')}" in found["extra plots"]
 
 
+def test_it_explains_itself_and_refuses_other_arguments(capsys):
+    with pytest.raises(SystemExit, match="^0$"):
+        report.main(["--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "usage: python -m keras_tx " in printed and "Prints what a bug report needs: the versions" in printed
+    for module in ("check", "serve"):
+        assert f"python -m keras_tx.serving.{module} " in printed
+    with pytest.raises(SystemExit, match="^2$"):
+        report.main(["foo", "--bar"])
+    assert "unrecognized arguments: foo --bar" in capsys.readouterr().err
+
+
 def test_it_names_what_is_missing_or_broken(monkeypatch, capsys):
     def version(name):
         if name == "jax":
@@ -53,7 +67,7 @@ def test_it_names_what_is_missing_or_broken(monkeypatch, capsys):
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(report, "_accelerators", no_driver)
-    assert report.main() == 0
+    assert report.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     found = dict(re.split("  +", line, maxsplit=1) for line in lines)
     assert len(lines) == len(report.rows())

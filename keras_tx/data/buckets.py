@@ -1,14 +1,16 @@
 """Batches of elements of similar length, with little padding."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from keras_tx.checks import positive_int
+from keras_tx.checks import boolean, positive_int
 from keras_tx.data.padding_rows import fill_batches
 from keras_tx.internals import keras_training
 from keras_tx.optional import Lazy
+from keras_tx.types import Tensor
 
 tf = Lazy("tensorflow")
 
@@ -44,9 +46,9 @@ def bucket_by_length(
             source and target, it limits each of the two.
         boundaries: the largest length in each bucket, ascending. Longer elements go to additional buckets of twice the
             last boundary, four times the last boundary, and so on.
-        length: a function that returns the length of an element; it gets the same arguments as the function of
-            `Dataset.map`. None: the length of the longest feature; in a dictionary only names that end in "_ids" count,
-            but not "segment_ids". Labels never count.
+        length: a function that returns the length of an element, an integer; it gets the same arguments as the function
+            of `Dataset.map`. None: the length of the longest feature; in a dictionary only names that end in "_ids"
+            count, but not "segment_ids". Labels never count.
         pad_to_boundary: whether to pad to the boundary of the bucket instead of the longest element of the batch.
             Batches then have only one shape per bucket, and `fit` compiles once for each bucket.
         padding_values: as in `tf.data.Dataset.padded_batch`; None pads with 0.
@@ -60,7 +62,8 @@ def bucket_by_length(
         A `tf.data.Dataset` of batches, with the structure of `dataset`.
 
     Raises:
-        TypeError: `dataset` is not a `tf.data.Dataset`, or `length` is not a function.
+        TypeError: `dataset` is not a `tf.data.Dataset`, `length` is not a function that returns an integer, or
+            `pad_to_boundary` or `drop_remainder` is not a boolean.
         ValueError: an argument is wrong, or neither or both of `batch_size` and `max_tokens` are given.
 
     Examples:
@@ -85,16 +88,24 @@ def bucket_by_length(
     if not callable(length):
         raise TypeError(f"`length` must be a function of an element, or None. Received: length={length!r}")
     padding_values = tf.nest.map_structure(_python_number, padding_values)
-    of_element = length
     batches = dataset.bucket_by_sequence_length(
-        lambda *element: tf.cast(of_element(*element), "int32"),
+        partial(_checked_length, length),
         bucket_boundaries=[bound + 1 for bound in extended],  # tf.data's boundary is the first length outside a bucket
         bucket_batch_sizes=sizes,
         padding_values=padding_values,
-        pad_to_bucket_boundary=pad_to_boundary,
-        drop_remainder=drop_remainder,
+        pad_to_bucket_boundary=boolean("pad_to_boundary", pad_to_boundary),
+        drop_remainder=boolean("drop_remainder", drop_remainder),
     )
     return batches if multiple_of is None else fill_batches(batches, multiple_of, padding_values=padding_values)
+
+
+def _checked_length(length: Callable[..., Any], *element: Any) -> Tensor:
+    """The length of an element by the function `length`, in int32."""
+    found = length(*element)
+    size = tf.convert_to_tensor(found)
+    if not size.dtype.is_integer or size.shape.num_elements() not in (1, None):
+        raise TypeError(f"`length` must return an integer for each element. Received: {found!r}")
+    return tf.cast(size, "int32")
 
 
 def _python_number(value: Any) -> Any:

@@ -71,11 +71,13 @@ def load_dataset(
             out from those; from a stream, every n-th example of the class, with n = 1 / `test_fraction`, so a class
             with fewer than n has none. With TFDS the test split is the first of the splits "test" and "validation" that
             has labels, otherwise a part of "train".
-        data_dir: the folder in which TFDS keeps prepared datasets. None: the default of TFDS. A prepared dataset needs
-            no network.
-        text_column: the column or feature with the texts. None: "text" in files; with TFDS it is found by its type.
+        data_dir: the folder in which TFDS keeps prepared datasets, only for those. None: the default of TFDS. A
+            prepared dataset needs no network.
+        text_column: the column or feature with the texts. None: "text" in files; with TFDS it is found by its type. Not
+            for the sample.
         label_column: the column or feature with the labels. None: "label" in files; with TFDS it is found by its type.
-        test_fraction: the part of the examples, between 0 and 1, to hold out for testing if there is no test split.
+            Not for the sample.
+        test_fraction: the part of the examples, above 0 and below 1, to hold out for testing if there is no test split.
         labels: the names of the classes in files, in the order of their ids. None: they are found, for which a stream
             is read once when it is loaded.
         seed: an integer of at least 0 that decides the order of the training split and which examples are held out. Not
@@ -113,19 +115,17 @@ def load_dataset(
             f"`name_or_path` must be a string or a path, or a list of them. Received: name_or_path={name_or_path!r}"
         )
     is_file = from_files.is_path(name_or_path)
-    if test is not None and not is_file:
-        raise ValueError(
-            f"`test` must be None unless `name_or_path` is a file. Received: name_or_path={str(name_or_path)!r}, "
-            f"test={str(test)!r}"
-        )
-    if not is_file and (labels is not None or not in_memory):
-        raise ValueError(
-            "`labels` must be None and `in_memory` True unless `name_or_path` names files. Received: "
-            f"name_or_path={str(name_or_path)!r}, labels={labels!r}, in_memory={in_memory}"
-        )
+    is_sample = not is_file and name_or_path == "sample"
+    if not is_file:
+        streams.check_unread("files", name_or_path, test=test, labels=labels, in_memory=in_memory)
+    if is_file or is_sample:
+        streams.check_unread("a TFDS dataset", name_or_path, data_dir=data_dir)
+    if is_sample:
+        rule = "files or a TFDS dataset"
+        streams.check_unread(rule, name_or_path, text_column=text_column, label_column=label_column)
     parts: Sequence[list[tuple[Any, Any]]]
     names: tuple[str, ...]
-    if name_or_path == "sample":
+    if is_sample:
         parts, names = sample.reviews(), sample.LABELS
     elif is_file:
         columns = (text_column or "text", label_column or "label")

@@ -67,10 +67,10 @@ def fill_batches(dataset: Any, multiple_of: int, *, padding_values: Any = None) 
             )
 
     values = padding_values if isinstance(padding_values, tuple) else (padding_values,) * 2
-    if isinstance(padding_values, (list, dict)) or len(values) not in (2, 3):
+    if isinstance(padding_values, (list, dict)) or len(values) not in (2, len(spec)):
         raise ValueError(
-            "`padding_values` must be a number, None, or a tuple of those of features and labels. Received: "
-            f"padding_values={padding_values!r}"
+            "`padding_values` must be a number, None, or a tuple of those of features and labels, or of all parts of a "
+            f"batch. Received: padding_values={padding_values!r}, batches of {len(spec)} parts"
         )
 
     def fill(x: Any, y: Any, sample_weight: Any = None) -> Any:

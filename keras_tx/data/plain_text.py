@@ -49,9 +49,9 @@ def load_text(
             "news/*.txt.gz", or a list of these. Files are text in UTF-8; or .jsonl, .csv, .tsv or Parquet files with a
             text in each row, which counts as one line; or a folder of Parquet files, as Spark writes it. All may be
             compressed as .gz or .zst. Parquet and .zst need pyarrow: `pip install keras-tx[files]`.
-        validation_fraction: the fraction that is held out for validation, between 0 and 1: of the characters, or of the
-            lines of a stream.
-        text_column: the column with the texts in .jsonl, .csv, .tsv and Parquet files.
+        validation_fraction: the fraction, above 0 and below 1, that is held out for validation: of the characters, or
+            of the lines of a stream.
+        text_column: the column with the texts in .jsonl, .csv, .tsv and Parquet files; only for those.
         in_memory: False gives two `tf.data.Dataset`s of lines instead of two strings.
         num_shards: for streams, the number of workers that share the lines. None: what TF_CONFIG says, or the number
             of processes of `torch.distributed` or JAX; otherwise one, as with a `keras.distribution` that shares each
@@ -86,6 +86,11 @@ def load_text(
             f"`name_or_path` must be a string or a path, or a list of them. Received: name_or_path={name_or_path!r}"
         )
     paths = [] if name_or_path == "sample" else files.expand("name_or_path", name_or_path)
+    if text_column != "text" and not any(files.ending(path) in files.TABLES for path in paths):
+        raise ValueError(
+            f"`text_column` must be 'text', its default, unless `name_or_path` names {', '.join(files.TABLES)} files. "
+            f"Received: text_column={text_column!r}, name_or_path={name_or_path!r}"
+        )
     if in_memory:
         text = _whole(paths, text_column)
         cut = int(len(text) * (1 - validation_fraction))

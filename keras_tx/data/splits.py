@@ -10,7 +10,7 @@ import numpy as np
 def check_fraction(name: str, value: Any) -> float:
     """Returns `value` as a `float` if 0 < value < 1."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < 1:
-        raise ValueError(f"`{name}` must be a number between 0 and 1. Received: {name}={value!r}")
+        raise ValueError(f"`{name}` must be a number above 0 and below 1. Received: {name}={value!r}")
     return float(value)
 
 

@@ -30,6 +30,17 @@ def check_arguments(in_memory: Any, seed: int, num_shards: Any, shard_index: Any
         )
 
 
+def check_unread(rule: str, name_or_path: Any, **given: Any) -> None:
+    """Raises if one of `given`, which nothing reads unless `name_or_path` follows `rule`, is not its default."""
+    for name, value in given.items():
+        default = True if name == "in_memory" else None
+        if value is not default:
+            raise ValueError(
+                f"`{name}` must be {default} unless `name_or_path` names {rule}. Received: {name}={value!r}, "
+                f"name_or_path={name_or_path!r}"
+            )
+
+
 def stream(make: Callable[[], Iterable[tuple[Any, ...]]], dtypes: Sequence[str], share: tuple[int, int]) -> Any:
     """A `tf.data.Dataset` of rows that `make()` gives in Python, one part of them for each worker.
 

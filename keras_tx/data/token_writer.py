@@ -54,8 +54,8 @@ def write_tokens(
         num_shards: the number of files; a multiple of the number of workers that will read them. No file is empty if
             there are at least as many texts as files, with one exception: if there are more than 64 files, and more
             than about 16 MB of text or 500,000 texts, some can be empty.
-        max_length: the largest number of tokens of a text, special tokens included; longer texts are truncated at the
-            end. None: no limit, also if the tokenizer has one.
+        max_length: the largest number of tokens of a text, special tokens included, of which there must be fewer;
+            longer texts are truncated at the end. None: no limit, also if the tokenizer has one.
         special_tokens: whether to put the special tokens of the tokenizer around every text, as `tokenizer(text)` does.
         num_threads: how many threads tokenize. None: as many as there are CPU cores.
         verbose: 1 shows a progress bar, 0 does not.

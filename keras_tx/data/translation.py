@@ -76,13 +76,13 @@ def load_translation(
             or the TFDS dataset. None: of two languages, the one that is not `target`; the sample and TFDS have a
             default direction.
         target: the target language, likewise.
-        data_dir: the folder in which TFDS keeps prepared datasets. None: the default of TFDS. A prepared dataset needs
-            no network.
+        data_dir: the folder in which TFDS keeps prepared datasets, only for those. None: the default of TFDS. A
+            prepared dataset needs no network.
         validation: the two files of the validation split, or its tables, or, with a folder, the prefix of their names.
         test: the two files of the test split, its tables, or the prefix of their names, such as "test_2017".
-        test_fraction: the fraction of the pairs, between 0 and 1, to hold out for validation if there are no files for
-            it, and likewise for test. From a stream, every n-th pair is held out, with n = 1 / `test_fraction`; with
-            fewer than n pairs none is.
+        test_fraction: the fraction of the pairs, above 0 and below 1, to hold out for validation if there are no files
+            for it, and likewise for test. From a stream, every n-th pair is held out, with n = 1 / `test_fraction`;
+            with fewer than n pairs none is.
         seed: an integer of at least 0 that decides the order of the training split and which pairs are held out. Not
             for streams.
         in_memory: False streams files.
@@ -132,21 +132,15 @@ def load_translation(
         prefixes: Any = {part: name for part, name in {"train": None, **chosen}.items() if not _is_pair(name)}
         found, languages = parallel_files.find(name_or_path, source, target, prefixes)
         readers, languages = _of_files({**chosen, **found}, *languages)
-    elif validation is not None or test is not None:
-        raise ValueError(
-            "`validation` and `test` must be None unless `name_or_path` names files. Received: "
-            f"name_or_path={name_or_path!r}, validation={validation!r}, test={test!r}"
-        )
-    elif not in_memory:
-        raise ValueError(
-            "`in_memory` must be True unless `name_or_path` names files. Received: "
-            f"name_or_path={name_or_path!r}, in_memory=False"
-        )
-    elif name_or_path == "sample":
-        parts, languages = _directed(sample_pairs.pairs(), sample_pairs.LANGUAGES, source, target)
     else:
-        of_tfds, both = from_tfds.read_pairs(str(name_or_path), data_dir)
-        parts, languages = _directed(of_tfds, both, source, target)
+        streams.check_unread("files", name_or_path, **chosen, in_memory=in_memory)
+        if name_or_path == "sample":
+            pairs, both = sample_pairs.pairs(), sample_pairs.LANGUAGES
+        else:
+            pairs, both = from_tfds.read_pairs(str(name_or_path), data_dir)
+        parts, languages = _directed(pairs, both, source, target)
+    if readers or name_or_path == "sample":
+        streams.check_unread("a TFDS dataset", name_or_path, data_dir=data_dir)
     if not in_memory:
         return _streamed(readers, languages, test_fraction, workers.share(num_shards, shard_index))
     parts |= {part: list(read()) for part, read in readers.items()}

@@ -57,15 +57,19 @@ class GenerationRequest:
         # Before the model is analysed:
         checks.positive_int("max_new_tokens", max_new_tokens, most=MOST_NEW_TOKENS)
         check_concrete(inputs)
-        _check_tokenizers(tokenizer, source_tokenizer)
+        _check_tokenizer(tokenizer)
         sync_variables(model)
         model = model._generation_model() if hasattr(model, "_generation_model") else model
         self.model, loops = analysed(model, target)
         self.config = GenerationConfig(self.model, strategy, tokenizer, max_new_tokens=max_new_tokens, **options)
         if source_tokenizer is not None and not self.model.sources:
             raise ValueError(
-                "`source_tokenizer` is for models with sources. Received: source_tokenizer of type "
+                "`source_tokenizer` is only for models with sources. Received: source_tokenizer of type "
                 f"{type(source_tokenizer).__name__}, a model without sources"
+            )
+        if source_tokenizer is not None and not callable(source_tokenizer):
+            raise TypeError(
+                f"`source_tokenizer` must be callable with texts. Received: source_tokenizer={source_tokenizer!r}"
             )
         self.tokenizer, self.source_tokenizer = of_sides(tokenizer, source_tokenizer, self.model.sources)
         self._given_source_tokenizer = source_tokenizer
@@ -312,15 +316,11 @@ class GenerationRequest:
         return answers[0] if self.is_single else answers
 
 
-def _check_tokenizers(tokenizer: Any, source_tokenizer: Any) -> None:
+def _check_tokenizer(tokenizer: Any) -> None:
     """Raises for an object that is not a tokenizer, also if the inputs are ids."""
     for method in ("tokenize", "decode") if tokenizer is not None else ():
         if not callable(getattr(tokenizer, method, None)):
             raise TypeError(f"`tokenizer` must have the method `{method}`. Received: tokenizer={tokenizer!r}")
-    if source_tokenizer is not None and not callable(source_tokenizer):
-        raise TypeError(
-            f"`source_tokenizer` must be callable with texts. Received: source_tokenizer={source_tokenizer!r}"
-        )
 
 
 def _is_array(inputs: Any) -> bool:

@@ -42,9 +42,9 @@ class DecoderLayer(TransformerLayer):
         memory: (B, S, D'), the output of an encoder; required with `cross_attention`.
         mask: (B, T), True at real tokens. If None, the Keras mask of `inputs` is used.
         memory_mask: (B, S), True at real tokens of the memory. If None, the Keras mask of `memory` is used.
-        attention_mask: (B, T, T) or (B, N, T, T), True where a query may attend to a key in self-attention. In
-            addition, padding and later keys are always masked out.
-        attention_bias: added to the attention logits of self-attention; of the same shape as `attention_mask`.
+        attention_mask: broadcastable to (B, T, T) or (B, N, T, T), True where a query may attend to a key in
+            self-attention. Padding and later keys are always masked out.
+        attention_bias: added to the logits of self-attention; broadcastable to (B, T, T) or (B, N, T, T).
         return_attention_scores: whether to also return the attention scores.
         training: whether dropout is on.
         positions: (B, T) or (T,) integers, only read by rotary embedding. If None, real tokens are counted from 0.

@@ -133,7 +133,7 @@ class TokenEmbedding(Composite):
         self.scale = checks.flag("scale", scale)
         self.position_encoding = position_encoding
         self.max_length = checks.positive_int("max_length", max_length, none=True)
-        self.num_segments = 0 if num_segments == 0 else checks.positive_int("num_segments", num_segments)
+        self.num_segments = checks.count("num_segments", num_segments)
         self.layer_norm_epsilon = checks.positive_float("layer_norm_epsilon", layer_norm_epsilon)
         set_untracked(self, "normalization", check_normalization(normalization, self.layer_norm_epsilon, none=True))
         self.dropout = checks.rate("dropout", dropout)

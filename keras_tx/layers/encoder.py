@@ -54,9 +54,9 @@ class EncoderLayer(TransformerLayer):
     Call arguments:
         inputs: (B, T, D): batch, tokens, hidden size.
         mask: (B, T), True at real tokens. If None, the Keras mask of `inputs` is used.
-        attention_mask: (B, T, T) or (B, N, T, T), True where a query may attend to a key. In addition, padding is
-            always masked out.
-        attention_bias: added to the attention logits; of the same shape as `attention_mask`.
+        attention_mask: broadcastable to (B, T, T) or (B, N, T, T), True where a query may attend to a key. In addition,
+            padding is always masked out.
+        attention_bias: added to the attention logits; broadcastable to (B, T, T) or (B, N, T, T).
         return_attention_scores: whether to also return the attention scores.
         training: whether dropout is on.
         positions: (B, T) or (T,) integers, only read by rotary embedding. If None, real tokens are counted from 0.

@@ -80,7 +80,8 @@ class AlibiBias(PositionBias):
     Call arguments:
         query: (B, T, D), of which only the length T matters.
         key: (B, S, D), of which only the length S matters; `query` if None.
-        start: integer or scalar integer tensor, the slot of the first query among the keys; 0 if None.
+        start: integer or scalar integer tensor, the index of the first query among the S keys; 0 if None. In a decode
+            step also give `num_keys`, otherwise there are only as many keys as queries.
         num_keys: S, the number of slots of a key-value cache, instead of a `key`.
 
     Returns:
@@ -130,7 +131,8 @@ class RelativePositionBias(PositionBias):
     Call arguments:
         query: (B, T, D), of which only the length T matters.
         key: (B, S, D), of which only the length S matters; `query` if None.
-        start: integer or scalar integer tensor, the slot of the first query among the keys; 0 if None.
+        start: integer or scalar integer tensor, the index of the first query among the S keys; 0 if None. In a decode
+            step also give `num_keys`, otherwise there are only as many keys as queries.
         num_keys: S, the number of slots of a key-value cache, instead of a `key`.
 
     Returns:
@@ -247,10 +249,15 @@ def _check_slots(query: Any, key: Any, start: Any, num_keys: Any) -> tuple[Any, 
         )
     if start is None or (isinstance(start, Integral) and not isinstance(start, bool)):
         first, queries = int(start or 0), query.shape[1] or 0
-        if first < 0 or (is_known and num_keys is not None and first + queries > num_keys):
+        keys = num_keys if is_known else None
+        if num_keys is None and start is not None:  # without either, targets may be longer than their sources
+            keys = (query if key is None else key).shape[1]
+        if first < 0 or (keys is not None and first + queries > keys):
+            sides = f"query.shape={tuple(query.shape)}, key.shape={None if key is None else tuple(key.shape)}"
             raise ValueError(
-                "`query` must be in the slots of the keys: 0 <= start and start + T <= num_keys. Received: "
-                f"start={start}, query.shape={tuple(query.shape)}, num_keys={num_keys}"
+                "`query` must be in the slots of the keys: 0 <= start and start + T <= S. Give `num_keys`, the number "
+                "of slots of a key-value cache, if S is neither the length of `key` nor, without it, of `query`. "
+                f"Received: start={start}, {sides}, num_keys={num_keys}"
             )
         return first, num_keys
     if not hasattr(start, "shape") or tuple(start.shape) != ():

@@ -184,7 +184,7 @@ class LearnedPositionalEncoding(MaskedLayer):
         super().__init__(**kwargs)
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
         self.max_length = checks.positive_int("max_length", max_length)
-        self.offset = 0 if offset == 0 else checks.positive_int("offset", offset)
+        self.offset = checks.count("offset", offset)
         self.embeddings_initializer = initializers.get(embeddings_initializer)
 
     def build(self, inputs_shape: Shape) -> None:

@@ -109,6 +109,11 @@ def project_together(layers: Sequence[Any], inputs: Tensor) -> list[Tensor] | No
 class HeadProjection(LowRankOfHeads, Quantizable, keras.layers.EinsumDense):
     """`EinsumDense` that contracts the last axes of its input, as the projections of attention do."""
 
+    def build(self, input_shape: Any = None) -> None:
+        super().build(input_shape)
+        summed = range(-self.num_inputs, 0)  # another size would only fail in a reshape
+        self.input_spec = keras.layers.InputSpec(ndim=len(input_shape), axes={i: input_shape[i] for i in summed})
+
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         return _dense(self, inputs, training, self.num_inputs)
 

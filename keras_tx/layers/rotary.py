@@ -147,9 +147,7 @@ class RotaryEmbedding(StrictLayer):
         if base <= 1:
             raise ValueError(f"The argument `base` must be above 1. Received: base={base}")
         self.layout = checks.one_of("layout", layout, LAYOUTS)
-        self.fraction = checks.positive_float("fraction", fraction)
-        if fraction > 1:
-            raise ValueError(f"The argument `fraction` must not be above 1. Received: fraction={fraction}")
+        self.fraction = checks.part("fraction", fraction)
         self.scaling = check_scaling(scaling, self.base, self.fraction)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 

@@ -96,10 +96,9 @@ def check_scaling(scaling: Any, base: float, fraction: float) -> dict[str, Any] 
             raise ValueError(f"scaling['{key}'] must equal `{name}`. Received: {name}={value}, scaling={scaling}")
     required, optional = _KEYS[kind]
     if not set(required) <= set(given) <= {*required, *optional}:
-        raise ValueError(
-            f"The argument `scaling` of type '{kind}' must have the keys {list(required)}, may have {list(optional)}, "
-            f"and no others. Received: scaling={scaling}"
-        )
+        rule = f"the keys {list(required)}" + (f", may have {list(optional)}," if optional else "") + " and no others"
+        rule = rule if required else "no further keys"
+        raise ValueError(f"The argument `scaling` of type '{kind}' must have {rule}. Received: scaling={scaling}")
     given = {key: _check_value(f"scaling['{key}']", key, value) for key, value in given.items()}
     if kind == "llama3" and given["low_freq_factor"] >= given["high_freq_factor"]:
         raise ValueError(f"scaling['low_freq_factor'] must be below 'high_freq_factor'. Received: scaling={scaling}")

@@ -80,8 +80,8 @@ class TextGenerator:
         sources = self.incremental_model.sources
         if source_tokenizer is not None and (tokenizer is None or not sources):
             raise ValueError(
-                "`source_tokenizer` is for models with sources, beside the `tokenizer` of their targets. Received: "
-                f"source_tokenizer of type {type(source_tokenizer).__name__}, sources {sources}, "
+                "`source_tokenizer` is only for models with sources, beside the `tokenizer` of their targets. "
+                f"Received: source_tokenizer of type {type(source_tokenizer).__name__}, sources {sources}, "
                 f"tokenizer={tokenizer!r}"
             )
         self.tokenizer, self.source_tokenizer = of_sides(tokenizer, source_tokenizer, sources)

@@ -1,12 +1,11 @@
 """A callback that computes BLEU of a model's translations at the end of epochs."""
 
 from collections.abc import Callable, Iterable
-from numbers import Integral
 from typing import Any
 
 import keras
 
-from keras_tx import checks, progress
+from keras_tx import checks
 from keras_tx.optional import Lazy
 
 sacrebleu = Lazy("sacrebleu.metrics", extra="metrics")
@@ -39,8 +38,8 @@ class Bleu(keras.callbacks.Callback):
         verbose: 1 or 2 prints progress, score, signature and samples; 0 prints nothing.
 
     Raises:
-        ValueError: for an empty list of sources, lists of different lengths, or a `translate` that returns a different
-            number of translations than of sources.
+        ValueError: for an empty list of sources, lists of different lengths, `return_scores` in `generate_options`, or
+            a `translate` that returns a different number of translations than of sources.
         TypeError: for sources, references or translations that are not lists of strings; for a `name` that is not a
             string; and at the start of `fit`, if there is no `translate` and the model has no method `generate`.
         ImportError: if sacrebleu is not installed.
@@ -90,15 +89,18 @@ class Bleu(keras.callbacks.Callback):
         self.translate, self.tokenizer = translate, tokenizer
         self.max_new_tokens: int = checks.positive_int("max_new_tokens", max_new_tokens)
         self.generate_options = dict(generate_options or {})
+        if self.generate_options.get("return_scores"):
+            raise ValueError(
+                "`generate_options` must not hold `return_scores`, because only the texts are compared. Received: "
+                f"generate_options={generate_options}"
+            )
         self.batch_size = checks.positive_int("batch_size", batch_size)
         self.every = checks.positive_int("every", every)
-        if not isinstance(samples, Integral) or int(samples) < 0:
-            raise ValueError(f"`samples` must be an integer of 0 or more. Received: samples={samples!r}")
-        self.samples: int = int(samples)
+        self.samples = checks.count("samples", samples)
         if not isinstance(name, str):
             raise TypeError(f"`name` must be a string. Received: name={name!r}")
         self.name: str = name
-        self.verbose: int = progress.check_verbose(1 if verbose == 2 else verbose)
+        self.verbose = min(int(checks.one_of("verbose", verbose, (0, 1, 2))), 1)
         checks.one_of("tokenize", tokenize, (None, *sorted(sacrebleu.BLEU.TOKENIZERS)))
         self.metric: Any = sacrebleu.BLEU(tokenize=tokenize, lowercase=lowercase)
 

@@ -51,8 +51,8 @@ class Muon(MuonByVariable):
 
     Raises:
         TypeError: `exclude_layers` is a string and not a list of strings.
-        ValueError: an unknown argument, or a value that every optimizer of Keras refuses, such as more than one of
-            `clipnorm`, `clipvalue` and `global_clipnorm`.
+        ValueError: an unknown argument, an entry of `exclude_layers` that is no regular expression, or a value that
+            every optimizer of Keras refuses, such as more than one of `clipnorm`, `clipvalue` and `global_clipnorm`.
 
     Reference:
         Jordan et al. 2024, kellerjordan.github.io/posts/muon; the scale of updates: Liu et al. 2025, arXiv:2502.16982.
@@ -82,6 +82,13 @@ class Muon(MuonByVariable):
                 "`exclude_layers` must be a list of regular expressions. Received: "
                 f"exclude_layers={self.exclude_layers!r}"
             )
+        for pattern in self.exclude_layers:
+            try:
+                re.compile(pattern)
+            except (re.error, TypeError) as error:
+                raise ValueError(
+                    f"`exclude_layers` must be a list of regular expressions. Received: {pattern!r} among them: {error}"
+                ) from error
 
     def build(self, variables: list[Any]) -> None:
         self._matrix_shapes = [_matrix_shape(variable) for variable in variables]  # in updates, variables have no path

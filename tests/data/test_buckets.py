@@ -172,6 +172,21 @@ def test_wrong_arguments_are_named(arguments, message):
         bucket_by_length(elements([1]), **{"batch_size": 2, "boundaries": (4,), **arguments})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"length": lambda *_: 1.5}, r"`length` must return an integer for each element. Received: 1\.5"),
+        ({"length": lambda *_: "3"}, "`length` must return an integer for each element. Received: '3'"),
+        ({"length": lambda *_: [2, 3]}, r"`length` must return an integer for each element. Received: \[2, 3\]"),
+        ({"drop_remainder": "x"}, "`drop_remainder` must be True or False. Received: drop_remainder='x'"),
+        ({"pad_to_boundary": "x"}, "`pad_to_boundary` must be True or False. Received: pad_to_boundary='x'"),
+    ],
+)
+def test_arguments_of_wrong_types_are_named(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        bucket_by_length(elements([1]), 2, **arguments)
+
+
 def test_an_element_without_token_ids_is_refused_unless_length_is_given():
     data = elements([1, 2]).map(lambda features, label: ({"segment_ids": features["segment_ids"]}, label))
     with pytest.raises(ValueError, match=r"must have 'token_ids', .* Received: features \['segment_ids'\]"):

@@ -183,11 +183,31 @@ def test_a_file_that_is_not_there(name):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"test_fraction": 0}, ValueError, r"`test_fraction` must be .* between 0 and 1. Received: test_fraction=0$"),
+        (
+            {"test_fraction": 0},
+            ValueError,
+            r"`test_fraction` must be a number above 0 and below 1. Received: test_fraction=0$",
+        ),
         ({"test_fraction": 1.0}, ValueError, r"Received: test_fraction=1.0"),
         ({"seed": -1}, ValueError, r"`seed` must be an integer of at least 0. Received: seed=-1"),
         ({"name_or_path": 3}, TypeError, r"`name_or_path` must be a string or a path, or a list of .* name_or_path=3"),
-        ({"test": "t.csv"}, ValueError, r"`test` must be None unless .* name_or_path='sample', test='t.csv'"),
+        (
+            {"test": "t.csv"},
+            ValueError,
+            r"`test` must be None unless .* names files. Received: test='t.csv', .*'sample'",
+        ),
+        (
+            {"text_column": "text"},
+            ValueError,
+            r"`text_column` must be None unless `name_or_path` names files or a TFDS dataset. .*='text', .*='sample'",
+        ),
+        ({"label_column": "a"}, ValueError, r"`label_column` must be None unless .* Received: label_column='a', .*"),
+        (
+            {"data_dir": "d"},
+            ValueError,
+            r"`data_dir` must be None unless `name_or_path` names a TFDS dataset. Received: data_dir='d', .*='sample'",
+        ),
+        ({"name_or_path": "f.csv", "data_dir": "d"}, ValueError, r"Received: data_dir='d', name_or_path='f.csv'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, error, message):

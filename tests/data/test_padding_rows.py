@@ -46,11 +46,9 @@ def test_one_padding_value_is_that_of_features_and_labels():
     dataset = tf.data.Dataset.from_tensor_slices((np.arange(6).reshape(3, 2), [0, 1, 1])).batch(2)
     *_, (x, y, _) = fill_batches(dataset, 2, padding_values=-1)
     assert x.numpy().tolist() == [[4, 5], [-1, -1]] and y.numpy().tolist() == [1, -1]
-    for values in ([-1, -2], (-1,), {"x": -1}):
-        message = (
-            f"`padding_values` must be a number, None, or a tuple .* Received: padding_values={re.escape(str(values))}"
-        )
-        with pytest.raises(ValueError, match=message):
+    for values in ([-1, -2], (-1,), {"x": -1}, (-1, -2, 0)):
+        received = f"Received: padding_values={re.escape(str(values))}, batches of 2 parts"
+        with pytest.raises(ValueError, match=f"`padding_values` must be a number, None, or a tuple .* {received}"):
             fill_batches(dataset, 2, padding_values=values)
 
 

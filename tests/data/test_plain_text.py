@@ -50,6 +50,7 @@ def test_a_damaged_file(tmp_path):
     [
         ({"name_or_path": "no.txt"}, FileNotFoundError, r"must name files that exist. Received: 'no.txt'"),
         ({"name_or_path": 3}, TypeError, r"`name_or_path` must be a string or a path, or a list of .* name_or_path=3"),
+        ({"text_column": "q"}, ValueError, r"`text_column` must be 'text', .* \.jsonl, .*text_column='q', .*='sample'"),
         ({"validation_fraction": 0}, ValueError, r"`validation_fraction` must be .* Received: validation_fraction=0$"),
     ],
 )

@@ -253,15 +253,15 @@ def test_parallel_files_that_do_not_fit(tmp_path):
             load_dataset,
             {"in_memory": False},
             ValueError,
-            r"`labels` must be None and .*'sample', labels=None, in_memory=F",
+            r"`in_memory` must be True unless .* names files. Received: in_memory=False, .*'sample'",
         ),
-        (load_dataset, {"labels": "ab"}, ValueError, r"`labels` must be None and .* labels='ab', in_memory=True"),
+        (load_dataset, {"labels": "ab"}, ValueError, r"`labels` must be None unless .* labels='ab', .*'sample'"),
         (load_dataset, {"name_or_path": "f.csv", "labels": "ab"}, ValueError, r"at least two different .* labels='ab'"),
         (
             load_translation,
             {"in_memory": False},
             ValueError,
-            r"`in_memory` must be True unless .*'sample', in_memory=F",
+            r"`in_memory` must be True unless .* in_memory=False, .*='sample'",
         ),
     ],
 )

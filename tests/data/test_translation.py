@@ -156,7 +156,7 @@ def test_bytes_that_are_not_text(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"test_fraction": 1}, ValueError, r"`test_fraction` must be .* between 0 and 1. Received: test_fraction=1$"),
+        ({"test_fraction": 1}, ValueError, r"`test_fraction` must be .* below 1. Received: test_fraction=1$"),
         ({"seed": True}, ValueError, r"`seed` must be an integer of at least 0. Received: seed=True"),
         ({"name_or_path": 3}, TypeError, r"`name_or_path` must be a string, a path, or two .*: name_or_path=3"),
         ({"source": "en"}, ValueError, r"`source` must be one of \['english', 'tavic'\]. Received: source='en'"),
@@ -167,7 +167,8 @@ def test_bytes_that_are_not_text(tmp_path):
             ValueError,
             r"must differ. .* source='de'",
         ),
-        ({"test": "t"}, ValueError, r"must be None unless .* name_or_path='sample', validation=None, test='t'"),
+        ({"test": "t"}, ValueError, r"`test` must be None unless .* names files. Received: test='t', .*'sample'"),
+        ({"data_dir": "d"}, ValueError, r"`data_dir` must be None unless .* data_dir='d', name_or_path='sample'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, error, message):
@@ -183,6 +184,8 @@ def test_wrong_arguments_for_files(folder):
     pair = (folder / "valid.en", folder / "valid.de")
     with pytest.raises(ValueError, match=r"`test` must be two files, source and target, .* Received: test='flickr'"):
         load_translation(pair, test="flickr")
+    with pytest.raises(ValueError, match=r"`data_dir` must be None unless .* data_dir='d', name_or_path=\(.*valid.en'"):
+        load_translation(pair, data_dir="d")
     one = write_pairs(folder, ("one.en", "one.de"), TRAIN[:1])
     with pytest.raises(
         ValueError, match=r"must hold pairs to train on. Received: .*one.en.* with 1, test_fraction=0.05"

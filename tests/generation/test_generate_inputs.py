@@ -160,8 +160,6 @@ def test_within_a_graph_of_tensorflow_inputs_are_refused(lm):
 def test_what_is_no_tokenizer_is_refused_with_ids_too(lm):
     with pytest.raises(TypeError, match="`tokenizer` must have the method `tokenize`. Received: tokenizer=5"):
         generate(lm, PROMPTS, **FAST, tokenizer=5)
-    with pytest.raises(TypeError, match="`source_tokenizer` must be callable with texts. Received: source_tokenizer=5"):
-        generate(lm, PROMPTS, **FAST, source_tokenizer=5)
 
 
 def test_stop_tokens_are_an_id_or_ids_of_any_kind(lm):

@@ -63,13 +63,14 @@ def test_a_model_whose_class_has_a_call_of_its_own_is_refused(kind, arguments, o
         model.generate([5, 7], max_new_tokens=3)
 
 
-def test_a_tokenizer_of_sources_needs_sources():
+@pytest.mark.parametrize("given", [list, "tokenizer.json"])
+def test_a_tokenizer_of_sources_needs_sources(given):
     model = CausalLM(23, num_layers=1, hidden_dim=6, num_heads=2)
     tokenizer = SimpleNamespace(tokenize=list, decode=list, vocabulary_size=23)
     with pytest.raises(
-        ValueError, match="`source_tokenizer` is for models with sources. Received: source_tokenizer of"
+        ValueError, match="`source_tokenizer` is only for models with sources. Received: source_tokenizer of"
     ):
-        model.generate([5, 7], max_new_tokens=3, tokenizer=tokenizer, source_tokenizer=list)
+        model.generate([5, 7], max_new_tokens=3, tokenizer=tokenizer, source_tokenizer=given)
 
 
 @pytest.mark.usefixtures("eager")
@@ -89,6 +90,8 @@ def test_a_tokenizer_of_texts_as_sources_is_callable():
     ):
         with pytest.raises(TypeError, match=f"`{argument}` {rule}{received}"):
             generate(model, ["ab"], **{"tokenizer": letters, **given}, **options)
+    with pytest.raises(TypeError, match="`source_tokenizer` must be callable with texts. Received: .*=5"):
+        generate(model, [[1, 3, 4, 2]], source_tokenizer=5, **options)
     found = generate(model, [[1, 3, 4, 2]], tokenizer=without_call, **options)
     as_texts = generate(model, ["ab"], tokenizer=without_call, source_tokenizer=letters, **options)
     assert as_texts == letters.decode(found)

@@ -222,8 +222,11 @@ def test_initializers_regularizers_and_constraints_reach_every_projection():
         ({"scale": 0}, "`scale` must be a positive finite number. Received: scale=0"),
         ({"output_shape": (3, -1)}, r"Invalid `output_shape`: .* Received: \(3, -1\)"),
         ({"attention_axes": "1"}, "`attention_axes` must be an int, list, or tuple. Received: attention_axes='1'"),
-        ({"flash_attention": True, "dropout": 0.1}, "not supported when flash attention is enabled.* dropout=0.1"),
-        ({"flash_attention": True, "hard_attention": True}, "Nor is hard attention. .*hard_attention=True"),
+        ({"flash_attention": True, "dropout": 0.1}, "`flash_attention=True` excludes .* dropout=0.1"),
+        (
+            {"flash_attention": True, "hard_attention": True},
+            "excludes `dropout` and `hard_attention`. .*hard_attention=True",
+        ),
     ],
 )
 def test_a_constructor_refuses_what_cannot_work(arguments, message):

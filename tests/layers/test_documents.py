@@ -90,6 +90,13 @@ def test_an_encoder_counts_the_same_positions_if_it_skips_padding(skip_padding):
     assert_close(found[:, ::2], layer(x[:, ::2]), atol=2e-6)
 
 
+@pytest.mark.parametrize("rotary", [False, True])
+def test_documents_are_for_self_attention(rotary):
+    layer, ids = MultiHeadAttention(3, 2, rotary=rotary), np.ones((2, 5), "int32")
+    with pytest.raises(ValueError, match="`document_ids` is for self-attention: .* Received: 5 queries, 7 keys"):
+        layer(normal(2, 5, D), normal(2, 7, D), document_ids=ids)
+
+
 def test_documents_of_other_lengths_are_refused_before_positions_are_counted():
     with pytest.raises(ValueError, match=r"`document_ids` must have the shape \(2, 5\)\. Received: .*\(2, 3\)"):
         MultiHeadAttention(3, 2, rotary=True)(normal(2, 5, D), normal(2, 5, D), document_ids=np.ones((2, 3), "int32"))

@@ -381,7 +381,7 @@ def test_a_graph_refuses_ids_outside_the_table(wrong):
         ({"max_length": 9}, "`max_length` must be given only with learned positions. Received: max_length=9"),
         ({"padding_id": "[PAD]"}, r"`padding_id` must be None or in .* Received: padding_id='\[PAD\]'"),
         ({"max_length": 0}, "`max_length` must be a positive integer or None. Received: max_length=0"),
-        ({"num_segments": -1}, "`num_segments` must be a positive integer. Received: num_segments=-1"),
+        ({"num_segments": -1}, "`num_segments` must be an integer of at least 0. Received: num_segments=-1"),
         ({"normalization": "batch"}, "`normalization` must be one of .*Received: normalization='batch'"),
         ({"layer_norm_epsilon": 0}, "`layer_norm_epsilon` must be a positive finite .*layer_norm_epsilon=0"),
         (

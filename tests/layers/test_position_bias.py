@@ -248,9 +248,17 @@ def test_constructors_refuse_what_cannot_work(make, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"start": 7, "num_keys": 11}, r"in the slots .* start=7, query.shape=\(2, 5, 4\), num_keys=11"),
-        ({"start": -1, "num_keys": 11}, r"in the slots .* start=-1, query.shape=\(2, 5, 4\), num_keys=11"),
-        ({"num_keys": 4}, r"in the slots .* start=None, query.shape=\(2, 5, 4\), num_keys=4"),
+        (
+            {"start": 7, "num_keys": 11},
+            r"in the slots .* start=7, query.shape=\(2, 5, 4\), key.shape=None, num_keys=11",
+        ),
+        (
+            {"start": -1, "num_keys": 11},
+            r"in the slots .* start=-1, query.shape=\(2, 5, 4\), key.shape=None, num_keys=11",
+        ),
+        ({"num_keys": 4}, r"in the slots .* start=None, query.shape=\(2, 5, 4\), key.shape=None, num_keys=4"),
+        ({"start": 1}, r"in the slots .* Give `num_keys`, .* start=1, .* key.shape=None, num_keys=None"),
+        ({"key": normal(2, 7, 3), "start": 3}, r"in the slots .* start=3, .* key.shape=\(2, 7, 3\), num_keys=None"),
         ({"num_keys": 0}, "`num_keys` must be a positive integer or None. Received: num_keys=0"),
         ({"key": normal(2, 7, 3), "num_keys": 9}, r"not be given together, .* key.shape=\(2, 7, 3\), num_keys=9"),
         ({"start": 1.5}, "`start` must be an integer or a scalar integer tensor. Received: start=1.5"),
@@ -265,6 +273,12 @@ def test_constructors_refuse_what_cannot_work(make, message):
 def test_slots_that_do_not_fit_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         AlibiBias(3)(normal(2, 5, 4), **arguments)
+
+
+@each_bias
+def test_whole_sequences_may_have_more_queries_than_keys(kind):
+    query, layer = normal(2, 5, 4), biases()[kind]
+    assert_close(layer(query, normal(2, 3, 4)), layer(query)[..., :3])
 
 
 @pytest.mark.parametrize(

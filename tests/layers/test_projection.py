@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx.layers import xla
+from keras_tx.layers import MultiHeadAttention, xla
 from keras_tx.layers.projection import HeadProjection, Projection, project
 from tests.tools import assert_close, normal, randomize, to_numpy
 
@@ -48,6 +48,19 @@ def test_the_product_in_parts_is_chosen_for_a_single_row_under_xla_alone(by_xla)
         with xla.tracing(by_xla):
             traced = tf.function(lambda x: project(x, kernel)).get_concrete_function(tf.zeros((rows, SIZE)))
         assert any(op.type == "Sum" for op in traced.graph.get_operations()) == split
+
+
+def test_another_width_than_at_first_is_refused():
+    layer, x = MultiHeadAttention(3, 5), normal(2, 7, 12)
+    layer(x, x)
+    for inputs, name in (((x[..., :8], x), "query"), ((x, x, x[..., :8]), "key"), ((x, x[..., :8], x), "value")):
+        with pytest.raises(ValueError, match=f"'{name}' is incompatible .* axis -1 .* have value 12, .* \\(2, 7, 8\\)"):
+            layer(*inputs)
+    layer = HeadProjection("abcd,cde->abe", (None, 5))
+    layer(normal(2, 7, 3, 11))
+    for shape, axis in (((2, 7, 11, 3), -2), ((2, 7, 3, 13), -1)):
+        with pytest.raises(ValueError, match=f"expected axis {axis} of input shape to have value"):
+            layer(normal(*shape))
 
 
 @pytest.mark.tensorflow

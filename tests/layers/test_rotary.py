@@ -223,8 +223,8 @@ def test_scaling_is_read_in_all_its_spellings():
         ({"base": 0}, "`base` must be a positive finite number. Received: base=0"),
         ({"base": 1}, "`base` must be above 1. Received: base=1"),
         ({"layout": "x"}, r"`layout` must be one of \['half', 'interleaved'\]. Received: layout='x'"),
-        ({"fraction": 0}, "`fraction` must be a positive finite number. Received: fraction=0"),
-        ({"fraction": 1.5}, "`fraction` must not be above 1. Received: fraction=1.5"),
+        ({"fraction": 0}, r"`fraction` must be a number in \(0, 1\]. Received: fraction=0"),
+        ({"fraction": 1.5}, r"`fraction` must be a number in \(0, 1\]. Received: fraction=1.5"),
         ({"scaling": 2.0}, "`scaling` must be None or a dict. Received: scaling=2.0"),
         ({"scaling": {"factor": 2.0}}, r"scaling\['rope_type'\]` must be one of .* Received: .*=None"),
         ({"scaling": {"type": "longrope"}}, r"one of \['default', 'linear', 'dynamic', .* Received: .*='longrope'"),
@@ -242,11 +242,15 @@ def test_scaling_is_read_in_all_its_spellings():
         ),
         (
             {"scaling": {"rope_type": "default", "mrope_section": [1]}},
-            r"keys \[\], may have \[\], .*'mrope_section': \[1",
+            r"of type 'default' must have no further keys. Received: .*'mrope_section': \[1",
+        ),
+        (
+            {"scaling": {"rope_type": "yarn", "factor": 2}},
+            r"type 'yarn' must have the keys \['factor', 'o.*'\], may have \['beta_fast', .*\], and no others. ",
         ),
         (
             {"scaling": {"rope_type": "linear"}},
-            r"type 'linear' must have the keys \['factor'\].* scaling={'rope_type': 'l",
+            r"type 'linear' must have the keys \['factor'\] and no others. Received: scaling={'rope_type': 'l",
         ),
         ({"scaling": {**DYNAMIC, "factor": None}}, r"type 'dynamic' must have the keys \['factor', .*'factor': None"),
         ({"scaling": {**LLAMA3, "beta_fast": 2}}, r"type 'llama3' .* and no others. Received: .*'beta_fast': 2"),

@@ -79,7 +79,7 @@ def test_positions_before_the_offset_or_behind_the_table_are_refused():
         layer(x, positions=np.array([0, 1, -1]))
     with pytest.raises(ValueError, match=r"longer than `max_length`. Received: inputs.shape=\(2, 5, 8\), max_length=4"):
         layer(normal(2, 5, 8))
-    with pytest.raises(ValueError, match="`offset` must be a positive integer. Received: offset=-1"):
+    with pytest.raises(ValueError, match="`offset` must be an integer of at least 0. Received: offset=-1"):
         LearnedPositionalEncoding(4, offset=-1)
 
 

@@ -341,7 +341,7 @@ def test_tokenizers_of_sources_need_sources(tokenizer):
     for model, given in ((CausalLM(SIZE, **sizes), tokenizer), (Seq2Seq(SIZE, **sizes), None)):
         exporter = exporter_for(model, {"tokenizer": given, "source_tokenizer": tokenizer}, None, None)
         with pytest.raises(
-            ValueError, match="`source_tokenizer` is for models with sources, .* Received: source_token"
+            ValueError, match="`source_tokenizer` is only for models with sources, .* Received: source_token"
         ):
             exporter.signatures()
 

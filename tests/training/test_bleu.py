@@ -122,9 +122,14 @@ def test_it_prints_the_score_its_signature_and_samples(capsys):
         ({"every": 0}, ValueError, "`every` must be a positive integer. Received: every=0"),
         ({"batch_size": 0}, ValueError, "`batch_size` must be a positive integer. Received: batch_size=0"),
         ({"max_new_tokens": 0}, ValueError, "`max_new_tokens` must be a positive .* Received: max_new_tokens=0"),
-        ({"samples": -1}, ValueError, "`samples` must be an integer of 0 or more. Received: samples=-1"),
+        ({"samples": -1}, ValueError, "`samples` must be an integer of at least 0. Received: samples=-1"),
         ({"name": 3}, TypeError, "`name` must be a string. Received: name=3"),
-        ({"verbose": "no"}, ValueError, "`verbose` must be 0, 1, False or True. Received: verbose='no'"),
+        ({"verbose": "no"}, ValueError, r"`verbose` must be one of \[0, 1, 2\]. Received: verbose='no'"),
+        (
+            {"generate_options": {"return_scores": True}},
+            ValueError,
+            "`generate_options` must not hold `return_scores`, .* Received: generate_options={'return_scores': True}",
+        ),
         ({"tokenize": "words"}, ValueError, "`tokenize` must be one of .*'13a'.*Received: tokenize='words'"),
     ],
 )

@@ -1,5 +1,7 @@
 """`Muon` updates the kernels of attention as Keras' Muon updates matrices: nearly orthogonally."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -73,6 +75,15 @@ def test_a_string_is_no_list_of_regular_expressions():
         TypeError, match=r"`exclude_layers` must be a list of regular expressions. Received: exclude_layers='gate'"
     ):
         Muon(exclude_layers="gate")
+
+
+@pytest.mark.parametrize(("pattern", "reason"), [("(", "unterminated subpattern"), (3, "must be string")])
+def test_what_is_no_regular_expression_is_refused_before_training(pattern, reason):
+    message = (
+        f"`exclude_layers` must be a list of regular .* Received: {re.escape(repr(pattern))} among them: .*{reason}"
+    )
+    with pytest.raises(ValueError, match=message):
+        Muon(exclude_layers=["gate", pattern])
 
 
 @pytest.mark.parametrize("attention", [layers.MultiHeadAttention, keras.layers.MultiHeadAttention])

@@ -68,7 +68,7 @@ def check_options(layer: Any) -> None:
         )
     if layer.flash_attention and (layer.dropout or layer.hard_attention):
         raise ValueError(
-            "Dropout is not supported when flash attention is enabled. Nor is hard attention. Received: "
+            "`flash_attention=True` excludes `dropout` and `hard_attention`. Received: "
             f"flash_attention={layer.flash_attention}, dropout={layer.dropout}, hard_attention={layer.hard_attention}"
         )
 
@@ -168,10 +168,20 @@ def real_tokens(
         check_shape("value_mask", value_mask, key.shape[:2], exact=True)
     if document_ids is None:
         return query_mask, value_mask
-    for x in (query, key):
-        check_shape("document_ids", document_ids, x.shape[:2], exact=True)
+    _check_lengths_of_documents(query, key, (1,))
+    check_shape("document_ids", document_ids, query.shape[:2], exact=True)
     is_real = ops.not_equal(document_ids, 0)
     return join(query_mask, is_real), join(value_mask, is_real)
+
+
+def _check_lengths_of_documents(query: Tensor, key: Tensor, axes: Axes) -> None:
+    """Raises if queries and keys, which would have the same `document_ids`, differ in number."""
+    for axis in axes:
+        if None not in (query.shape[axis], key.shape[axis]) and query.shape[axis] != key.shape[axis]:
+            raise ValueError(
+                "`document_ids` is for self-attention: `query` and `value` must have the same length. Received: "
+                f"{query.shape[axis]} queries, {key.shape[axis]} keys"
+            )
 
 
 def visible_keys(
@@ -222,6 +232,6 @@ def visible_keys(
         if mask is not None
     )
     if document_ids is not None:
-        fold_padding("document_ids", document_ids, key, axes)  # raises unless T = S
+        _check_lengths_of_documents(query, key, axes)
         document_ids = fold_padding("document_ids", document_ids, query, axes)
     return Visible(query_mask, key_masks, document_ids, causal, window, attention_mask, start)

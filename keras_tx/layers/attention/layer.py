@@ -82,7 +82,7 @@ class MultiHeadAttention(Composite):
         return_attention_scores: whether to also return the attention scores.
         training: whether dropout is on.
         use_causal_mask: whether a query may not attend to later keys.
-        attention_bias: added to the attention logits, in its own dtype; of a shape as for `attention_mask`.
+        attention_bias: added to the attention logits, in its own dtype; broadcastable to (B, T, S) or (B, N, T, S).
         positions: (B, T) or (T,) integers, only with `rotary`; also of as many keys, not of a `Memory`. None: counted.
         document_ids: (B, T) integers, or (B, *attended axes), for several documents packed into one sequence: a query
             attends only to its own document. 0 marks padding.
