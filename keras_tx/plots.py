@@ -154,7 +154,8 @@ def attention_map(
     size = min(9.0, 0.8 * 72 * side / max(queries, keys))  # points
     figure = figures.Figure(figsize=(side * columns + 2, side * rows * queries / max(queries, keys) + 1.4))
     figure.set_layout_engine("constrained")
-    families = _font_families([*query_labels, *key_labels, *_title(title)])
+    title = _title(title)
+    families = _font_families([*query_labels, *key_labels, title or ""])
     text = {"parse_math": False, "fontsize": size, "fontfamily": families}
     high = float(scores.max()) or 1.0
     drawn = []
@@ -224,7 +225,8 @@ def confusion_matrix(
     parts = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = min(max(3.0, 0.5 * size), 14.0)  # inches
     font = min(9.0, 0.35 * 72 * side / size)  # points
-    families = _font_families([*shown, *_title(title)])
+    title = _title(title)
+    families = _font_families([*shown, title or ""])
     text = {"parse_math": False, "fontsize": font, "fontfamily": families}
     figure = figures.Figure(figsize=(side + 2, side + 1), layout="constrained")
     axes = figure.add_subplot()
@@ -294,11 +296,11 @@ def _printable(argument: str, given: Any) -> list[str]:
     return [_visible(one.decode("utf-8", "replace") if isinstance(one, bytes) else one) for one in given]
 
 
-def _title(title: Any) -> list[str]:
-    """The texts of a title: one, or none without a title."""
+def _title(title: Any) -> str | None:
+    """A title whose characters can all be drawn."""
     if title is not None and not isinstance(title, str):
         raise TypeError(f"`title` must be a string or None. Received: title={title!r}")
-    return [] if title is None else [title]
+    return None if title is None else "\n".join(map(_visible, title.split("\n")))
 
 
 def _class_ids(argument: str, given: Any, classes: int) -> np.ndarray:

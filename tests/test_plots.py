@@ -197,7 +197,7 @@ def only_bundled(monkeypatch):
 
 def test_any_sign_can_stand_in_a_token(tmp_path, only_bundled):
     with pytest.warns(UserWarning) as caught:
-        axes = attention_map(scores(1, 11, 11), ANY_SIGN, tmp_path / "map.png", title="電影 $").axes[0]
+        axes = attention_map(scores(1, 11, 11), ANY_SIGN, tmp_path / "map.png", title="電影 $\n\ud800").axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == SHOWN
     (warning,) = caught  # one, however often matplotlib draws
     assert warning.filename == __file__ and "U+200D" not in str(warning.message)
