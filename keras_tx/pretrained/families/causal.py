@@ -9,7 +9,6 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tx.internals.keras_models import keep_call_arguments
 from keras_tx.layers import Decoder, TokenEmbedding
 from keras_tx.layers.projection import Projection, VocabularyProjection
 from keras_tx.pretrained import generation_config, table
@@ -31,10 +30,10 @@ class LastToken(keras.layers.Layer):
     """
 
     def __init__(self, padding_id: int | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        # The vectors keep the dtype of the decoder, which need not be Keras' global one.
+        super().__init__(autocast=False, **kwargs)
         self.supports_masking = True
         self.padding_id = padding_id
-        keep_call_arguments(self)  # the vectors have the dtype of the decoder, which need not be Keras' global one
 
     def compute_mask(self, inputs: Tensor, mask: Tensor = None) -> None:
         return None
