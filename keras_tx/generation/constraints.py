@@ -74,7 +74,10 @@ class Constraints:
                 is_here = state["step"] == (state["limit"] - 1 if index == -1 else index)
                 forced = ops.where(is_here, token, forced)
             forced = ops.reshape(forced, (-1, 1))  # (R, 1) if each row has its own limit
-            only_forced = ops.where(ops.arange(size, dtype="int32") == forced, 0.0, _FORBIDDEN)
+            is_forced = ops.arange(size, dtype="int32") == forced
+            only_forced = ops.where(
+                is_forced, ops.zeros_like(scores), _FORBIDDEN
+            )  # two numbers would be of Keras' floatx
             scores = ops.where(forced == _NO_TOKEN, scores, only_forced)
         if not self.renormalize_logits:
             return scores

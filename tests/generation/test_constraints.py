@@ -1,5 +1,6 @@
 """`Constraints` against the logits processors of transformers, with and without padding before the prompt."""
 
+import keras
 import numpy as np
 import pytest
 from hypothesis import given
@@ -96,6 +97,19 @@ def test_forced_tokens_win_over_everything_as_in_transformers():
             kept = np.where(np.isin(np.arange(SIZE), [8, 9]), NEVER, scores)
             np.testing.assert_array_equal(found, kept)
     assert forced == {0: [3], 2: [7], 5: [9]}
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX has no float64 by default")
+def test_forced_tokens_keep_the_dtype_of_the_scores():
+    scores, state = keras.ops.convert_to_tensor(normal(2, SIZE)), state_of([[3] * 6] * 2, new=1)
+    before = keras.config.floatx()
+    try:
+        keras.config.set_floatx("float64")
+        found = Constraints(forced_tokens={1: 5})(scores, state, ())
+    finally:
+        keras.config.set_floatx(before)
+    assert keras.backend.standardize_dtype(found.dtype) == "float32"
+    np.testing.assert_array_equal(to_numpy(found) > NEVER, [np.arange(SIZE) == 5] * 2)
 
 
 def test_ids_outside_the_vocabulary_of_the_scores_are_passed_over():
